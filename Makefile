@@ -1,0 +1,67 @@
+# Muster's commands. `make` alone lists them; each does all of its own set-up.
+# A second run needs no network: set-up happens again only when a lock file or pyproject.toml changes.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+QUICK  ?=
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+LOCK   := uv pip compile pyproject.toml --generate-hashes --universal --python-version 3.11 \
+          --no-emit-index-url --no-emit-find-links --no-header --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check format bench lock build clean
+
+help: ## list these commands
+	@grep -hE '^[a-z][a-zA-Z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+setup: $(VENV)/.base ## install everything into .venv (once)
+
+$(VENV)/.base: requirements.lock pyproject.toml
+	@echo "setting up $(VENV) (once; downloads)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Muster needs Python 3.11 or later; name one with PYTHON=python3.11 make ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.spark: requirements-spark.lock $(VENV)/.base
+	@echo "setting up Spark in $(VENV) (once; a large download)"
+	@$(PIP) install --require-hashes -r requirements-spark.lock
+	@touch $@
+
+demo: setup ## start a domain on this machine and say what to try next
+	@$(BIN)/muster demo
+
+test: setup ## all checks and all tests but the slow ones
+	@$(MAKE) --no-print-directory check
+	@$(BIN)/pytest -n 2
+
+test-all: setup ## the slow tests as well
+	@$(MAKE) --no-print-directory check
+	@$(BIN)/pytest -n 2 -m "slow or not slow"
+
+check: setup ## lint, types and architecture
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@PYTHONPATH=src $(BIN)/lint-imports --no-cache
+
+format: setup ## put the code into one form
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: setup ## every benchmark (QUICK=1: under a minute each)
+	@QUICK=$(QUICK) $(BIN)/python -m benchmarks.harness
+
+bench-%: setup ## one benchmark: make bench-bus
+	@QUICK=$(QUICK) $(BIN)/python -m benchmarks.harness $*
+
+lock: ## pin dependencies anew (needs uv)
+	@$(LOCK) --group dev --extra postgres --extra websocket --extra monitor -o requirements.lock
+	@$(LOCK) --extra spark -c requirements.lock -o requirements-spark.lock
+
+build: setup ## the wheel, in dist/
+	@$(BIN)/python -m build --no-isolation --wheel
+
+clean: ## remove what set-up and tests made
+	@rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,326 @@
+"""The words in which everybody speaks to the bus.
+
+Two things speak them: the real one over brokers (`muster.bus.client`) and its in-memory twin for simulation
+(`muster.bus.memory`); one contract suite runs on both.  Services type against these protocols only.
+
+Durable means: when a call of `Stream` or `KeyValue` that writes returns, what it wrote is synced to disk or
+stands on a quorum of brokers.  A plain `publish` promises nothing of the kind.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+Headers = Mapping[str, str]
+
+DEFAULT_TIMEOUT_S = 5.0
+
+
+class Overflow(enum.Enum):
+    """What happens to a subscription whose reader is too slow. All of it is counted."""
+
+    DROP_OLDEST = "drop-oldest"  # the newest matter most: states, reports
+    DROP_NEWEST = "drop-newest"  # the oldest matter most: work that has begun
+    CLOSE = "close"  # a gap would be a lie: end the subscription with `errors.Overloaded`
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatistics:
+    delivered: int
+    dropped: int
+    pending: int
+    renewed: int  # times it was found deaf behind a live connection, and subscribed anew
+
+
+class Message(Protocol):
+    @property
+    def subject(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def headers(self) -> Headers: ...
+    @property
+    def reply(self) -> str | None: ...
+    async def respond(self, data: bytes, *, headers: Headers | None = None) -> None: ...
+
+
+Handler = Callable[[Message], Awaitable[None] | None]
+
+
+class Subscription(Protocol):
+    """Iterate it, or give `Bus.subscribe` a handler; not both."""
+
+    @property
+    def subject(self) -> str: ...
+    def __aiter__(self) -> AsyncIterator[Message]: ...
+    async def next(self, *, timeout_s: float | None = None) -> Message: ...
+    async def close(self) -> None: ...
+    def statistics(self) -> SubscriptionStatistics: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it stands in a stream."""
+
+    subject: str
+    data: bytes
+    headers: Headers
+    sequence: int
+    stored_at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One message of an atomic batch."""
+
+    subject: str
+    data: bytes
+    headers: Headers = field(default_factory=dict)
+
+
+class OnFull(enum.Enum):
+    """What a stream does when its budget is used up. Either way it is an alert and a counter."""
+
+    REFUSE = "refuse"  # publishing raises `errors.LimitExceeded`; nothing that was acknowledged goes
+    DROP_OLDEST = "drop-oldest"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """Every stream has a budget: there is no unbounded one."""
+
+    name: str
+    subjects: tuple[str, ...]
+    max_bytes: int = 1 << 30
+    max_age_s: float = 7 * 86400.0  # 0: no limit by age
+    max_messages_per_subject: int = 0  # 0: no limit
+    on_full: OnFull = OnFull.DROP_OLDEST
+    replicas: int = 1
+    memory_only: bool = False  # not durable: says so in its name
+    duplicate_window_s: float = 120.0
+    allow_delete: bool = True
+    allow_schedules: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    first_sequence: int
+    last_sequence: int
+    messages: int
+    bytes: int
+    consumers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """A durable reader of a stream: the broker remembers its position."""
+
+    name: str
+    filter_subjects: tuple[str, ...] = ()
+    start_sequence: int | None = None  # None: from the first message there is
+    ack_wait_s: float = 30.0
+    max_deliver: int = 0  # 0: no limit
+    max_ack_pending: int = 10_000
+
+
+class Delivery(Protocol):
+    """A stored message in the hands of a consumer: to be acknowledged."""
+
+    @property
+    def message(self) -> StoredMessage: ...
+    @property
+    def redelivered(self) -> bool: ...
+    async def ack(self, *, confirmed: bool = False) -> None: ...
+    async def nak(self, *, delay_s: float = 0.0) -> None: ...
+
+
+class Consumer(Protocol):
+    async def fetch(self, count: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Delivery]:
+        """At least one, at most ``count``; empty when ``timeout_s`` passed without any."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Delivery]: ...
+    async def close(self) -> None: ...
+
+
+class Stream(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        expected_last_sequence: int | None = None,
+        expected_last_subject_sequence: int | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> int:
+        """The sequence under which it is stored. `errors.Conflict` where an expectation does not hold.
+
+        Concurrent publishes of one process share a sync (group commit).  With ``message_id``, a repeat inside
+        the duplicate window is stored once and returns the first one's sequence.
+        """
+        ...
+
+    async def publish_batch(
+        self, messages: Sequence[Outgoing], *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> int:
+        """All or none, at consecutive sequences; the last one's is returned."""
+        ...
+
+    async def get(self, sequence: int) -> StoredMessage: ...
+    async def last_for(self, subject: str) -> StoredMessage | None: ...
+
+    def read(
+        self, first: int, last: int | None = None, *, subject: str | None = None
+    ) -> AsyncIterator[StoredMessage]:
+        """From ``first`` to ``last`` inclusive (None: to what is the end now).
+
+        Raises `errors.NotFound` if a part of the range has been dropped: a short answer is never silent.
+        """
+        ...
+
+    async def consumer(self, settings: ConsumerSettings) -> Consumer: ...
+    async def delete_consumer(self, name: str) -> None: ...
+    async def delete(self, sequence: int) -> None: ...
+    async def purge(self, *, subject: str | None = None, before: int | None = None) -> int: ...
+    async def state(self) -> StreamState: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueSettings:
+    bucket: str
+    history: int = 1
+    max_bytes: int = 64 << 20
+    replicas: int = 1
+    memory_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``value`` is None where the key was deleted or expired (only watchers see that)."""
+
+    key: str
+    value: bytes | None
+    revision: int
+    created_at_ns: int
+
+
+class Watch(Protocol):
+    """First every current entry, then None once, then changes as they come."""
+
+    def __aiter__(self) -> AsyncIterator[Entry | None]: ...
+    async def close(self) -> None: ...
+
+
+class KeyValue(Protocol):
+    @property
+    def bucket(self) -> str: ...
+    async def get(self, key: str) -> Entry | None: ...
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+        """`errors.AlreadyExists` if the key is there. Returns the revision."""
+        ...
+
+    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int: ...
+    async def update(self, key: str, value: bytes, *, revision: int, ttl_s: float | None = None) -> int:
+        """Compare-and-set: `errors.Conflict` unless ``revision`` is still the key's."""
+        ...
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None: ...
+    async def keys(self, pattern: str = ">") -> list[str]: ...
+    async def watch(self, pattern: str = ">") -> Watch: ...
+
+
+class ConnectionState(enum.Enum):
+    CONNECTED = "connected"
+    RECONNECTING = "reconnecting"
+    CLOSED = "closed"
+
+
+class Bus(Protocol):
+    """A connection to the bus under one identity."""
+
+    @property
+    def identity(self) -> str: ...
+    @property
+    def state(self) -> ConnectionState: ...
+    @property
+    def broker(self) -> str | None:
+        """The name of the broker it is connected to now."""
+        ...
+
+    def on_state(self, listener: Callable[[ConnectionState], None]) -> Callable[[], None]:
+        """Hear of changes of `state`; the returned function ends it."""
+        ...
+
+    async def publish(
+        self, subject: str, data: bytes, *, headers: Headers | None = None, reply: str | None = None
+    ) -> None: ...
+
+    async def subscribe(
+        self,
+        subject: str,
+        *,
+        group: str | None = None,
+        handler: Handler | None = None,
+        max_pending: int = 65_536,
+        overflow: Overflow = Overflow.DROP_OLDEST,
+    ) -> Subscription:
+        """When this returns, the broker has it. Members of one ``group`` share the messages among them."""
+        ...
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Headers | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Message:
+        """`errors.Unavailable` at once if nobody listens, `errors.TimedOut` if nobody answers."""
+        ...
+
+    async def gather(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        enough: int | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        headers: Headers | None = None,
+    ) -> list[Message]:
+        """Ask everybody and collect answers until there are ``enough`` or time is up."""
+        ...
+
+    async def stream(self, settings: StreamSettings) -> Stream:
+        """The stream, created or brought to these settings."""
+        ...
+
+    async def open_stream(self, name: str) -> Stream:
+        """An existing one; `errors.NotFound` otherwise."""
+        ...
+
+    async def streams(self) -> list[str]: ...
+    async def delete_stream(self, name: str) -> None: ...
+    async def key_value(self, settings: KeyValueSettings) -> KeyValue: ...
+    async def flush(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None: ...
+    async def close(self) -> None:
+        """Drain: what was received is handed out, what was published is sent; then disconnect."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class Connector(Protocol):
+    """Something that makes connections: the real one, or the simulated network."""
+
+    async def __call__(self, identity: str, *, servers: Iterable[str] = ()) -> Bus: ...

@@ -1,0 +1,148 @@
+"""The one exception tree.
+
+The type says whose fault it was and whether trying again can help; facts are attributes; the cause is
+chained.  Errors of a library are translated into these at the seam, so no caller catches a driver's class.
+
+    MusterError
+    ├── InvalidInput        the caller's words are wrong; the same call will fail again
+    │   └── ParseError      …at this character of this text
+    ├── Refused             understood, and declined
+    │   ├── Unauthorized    who you are is not known, expired or revoked
+    │   ├── Forbidden       who you are is known, and may not do this
+    │   ├── Conflict        it changed since you read it (compare-and-set)
+    │   ├── StaleEpoch      you used to own this; someone else does now
+    │   └── LimitExceeded   a stated bound (size, budget, cost) would be passed
+    ├── NotFound
+    ├── AlreadyExists
+    ├── Unavailable         not now: trying again may help
+    │   ├── TimedOut
+    │   ├── NotConnected
+    │   └── Overloaded      a bounded queue is full
+    ├── MissingPart         something that has to be installed or started is not there
+    └── InvariantBroken     a bug of ours, with the story that led to it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class MusterError(Exception):
+    """Base of all of Muster's errors. ``hint`` says what to do about it, where anything can be done."""
+
+    code = "error"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InvalidInput(MusterError):
+    code = "invalid-input"
+    exit_code = 2
+
+
+class ParseError(InvalidInput):
+    """``position`` is the index in ``text`` of the character at fault."""
+
+    code = "parse-error"
+
+    def __init__(self, message: str, *, text: str, position: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.text = text
+        self.position = position
+
+    def pointer(self, width: int = 72) -> str:
+        """Two lines: the text around the fault, and a caret under the character."""
+        start = max(0, self.position - width // 2)
+        line = self.text[start : start + width].replace("\n", " ").replace("\t", " ")
+        return f"{line}\n{' ' * (self.position - start)}^"
+
+
+class Refused(MusterError):
+    code = "refused"
+    exit_code = 3
+
+
+class Unauthorized(Refused):
+    code = "unauthorized"
+
+
+class Forbidden(Refused):
+    code = "forbidden"
+
+
+class Conflict(Refused):
+    """``actual`` is what stands there now, as far as it is known."""
+
+    code = "conflict"
+
+    def __init__(self, message: str, *, actual: int | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.actual = actual
+
+
+class StaleEpoch(Refused):
+    """``epoch`` came with the act; ``current`` is the one that has been seen since."""
+
+    code = "stale-epoch"
+
+    def __init__(self, message: str, *, epoch: int, current: int) -> None:
+        super().__init__(message, hint="stop acting: another holder has taken over")
+        self.epoch = epoch
+        self.current = current
+
+
+class LimitExceeded(Refused):
+    code = "limit-exceeded"
+
+
+class NotFound(MusterError):
+    code = "not-found"
+    exit_code = 4
+
+
+class AlreadyExists(MusterError):
+    code = "already-exists"
+    exit_code = 4
+
+
+class Unavailable(MusterError):
+    """``retry_after_s`` is a suggestion, when there is one."""
+
+    code = "unavailable"
+    exit_code = 5
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class TimedOut(Unavailable):
+    code = "timed-out"
+
+
+class NotConnected(Unavailable):
+    code = "not-connected"
+
+
+class Overloaded(Unavailable):
+    code = "overloaded"
+
+
+class MissingPart(MusterError):
+    code = "missing-part"
+    exit_code = 6
+
+
+class InvariantBroken(MusterError):
+    """``story`` lists the events that led here, oldest first."""
+
+    code = "invariant-broken"
+    exit_code = 70
+
+    def __init__(self, message: str, *, story: Sequence[str] = ()) -> None:
+        super().__init__(message, hint="this is a bug in Muster: please report it with the story")
+        self.story = tuple(story)

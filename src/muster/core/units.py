@@ -1,0 +1,85 @@
+"""Durations and sizes as people write them: ``15s``, ``1h30m``, ``64MiB``.
+
+A plain number is already in the unit that its field's name ends with (``_s``, ``_bytes``).  Sizes follow the
+standard: ``kB`` is 1,000 bytes and ``KiB`` 1,024; a bare ``64M`` is refused, since half of its readers would
+guess wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from muster.core import errors
+
+_DURATION_UNITS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "w": 7 * 86400.0,
+}
+_SIZE_UNITS = {"": 1, "B": 1} | {
+    prefix + binary + "B": (1024 if binary else 1000) ** power
+    for power, prefixes in enumerate(("kK", "M", "G", "T", "P"), start=1)
+    for prefix in prefixes
+    for binary in ("", "i")
+}
+_NUMBER = r"\d{1,18}(?:\.\d{1,9})?"
+_DURATION = re.compile(rf"(?:{_NUMBER}\s*[a-zµ]+\s*)+\Z")
+_DURATION_PART = re.compile(rf"({_NUMBER})\s*([a-zµ]+)")
+_PLAIN = re.compile(rf"{_NUMBER}\Z")
+_SIZE = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)\Z")
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds: ``"90"``, ``"90s"``, ``"1m30s"``, ``"250ms"``, ``"7d"``."""
+    trimmed = text.strip()
+    if _PLAIN.match(trimmed):
+        return float(trimmed)
+    if not _DURATION.match(trimmed):
+        raise errors.InvalidInput(f"{text[:40]!r} is not a duration: write one like 15s, 250ms, 1h30m or 7d")
+    total_s = 0.0
+    for number, unit in _DURATION_PART.findall(trimmed):
+        if unit not in _DURATION_UNITS:
+            raise errors.InvalidInput(
+                f"{unit[:10]!r} is not a unit of time: use {', '.join(_DURATION_UNITS)}",
+            )
+        total_s += float(number) * _DURATION_UNITS[unit]
+    return total_s
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes: ``"4096"``, ``"64MiB"``, ``"1.5 GB"``."""
+    match = _SIZE.match(text.strip())
+    if not match or match[2] not in _SIZE_UNITS:
+        raise errors.InvalidInput(
+            f"{text[:40]!r} is not a size: write one like 512KiB, 64MiB (1,024s) or 2GB (1,000s)"
+        )
+    return (
+        math.floor(float(match[1]) * _SIZE_UNITS[match[2]])
+        if "." in match[1]
+        else int(match[1]) * _SIZE_UNITS[match[2]]
+    )
+
+
+def format_duration(duration_s: float) -> str:
+    """The shortest exact form for people; `parse_duration_s` reads it back."""
+    for unit in ("w", "d", "h", "min", "s"):
+        count = duration_s / _DURATION_UNITS[unit]
+        if count >= 1 and count == int(count):
+            return f"{int(count)}{unit}"
+    return f"{duration_s:.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact form for people; `parse_size_bytes` reads it back."""
+    for unit in ("PiB", "TiB", "GiB", "MiB", "KiB"):
+        if size_bytes and size_bytes % _SIZE_UNITS[unit] == 0:
+            return f"{size_bytes // _SIZE_UNITS[unit]}{unit}"
+    return f"{size_bytes}B"

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.core import errors, units
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("0.5", 0.5),
+        ("15s", 15.0),
+        (" 250 ms ", 0.25),
+        ("1h30m", 5400.0),
+        ("1h 30min", 5400.0),
+        ("7d", 604800.0),
+        ("2w", 1209600.0),
+        ("10us", 1e-5),
+    ],
+)
+def test_durations_as_people_write_them(text: str, seconds: float) -> None:
+    assert units.parse_duration_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "-1s", "1 fortnight", "1e3s", "nan", "inf", "1s!", "٣s", "1" * 400, "1s" * 3 + "x"]
+)
+def test_what_is_not_a_duration_is_refused(text: str) -> None:
+    with pytest.raises(errors.InvalidInput):
+        units.parse_duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("1kB", 1000),
+        ("1KiB", 1024),
+        ("64MiB", 64 << 20),
+        ("1.5 GB", 1_500_000_000),
+        ("2TiB", 2 << 40),
+    ],
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert units.parse_size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "64M", "64m", "-1B", "1XB", "MiB", "1 MiB MiB", "0x10", "9" * 400])
+def test_what_is_not_a_size_is_refused(text: str) -> None:
+    with pytest.raises(errors.InvalidInput):
+        units.parse_size_bytes(text)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_value_or_a_clear_error(text: str) -> None:
+    for parse in (units.parse_duration_s, units.parse_size_bytes):
+        try:
+            assert parse(text) >= 0
+        except errors.InvalidInput as error:
+            assert "write" in error.message or "use" in error.message
+
+
+@given(st.integers(0, 1 << 60))
+def test_a_size_reads_back(size: int) -> None:
+    assert units.parse_size_bytes(units.format_size(size)) == size
+
+
+@given(st.integers(0, 10**12))
+def test_a_duration_reads_back(milliseconds: int) -> None:
+    seconds = milliseconds / 1000
+    assert units.parse_duration_s(units.format_duration(seconds)) == pytest.approx(seconds)

@@ -43,7 +43,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every section. Checks of several fields together go into ``__post_init__``."""
+    """Base of every section. Checks of several fields together go into ``__post_init__``.
+
+    Subclasses repeat ``frozen=True, kw_only=True``: neither msgspec nor the type checker inherits both.
+    """
 
 
 def doc(description: str, **constraints: Any) -> msgspec.Meta:

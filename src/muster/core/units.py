@@ -7,7 +7,6 @@ guess wrong.
 
 from __future__ import annotations
 
-import math
 import re
 
 from muster.core import errors
@@ -24,13 +23,13 @@ _DURATION_UNITS = {
     "d": 86400.0,
     "w": 7 * 86400.0,
 }
-_SIZE_UNITS = {"": 1, "B": 1} | {
+_SIZE_UNITS: dict[str, int] = {"": 1, "B": 1} | {
     prefix + binary + "B": (1024 if binary else 1000) ** power
     for power, prefixes in enumerate(("kK", "M", "G", "T", "P"), start=1)
     for prefix in prefixes
     for binary in ("", "i")
 }
-_NUMBER = r"\d{1,18}(?:\.\d{1,9})?"
+_NUMBER = r"[0-9]{1,18}(?:\.[0-9]{1,9})?"
 _DURATION = re.compile(rf"(?:{_NUMBER}\s*[a-zµ]+\s*)+\Z")
 _DURATION_PART = re.compile(rf"({_NUMBER})\s*([a-zµ]+)")
 _PLAIN = re.compile(rf"{_NUMBER}\Z")
@@ -61,11 +60,8 @@ def parse_size_bytes(text: str) -> int:
         raise errors.InvalidInput(
             f"{text[:40]!r} is not a size: write one like 512KiB, 64MiB (1,024s) or 2GB (1,000s)"
         )
-    return (
-        math.floor(float(match[1]) * _SIZE_UNITS[match[2]])
-        if "." in match[1]
-        else int(match[1]) * _SIZE_UNITS[match[2]]
-    )
+    number, factor = match[1], _SIZE_UNITS[match[2]]
+    return int(float(number) * factor) if "." in number else int(number) * factor
 
 
 def format_duration(duration_s: float) -> str:

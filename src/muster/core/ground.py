@@ -216,7 +216,10 @@ class Bus(settings.Section, frozen=True, kw_only=True):
     ] = _MIB
     max_connections: Annotated[
         int,
-        doc("Clients that one broker admits; the next is refused. An idle one costs some 20 to 50 kB.", ge=1),
+        doc(
+            "Clients that one broker admits; the next is refused. Each costs some tens of kB even when idle.",
+            ge=1,
+        ),
     ] = 65_536
     storage_disk_bytes: Annotated[
         int,

@@ -37,6 +37,7 @@ from muster.core import errors, units
 ENV_PREFIX = "MUSTER_"
 MAX_FILE_BYTES = 1 << 20
 MAX_SECRET_BYTES = 64 << 10
+MAX_NUMBER = (1 << 63) - 1  # what the broker and the database can hold
 
 Path = tuple[str, ...]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -150,7 +151,7 @@ def resolve(
     def take(path: Path, raw: Any, source: str, *, folder: pathlib.Path | None = None) -> None:
         field = index.get(path)
         if field is None:
-            problems.append(Problem(source, ".".join(path), _unknown(path, index)))
+            problems.append(Problem(source[:400], ".".join(path)[:200], _unknown(path, index)))
             return
         try:
             value = _convert(field, raw)
@@ -368,6 +369,8 @@ def _convert(field: Field, raw: Any) -> Any:
         raw = _from_text(field, raw)
     if isinstance(raw, float) and not math.isfinite(raw):
         raise errors.InvalidInput("must be a finite number")
+    if isinstance(raw, int) and abs(raw) > MAX_NUMBER:
+        raise errors.InvalidInput(f"must be at most {MAX_NUMBER}")
     if _bare(field.type) is float and type(raw) is int:
         raw = float(raw)
     try:

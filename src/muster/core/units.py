@@ -29,7 +29,7 @@ _SIZE_UNITS: dict[str, int] = {"": 1, "B": 1} | {
     for prefix in prefixes
     for binary in ("", "i")
 }
-_NUMBER = r"[0-9]{1,18}(?:\.[0-9]{1,9})?"
+_NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"
 _DURATION = re.compile(rf"(?:{_NUMBER}\s*[a-zµ]+\s*)+\Z")
 _DURATION_PART = re.compile(rf"({_NUMBER})\s*([a-zµ]+)")
 _PLAIN = re.compile(rf"{_NUMBER}\Z")

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.core import errors, ground, settings
+
+
+class Engine(settings.Section, frozen=True, kw_only=True):
+    """What drives it."""
+
+    warm_up_s: Annotated[float, settings.doc("Longer is smoother, and later.", ge=0)] = 2.5
+    tank_bytes: Annotated[int, settings.doc("More lasts longer.", ge=1)] = 1024
+    cylinders: Annotated[int, settings.doc("More is louder.", ge=1, le=12)] = 4
+    choke: Annotated[bool, settings.doc("Cold starts.")] = False
+    fuel: Annotated[Literal["petrol", "steam"], settings.doc("What burns.")] = "steam"
+    places: Annotated[tuple[str, ...], settings.doc("Where it stands.")] = ()
+    note: Annotated[str, settings.doc("Any text.")] = ""
+    token: Annotated[settings.Secret, settings.doc("A key.")] = ""
+    folder: Annotated[settings.FilePath, settings.doc("A path.")] = ""
+
+    def __post_init__(self) -> None:
+        if self.choke and self.fuel == "steam":
+            raise errors.InvalidInput("steam has no choke")
+
+
+class Car(settings.Section, frozen=True, kw_only=True):
+    engine: Engine = msgspec.field(default_factory=Engine)
+
+
+def write(folder: pathlib.Path, text: str) -> pathlib.Path:
+    path = folder / "muster.toml"
+    path.write_text(text)
+    return path
+
+
+def faults(**places: object) -> tuple[settings.Problem, ...]:
+    with pytest.raises(settings.InvalidSettings) as caught:
+        settings.load(Car, **places)  # type: ignore[arg-type]
+    return caught.value.problems
+
+
+def test_later_places_win_and_each_value_remembers_its_place(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path, '[engine]\nwarm_up_s = "1m"\ncylinders = 6\nnote = "file"\n')
+    found = settings.resolve(
+        Car,
+        file=path,
+        env={
+            "MUSTER_ENGINE__CYLINDERS": "8",
+            "MUSTER_ENGINE__NOTE": "env",
+            "OTHER__X": "y",
+            "MUSTER_PROFILE": "p",
+        },
+        flags={"engine.note": "flag"},
+    )
+    assert found.settings.engine == Engine(warm_up_s=60.0, cylinders=8, note="flag")
+    assert found.sources == {
+        "engine.warm_up_s": f"{path}:2",
+        "engine.cylinders": "environment MUSTER_ENGINE__CYLINDERS",
+        "engine.note": "flag engine.note",
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("warm_up_s", "1m30s", 90.0),
+        ("warm_up_s", "3", 3.0),
+        ("tank_bytes", "64MiB", 64 << 20),
+        ("cylinders", "12", 12),
+        ("choke", "no", False),
+        ("fuel", "petrol", "petrol"),
+        ("places", "a, b,,c ", ("a", "b", "c")),
+        ("token", "file:/run/key", "file:/run/key"),
+        ("note", "15s", "15s"),
+    ],
+)
+def test_text_becomes_the_fields_type(key: str, text: str, value: object) -> None:
+    loaded = settings.load(Car, env={f"MUSTER_ENGINE__{key.upper()}": text})
+    assert getattr(loaded.engine, key) == value
+
+
+def test_a_number_may_stand_for_a_duration_or_size_in_a_file(tmp_path: pathlib.Path) -> None:
+    loaded = settings.load(Car, file=write(tmp_path, "[engine]\nwarm_up_s = 3\ntank_bytes = 77\n"))
+    assert (loaded.engine.warm_up_s, loaded.engine.tank_bytes) == (3.0, 77)
+
+
+def test_all_faults_are_told_at_once_with_place_and_remedy(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path, "# a car\n[engine]\ncylinder = 3\n\n[engin]\nx = 1\n")
+    problems = faults(
+        file=path,
+        env={"MUSTER_ENGINE__CHOKE": "maybe", "MUSTER_ENGINE_FUEL": "petrol"},
+        flags={"engine": "x", "engine.cylinders": "13", "engine.warm_up_s": "soon"},
+    )
+    told = [str(problem) for problem in problems]
+    assert told[0] == f"{path}:3: engine.cylinder: unknown setting; did you mean engine.cylinders?"
+    assert told[1] == f"{path}:5: engin: unknown setting; did you mean engine?"
+    assert told[2] == "environment MUSTER_ENGINE_FUEL: did you mean MUSTER_ENGINE__FUEL (two underscores)?"
+    assert "environment MUSTER_ENGINE__CHOKE: engine.choke: Expected bool" in told[3]
+    assert "engine: is a section" in told[4]
+    assert "at least 1 and at most 12" in told[5]
+    assert "'soon' is not a duration" in told[6]
+
+
+def test_the_right_name_in_the_wrong_section_is_found() -> None:
+    [problem] = faults(flags={"propulsion.unit.cylinders": "3"})
+    assert "did you mean engine.cylinders?" in problem.what
+
+
+def test_a_check_of_several_fields_names_the_places_that_set_them() -> None:
+    [problem] = faults(flags={"engine.choke": "true"})
+    assert str(problem) == "flag engine.choke: engine: steam has no choke"
+
+
+def test_a_literal_secret_is_refused_and_never_repeated() -> None:
+    [problem] = faults(flags={"engine.token": "hunter2"})
+    assert "hunter2" not in str(problem)
+    assert "file:PATH or env:NAME" in problem.what
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "99999999999999999999"])
+def test_numbers_that_are_none_are_refused(tmp_path: pathlib.Path, value: str) -> None:
+    for key in ("warm_up_s", "tank_bytes", "cylinders"):
+        assert faults(file=write(tmp_path, f"[engine]\n{key} = {value}\n"))
+
+
+def test_relative_paths_in_a_file_start_from_its_folder(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path, '[engine]\nfolder = "data"\n')
+    assert settings.load(Car, file=path).engine.folder == str(tmp_path / "data")
+    assert settings.load(Car, file=path, flags={"engine.folder": "data"}).engine.folder == "data"
+    assert settings.load(Car, file=write(tmp_path, '[engine]\nfolder = "/srv"\n')).engine.folder == "/srv"
+
+
+def test_files_that_cannot_be_read_say_so(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.NotFound, match="no settings file"):
+        settings.load(Car, file=tmp_path / "none.toml")
+    with pytest.raises(errors.InvalidInput, match="cannot read"):
+        settings.load(Car, file=tmp_path)
+    with pytest.raises(settings.InvalidSettings, match=r"not TOML.*line 2"):
+        settings.load(Car, file=write(tmp_path, "[engine]\nnote = \n"))
+    with pytest.raises(settings.InvalidSettings, match="not TOML"):
+        settings.load(Car, file=write(tmp_path, "a = " + "[" * 100_000))
+    (tmp_path / "latin.toml").write_bytes(b"[engine]\nnote = '\xe9'\n")
+    with pytest.raises(settings.InvalidSettings, match="not UTF-8 text"):
+        settings.load(Car, file=tmp_path / "latin.toml")
+    with pytest.raises(errors.LimitExceeded):
+        settings.load(Car, file=write(tmp_path, "#" * (settings.MAX_FILE_BYTES + 1)))
+
+
+def test_secrets_are_read_from_where_they_are_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "key").write_text("s3cret\n")
+    assert settings.read_secret("file:key", {}, folder=tmp_path) == "s3cret"
+    assert settings.read_secret("env:KEY", {"KEY": "k"}) == "k"
+    with pytest.raises(errors.NotFound, match="KEY"):
+        settings.read_secret("env:KEY", {})
+    with pytest.raises(errors.NotFound, match="No such file"):
+        settings.read_secret("file:none", {}, folder=tmp_path)
+    with pytest.raises(errors.InvalidInput) as caught:
+        settings.read_secret("hunter2", {})
+    assert "hunter2" not in caught.value.message
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_settings_or_a_clear_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    try:
+        settings.load(ground.Ground, file=path)
+    except errors.InvalidInput as error:
+        assert str(path) in str(error)  # noqa: PT017 - either outcome is right
+
+
+@given(
+    st.dictionaries(
+        st.one_of(
+            st.text(max_size=20), st.sampled_from([field.key for field in settings.fields(ground.Ground)])
+        ),
+        st.one_of(
+            st.text(max_size=20),
+            st.integers(),
+            st.floats(),
+            st.booleans(),
+            st.none(),
+            st.lists(st.integers()),
+        ),
+        max_size=5,
+    )
+)
+def test_any_flags_are_settings_or_a_clear_error(flags: dict[str, object]) -> None:
+    try:
+        loaded = settings.load(ground.Ground, flags=flags)
+        assert msgspec.convert(msgspec.to_builtins(loaded), ground.Ground) == loaded
+    except settings.InvalidSettings as error:
+        assert error.problems  # noqa: PT017 - either outcome is right
+
+
+@given(
+    st.builds(
+        Engine,
+        warm_up_s=st.floats(0, 1e9),
+        tank_bytes=st.integers(1, settings.MAX_NUMBER),
+        fuel=st.just("petrol"),
+        choke=st.booleans(),
+        places=st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=3).map(tuple),
+        note=st.text(st.characters(codec="utf-8")),
+    )
+)
+def test_printed_settings_read_back(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> None:
+    path = tmp_path_factory.getbasetemp() / "printed.toml"
+    path.write_bytes(settings.to_toml(Car(engine=engine), {"engine.note": "somewhere"}).encode())
+    assert settings.load(Car, file=path).engine == engine
+
+
+def test_printed_settings_show_no_password_and_who_set_what() -> None:
+    car = Car(engine=Engine(note="see postgresql://me:pa:ss@host/db and nats://tok@h"))
+    printed = settings.to_toml(car, {"engine.note": "flag engine.note"})
+    assert 'note = "see postgresql://me:***@host/db and nats://tok@h"  # flag engine.note' in printed
+    assert "cylinders = 4  # default" in printed
+
+
+# -- the ground -------------------------------------------------------------------------------------------
+
+
+def test_every_setting_of_the_ground_explains_itself() -> None:
+    silent = [field.key for field in settings.fields(ground.Ground) if len(field.description) < 20]
+    assert silent == []
+
+
+def test_the_reference_page_is_the_sources() -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+    if os.environ.get("REWRITE"):
+        page.write_text(settings.reference(ground.Ground))
+    assert page.read_text() == settings.reference(ground.Ground), "REWRITE=1 pytest … writes it anew"
+
+
+def test_tls_is_off_on_loopback_only() -> None:
+    assert not ground.Bus(host="127.0.0.1").uses_tls
+    assert not ground.Bus(host="::1").uses_tls
+    assert not ground.Bus(host="localhost").uses_tls
+    assert ground.Bus(host="0.0.0.0").uses_tls
+    assert ground.Bus(host="127.0.0.1.example.org").uses_tls
+    assert ground.Bus(host="127.0.0.1", tls="on").uses_tls
+    assert not ground.Bus(host="0.0.0.0", tls="off").uses_tls
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        ({"domain.name": "a.b"}, "cannot be a name"),
+        ({"domain.name": "../.."}, "cannot be a name"),
+        ({"bus.servers": "nats://u:p@h:1"}, "must not hold a password"),
+        ({"bus.servers": "nats://[::1"}, "not a URL"),
+        ({"bus.storage_brokers": "2"}, "but brokers only 1"),
+        ({"bus.leaves": "2"}, "leaf-tree"),
+        ({"bus.clusters": "2"}, "super-cluster"),
+        ({"bus.reconnect_wait_s": "1h"}, "over reconnect_wait_max_s"),
+        ({"store.url": "mysql://x"}, "sqlite: or postgresql:"),
+        ({"store.url": "postgresql://u:hunter2@h/d"}, "must not hold a password"),
+        ({"bus.storage_disk_bytes": "1GiB"}, "sum up to"),
+        ({"health.port": "65536"}, "at most 65535"),
+    ],
+)
+def test_what_cannot_work_is_refused(flags: dict[str, str], fault: str) -> None:
+    with pytest.raises(settings.InvalidSettings, match=fault) as caught:
+        settings.load(ground.Ground, flags=flags)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_someone_elses_brokers_have_budgets_of_their_own() -> None:
+    flags = {"bus.storage_disk_bytes": "1GiB", "bus.servers": "nats://a:4222,nats://b:4222"}
+    assert settings.load(ground.Ground, flags=flags).bus.servers == ("nats://a:4222", "nats://b:4222")
+
+
+def test_a_service_adds_its_section_by_subclassing() -> None:
+    class Whole(ground.Ground, frozen=True, kw_only=True):
+        engine: Engine = msgspec.field(default_factory=Engine)
+
+    loaded = settings.load(Whole, flags={"engine.cylinders": 2, "bus.port": 4222})
+    assert (loaded.engine.cylinders, loaded.bus.port) == (2, 4222)
+    assert "## `[engine]`" in settings.reference(Whole)

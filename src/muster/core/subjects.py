@@ -3,6 +3,7 @@
     muster.<part>.from.<identity>.<kind>[.…]   published by that identity and nobody else
     muster.<part>.to.<identity>.<kind>[.…]     received by that identity and nobody else
     muster.<part>.all.<kind>[.…]               said by a service to everyone in the domain
+    muster.<part>.log.<kind>[.…]               kept by that part's own processes, whichever of them writes
     _INBOX.<identity>.…                        private answers to that identity
 
 The broker enforces the first two (see `muster.trust`), which is what makes a sender's identity
@@ -18,6 +19,9 @@ from muster.core import errors
 
 PREFIX = "muster"
 INBOX_PREFIX = "_INBOX"
+
+# The broker says here who connected and who is gone: `<CONNECTIONS>.connect` and `<CONNECTIONS>.disconnect`.
+CONNECTIONS = "muster.bus.all.connections"
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
@@ -41,6 +45,10 @@ def addressed_to(part: str, identity: str, *kind: str) -> str:
 
 def announced(part: str, *kind: str) -> str:
     return ".".join((PREFIX, part, "all", *kind))
+
+
+def logged(part: str, *kind: str) -> str:
+    return ".".join((PREFIX, part, "log", *kind))
 
 
 def inbox(identity: str) -> str:

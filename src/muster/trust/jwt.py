@@ -1,0 +1,221 @@
+"""The three documents a broker believes: operator, account and user (NATS JWT, version 2).
+
+The operator's key signs accounts, an account's key signs users, and the broker checks the chain without
+asking anybody.  We set the operator to insist on signing keys, so the two root keys can be taken off the
+machine once signing keys are named.
+
+Encoding is deterministic: fields stand in the order declared here, and the serial number (``jti``) is a hash
+of the rest, so the same claims at the same ``issued_at`` are the same text.  No clock in here: the caller
+says what time it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Collection
+
+import msgspec
+
+from muster.core import errors
+from muster.trust import nkeys
+
+SIZE_MAX = 1 << 20  # an account with its role templates and thousands of revocations fits
+UNLIMITED = -1
+
+_HEADER = b'{"typ":"JWT","alg":"ed25519-nkey"}'
+
+
+class Subjects(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An empty ``allow`` means everything to the broker, which is why `roles` never leaves one empty."""
+
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+
+
+class Responses(msgspec.Struct, frozen=True):
+    """How often, and for how long, one may answer on a reply subject one was given."""
+
+    max: int
+    ttl: int  # nanoseconds
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What one user may do. In a user signed by a role's key it is empty: the account holds the template."""
+
+    pub: Subjects = Subjects()
+    sub: Subjects = Subjects()
+    resp: Responses | None = None
+    subs: int = 0
+    data: int = 0
+    payload: int = 0
+    bearer_token: bool = False
+    allowed_connection_types: tuple[str, ...] = ()
+
+
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """A signing key that can make users of one role only; the role's permissions are in the account."""
+
+    kind: str = "user_scope"
+    key: str
+    role: str
+    template: Limits
+    description: str = ""
+
+
+class Export(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    name: str
+    subject: str
+    type: str
+    account_token_position: int = 0  # which token of the subject must be the importer's own key
+
+
+class Import(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    name: str
+    subject: str
+    account: str
+    type: str
+    local_subject: str = ""
+
+
+class AccountLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """0 forbids and -1 sets no limit, so all of them are always written."""
+
+    subs: int = UNLIMITED
+    data: int = UNLIMITED
+    payload: int = UNLIMITED
+    imports: int = UNLIMITED
+    exports: int = UNLIMITED
+    wildcards: bool = True
+    conn: int = UNLIMITED
+    leaf: int = UNLIMITED
+    mem_storage: int = 0
+    disk_storage: int = 0
+    streams: int = UNLIMITED
+    consumer: int = UNLIMITED
+
+
+class Operator(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type", tag="operator"):
+    signing_keys: tuple[str, ...] = ()
+    system_account: str = ""
+    strict_signing_key_usage: bool = False
+    version: int = 0
+
+
+class Account(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type", tag="account"):
+    imports: tuple[Import, ...] = ()
+    exports: tuple[Export, ...] = ()
+    limits: AccountLimits
+    signing_keys: tuple[str | Scope, ...] = ()
+    revocations: dict[str, int] = {}  # user key: every user JWT of it issued until then is void
+    version: int = 0
+
+
+class User(Limits, frozen=True, omit_defaults=True, kw_only=True, tag_field="type", tag="user"):
+    issuer_account: str = ""
+    tags: tuple[str, ...] = ()
+    version: int = 0
+
+
+class Claims(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Times are whole seconds since the epoch; 0 means none."""
+
+    jti: str = ""
+    iat: int = 0
+    iss: str = ""
+    name: str = ""
+    sub: str = ""
+    exp: int = 0
+    nbf: int = 0
+    nats: Operator | Account | User
+
+
+class _Header(msgspec.Struct, frozen=True):
+    typ: str
+    alg: str
+
+
+_MAY_SIGN = {
+    Operator: (nkeys.Kind.OPERATOR, nkeys.Kind.OPERATOR),
+    Account: (nkeys.Kind.OPERATOR, nkeys.Kind.ACCOUNT),
+    User: (nkeys.Kind.ACCOUNT, nkeys.Kind.USER),
+}
+_claims_decoder = msgspec.json.Decoder(Claims)
+_header_decoder = msgspec.json.Decoder(_Header)
+
+
+def issue(
+    signer: nkeys.KeyPair,
+    subject: str,
+    name: str,
+    nats: Operator | Account | User,
+    *,
+    issued_at: int,
+    expires_at: int | None = None,
+) -> str:
+    """A signed JWT about ``subject`` (a public key)."""
+    signer_kind, subject_kind = _MAY_SIGN[type(nats)]
+    if signer.kind is not signer_kind:
+        raise errors.InvalidInput(f"{signer.public} cannot sign this: an {signer_kind.name.lower()} key must")
+    if expires_at is not None and expires_at <= issued_at:
+        raise errors.InvalidInput("the document would expire before it is issued")
+    claims = Claims(
+        iat=issued_at,
+        iss=signer.public,
+        name=name,
+        sub=nkeys.require(subject, subject_kind),
+        exp=expires_at or 0,
+        nats=msgspec.structs.replace(nats, version=2),
+    )
+    digest = hashlib.sha256(msgspec.json.encode(claims)).digest()
+    claims = msgspec.structs.replace(claims, jti=base64.b32encode(digest).decode().rstrip("="))
+    signed = f"{_b64(_HEADER)}.{_b64(msgspec.json.encode(claims))}"
+    return f"{signed}.{_b64(signer.sign(signed.encode()))}"
+
+
+def read(token: str) -> Claims:
+    """What a JWT says, if its signature is that of the issuer it names. Says nothing of trust or time."""
+    if len(token) > SIZE_MAX:
+        raise errors.InvalidInput(f"not a JWT: {len(token)} characters, at most {SIZE_MAX} are read")
+    parts = token.split(".")
+    if len(parts) != 3:
+        raise errors.InvalidInput("not a JWT: expected three parts with dots between them")
+    try:
+        header = _header_decoder.decode(_unb64(parts[0]))
+        claims = _claims_decoder.decode(_unb64(parts[1]))
+        signature = _unb64(parts[2])
+    except (msgspec.MsgspecError, binascii.Error, ValueError, RecursionError) as error:
+        raise errors.InvalidInput(f"not a JWT of ours: {error}") from None
+    if header != _Header("JWT", "ed25519-nkey"):
+        raise errors.InvalidInput("not a JWT of ours: its algorithm must be ed25519-nkey")
+    if claims.nats.version != 2:
+        raise errors.InvalidInput(f"a version {claims.nats.version} JWT: only version 2 is understood")
+    signer_kind, subject_kind = _MAY_SIGN[type(claims.nats)]
+    nkeys.require(claims.iss, signer_kind)
+    nkeys.require(claims.sub, subject_kind)
+    nkeys.verify(claims.iss, token.rpartition(".")[0].encode(), signature)
+    return claims
+
+
+def verify(token: str, *, issuers: Collection[str], now: float) -> Claims:
+    """The claims, if one of ``issuers`` signed them and they hold at ``now``."""
+    claims = read(token)
+    if claims.iss not in issuers:
+        raise errors.Unauthorized(f"{claims.name!r} was signed by {claims.iss}, which is not trusted here")
+    if claims.exp and now >= claims.exp:
+        raise errors.Unauthorized(f"{claims.name!r} expired {round(now - claims.exp)} s ago")
+    if now < claims.nbf:
+        raise errors.Unauthorized(f"{claims.name!r} is not valid before {claims.nbf}")
+    return claims
+
+
+def _b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _unb64(text: str) -> bytes:
+    data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    if _b64(data) != text:  # stray bits would let one signature be written in several ways
+        raise ValueError("base64 that has more than one spelling")
+    return data

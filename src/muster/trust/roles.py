@@ -1,0 +1,199 @@
+"""What each role may publish and receive: a table, and the subjects that follow from it.
+
+Everyone speaks only as itself, hears what is addressed to it or said to all, and has an inbox of its own;
+names of parties or resources a process speaks for are further tokens after its identity, so the same rule
+covers them.  A role adds to that:
+
+- ``serves`` a part: it hears everyone's requests to that part, may address anyone in it, announces for it,
+  keeps its log, its streams, its bucket and its leases;
+- ``hears`` a part: it listens to what is said to it and reads its streams;
+- ``topics``: it publishes and receives users' own messages.
+
+Why nobody but a service touches JetStream's interface: the broker sends the answer to whatever reply subject
+the asker names, without checking that the asker may publish there.  Whoever can store a message and then
+fetch it "to" somebody else's subject has forged a sender.  For the same reason a service must answer only on
+the asker's own inbox (`muster.core.subjects.inbox`).
+
+Pure.  The identity is a word put into the subjects; for an account's role templates it is the broker's own
+placeholder, so that a change of this table reaches every credential by one update of the account.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from muster.core import errors, subjects
+from muster.trust import jwt
+
+PLACEHOLDER = "{{name()}}"  # the broker puts the user's name here
+
+LEASES = "leases"  # bucket; a lease's key starts with the part it belongs to
+TOPICS = "topic"  # the first token of every user's topic
+
+# The streams of a part. Its bucket has the part's own name and needs no line.
+STREAMS = {
+    "monitor": ("reports",),
+    "pipeline": ("alerts", "decisions"),
+    "notify": ("events", "parties"),
+    "inform": ("contexts",),
+    "message": ("messages",),
+}
+
+# One answer to a question, within two minutes: the broker keeps a table of the open ones.
+_RESPONSES = jwt.Responses(max=1, ttl=120 * 10**9)
+
+# The events name addresses and carry the document of the connection: only for those who hold leases.
+_CONNECTIONS = (f"{subjects.CONNECTIONS}.>",)
+
+_CLIENT = ("STANDARD", "WEBSOCKET")
+_SUBJECT = re.compile(r"[^\s.]+(\.[^\s.]+)*\Z")
+
+
+class Role(enum.StrEnum):
+    AGENT = "agent"
+    MANAGER = "manager"
+    REGISTRY = "registry"
+    BOOTSTRAP = "bootstrap"
+    NOTIFIER = "notifier"
+    CHANNEL = "channel"
+    PIPELINE = "pipeline"
+    GATEWAY = "gateway"
+    INFORMATION_NODE = "information-node"
+    AUTHORITY = "authority"
+    USER = "user"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+    LINK = "link"
+    SYSTEM = "system"
+
+    @classmethod
+    def named(cls, name: str) -> Role:
+        try:
+            return cls(name)
+        except ValueError:
+            raise errors.InvalidInput(f"no role {name[:60]!r}: one of {', '.join(cls)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """What a role adds to what everyone may."""
+
+    why: str
+    serves: tuple[str, ...] = ()
+    hears: tuple[str, ...] = ()
+    topics: bool = False
+    speaks: str = ""  # the first token of all it says, where it may not say everything
+    publish: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] = ()
+    connections: tuple[str, ...] = _CLIENT
+
+
+DUTIES = {
+    Role.AGENT: Duty("hosts adapters and the sensor of one machine"),
+    Role.MANAGER: Duty("manages resources through their adapters", serves=("manage",)),
+    Role.REGISTRY: Duty("keeps the system state", serves=("manage",), hears=("monitor",)),
+    Role.BOOTSTRAP: Duty("starts the domain and its brokers", serves=("manage", "bus")),
+    Role.NOTIFIER: Duty("matches events with receivers", serves=("notify",)),
+    Role.CHANNEL: Duty("merges reports and passes them on", serves=("monitor",)),
+    Role.PIPELINE: Duty("rolls reports up and raises alerts", serves=("pipeline",), hears=("monitor",)),
+    Role.GATEWAY: Duty("speaks a foreign protocol", serves=("message",), topics=True),
+    Role.INFORMATION_NODE: Duty("holds copies of contexts", serves=("inform",)),
+    Role.AUTHORITY: Duty("grants restricted attributes", serves=("trust",)),
+    Role.USER: Duty("an application", topics=True),
+    Role.OPERATOR: Duty(
+        "a person who runs the domain",
+        topics=True,
+        publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>"),
+        subscribe=("muster.>", "$JS.EVENT.>"),
+    ),
+    Role.VIEWER: Duty("a person who looks and changes nothing", speaks="read"),
+    Role.LINK: Duty("a leaf link between two brokers", publish=(">",), subscribe=(">",), connections=("LEAFNODE",)),
+    Role.SYSTEM: Duty("tells brokers of changed accounts", publish=("$SYS.REQ.>",), subscribe=("$SYS.>",)),
+}
+
+
+def limits(
+    role: Role,
+    identity: str = PLACEHOLDER,
+    *,
+    topics: tuple[str, ...] | None = None,
+    bearer: bool = False,
+) -> jwt.Limits:
+    """The broker's permissions of ``identity`` in ``role``.
+
+    ``topics`` narrows the users' topics it may use (subjects; None: all that the role may).  ``bearer`` is for
+    MQTT clients, which can send a password but not sign: the document itself is then the secret.
+    """
+    duty = DUTIES[role]
+    inbox = f"{subjects.inbox(identity)}.>"
+    own_topics = _topics(role, topics)
+    speaks = (duty.speaks,) if duty.speaks else ()
+    publish = [subjects.said_by("*", identity, *speaks, ">"), inbox, *own_topics, *duty.publish]
+    subscribe = [subjects.addressed_to("*", identity, ">"), subjects.announced("*", ">"), inbox, *own_topics]
+    subscribe += duty.subscribe
+    for part in duty.serves:
+        publish += _service(part)
+        subscribe += [subjects.said_by(part, "*", ">"), subjects.logged(part, ">")]
+    for part in duty.hears:
+        publish += [api for stream in STREAMS.get(part, ()) for api in _reading(stream)]
+        subscribe += [subjects.said_by(part, "*", ">")]
+    if bearer:
+        subscribe += ["$MQTT.sub.>", "$MQTT.deliver.pubrel.>"]  # where the broker puts what it kept for it
+    return jwt.Limits(
+        pub=jwt.Subjects(allow=tuple(publish)),
+        sub=jwt.Subjects(allow=tuple(subscribe), deny=() if _sees_connections(role) else _CONNECTIONS),
+        resp=_RESPONSES,
+        subs=jwt.UNLIMITED,
+        data=jwt.UNLIMITED,
+        payload=jwt.UNLIMITED,
+        bearer_token=bearer,
+        allowed_connection_types=("MQTT",) if bearer else duty.connections,
+    )
+
+
+def _topics(role: Role, topics: tuple[str, ...] | None) -> tuple[str, ...]:
+    if topics is None:
+        return (f"{TOPICS}.>",) if DUTIES[role].topics else ()
+    if not DUTIES[role].topics:
+        raise errors.InvalidInput(f"the role {role} uses no topics, so they cannot be narrowed")
+    for topic in topics:
+        if not topic.startswith(f"{TOPICS}.") or not _SUBJECT.match(topic):
+            raise errors.InvalidInput(f"{topic[:140]!r} is not a subject of users' topics: expected {TOPICS}.…")
+    return topics
+
+
+def _service(part: str) -> list[str]:
+    said = [subjects.addressed_to(part, ">"), subjects.announced(part, ">"), subjects.logged(part, ">")]
+    kept = [f"$KV.{part}.>", f"$KV.{LEASES}.{part}.>"]
+    owned = [api for stream in (*STREAMS.get(part, ()), f"KV_{part}") for api in _owning(stream)]
+    leases = [*_reading(f"KV_{LEASES}"), *_creating(f"KV_{LEASES}")]
+    return [*said, *kept, *owned, *leases, "$JS.API.INFO", "$JS.API.STREAM.NAMES"]
+
+
+def _reading(stream: str) -> list[str]:
+    return [
+        f"$JS.API.STREAM.INFO.{stream}",
+        f"$JS.API.STREAM.MSG.GET.{stream}",
+        f"$JS.API.DIRECT.GET.{stream}",
+        f"$JS.API.DIRECT.GET.{stream}.>",
+        f"$JS.API.CONSUMER.*.{stream}",
+        f"$JS.API.CONSUMER.*.{stream}.>",
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.>",
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.>",
+        *(f"$JS.{kind}.{where}{stream}.>" for kind in ("ACK", "FC") for where in ("", "*.*.")),
+    ]
+
+
+def _creating(stream: str) -> list[str]:
+    return [f"$JS.API.STREAM.CREATE.{stream}", f"$JS.API.STREAM.UPDATE.{stream}"]
+
+
+def _owning(stream: str) -> list[str]:
+    verbs = ("DELETE", "PURGE", "MSG.DELETE")
+    return [*_reading(stream), *_creating(stream), *(f"$JS.API.STREAM.{verb}.{stream}" for verb in verbs)]
+
+
+def _sees_connections(role: Role) -> bool:
+    return bool(DUTIES[role].serves) or role in (Role.OPERATOR, Role.LINK)

@@ -96,7 +96,9 @@ class AccountLimits(msgspec.Struct, frozen=True, kw_only=True):
     consumer: int = UNLIMITED
 
 
-class Operator(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type", tag="operator"):
+class Operator(
+    msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type", tag="operator"
+):
     signing_keys: tuple[str, ...] = ()
     system_account: str = ""
     strict_signing_key_usage: bool = False

@@ -1,7 +1,7 @@
 """Nkeys: ed25519 keys written so that a person can tell what they are.
 
 A public key is 56 characters and starts with its kind (``O`` operator, ``A`` account, ``U`` user, ``N``
-server, ``C`` cluster); a seed starts with ``S`` and the kind.  Inside is base32 of: a prefix, 32 bytes of key,
+server, ``C`` cluster); a seed starts with ``S`` and the kind.  Inside is base32 of a prefix, 32 bytes of key
 and a CRC-16 that catches typing errors before any cryptography does.
 
 Decoding accepts one spelling only (upper case, no padding, no stray bits), so that two different strings

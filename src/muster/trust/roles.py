@@ -109,7 +109,9 @@ DUTIES = {
         subscribe=("muster.>", "$JS.EVENT.>"),
     ),
     Role.VIEWER: Duty("a person who looks and changes nothing", speaks="read"),
-    Role.LINK: Duty("a leaf link between two brokers", publish=(">",), subscribe=(">",), connections=("LEAFNODE",)),
+    Role.LINK: Duty(
+        "a leaf link between two brokers", publish=(">",), subscribe=(">",), connections=("LEAFNODE",)
+    ),
     Role.SYSTEM: Duty("tells brokers of changed accounts", publish=("$SYS.REQ.>",), subscribe=("$SYS.>",)),
 }
 
@@ -123,8 +125,8 @@ def limits(
 ) -> jwt.Limits:
     """The broker's permissions of ``identity`` in ``role``.
 
-    ``topics`` narrows the users' topics it may use (subjects; None: all that the role may).  ``bearer`` is for
-    MQTT clients, which can send a password but not sign: the document itself is then the secret.
+    ``topics`` narrows the users' topics it may use (subjects; None: all that the role may).  ``bearer`` is
+    for MQTT clients, which can send a password but not sign: the document itself is then the secret.
     """
     duty = DUTIES[role]
     inbox = f"{subjects.inbox(identity)}.>"
@@ -160,7 +162,9 @@ def _topics(role: Role, topics: tuple[str, ...] | None) -> tuple[str, ...]:
         raise errors.InvalidInput(f"the role {role} uses no topics, so they cannot be narrowed")
     for topic in topics:
         if not topic.startswith(f"{TOPICS}.") or not _SUBJECT.match(topic):
-            raise errors.InvalidInput(f"{topic[:140]!r} is not a subject of users' topics: expected {TOPICS}.…")
+            raise errors.InvalidInput(
+                f"{topic[:140]!r} is not a subject of users' topics: expected {TOPICS}.…"
+            )
     return topics
 
 

@@ -1,0 +1,57 @@
+"""What a process presents to a broker: its user JWT and the seed that proves it is its own.
+
+Written in the ``.creds`` format that every NATS client reads.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass, field
+
+from muster.core import errors
+from muster.trust import jwt, nkeys
+
+_BLOCK = re.compile(r"-{3,}BEGIN ([A-Z ]{1,40})-{3,}\s+([A-Za-z0-9._-]+)\s+-{3,}END \1-{3,}")
+_JWT = "NATS USER JWT"
+_SEED = "USER NKEY SEED"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    user_jwt: str
+    seed: str = field(repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Credentials:
+        """Refuses a file whose seed is not that of its JWT: the broker would only say "wrong signature"."""
+        if len(text) > jwt.SIZE_MAX:
+            raise errors.InvalidInput("not a credentials file: it is too long")
+        blocks = dict(_BLOCK.findall(text))
+        if _JWT not in blocks or _SEED not in blocks:
+            raise errors.InvalidInput(f"not a credentials file: expected a {_JWT} and a {_SEED}")
+        credentials = cls(blocks[_JWT], blocks[_SEED])
+        claims = credentials.claims
+        key = nkeys.KeyPair.from_seed(credentials.seed)
+        if not isinstance(claims.nats, jwt.User) or key.public != claims.sub:
+            raise errors.InvalidInput("damaged credentials: the seed does not belong to the JWT")
+        return credentials
+
+    def render(self) -> str:
+        return (
+            f"-----BEGIN {_JWT}-----\n{self.user_jwt}\n------END {_JWT}------\n\n"
+            "The seed below is a secret: whoever has it is this user.\n\n"
+            f"-----BEGIN {_SEED}-----\n{self.seed}\n------END {_SEED}------\n"
+        )
+
+    @property
+    def claims(self) -> jwt.Claims:
+        return jwt.read(self.user_jwt)
+
+    @property
+    def identity(self) -> str:
+        return self.claims.name
+
+    def answer(self, nonce: str) -> bytes:
+        """The signature of a broker's challenge, in the form the wire wants."""
+        return base64.b64encode(nkeys.KeyPair.from_seed(self.seed).sign(nonce.encode()))

@@ -1,0 +1,93 @@
+"""Files that hold secrets: private from their first byte, whole or absent, one writer at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
+from muster.core import errors
+
+PRIVATE = 0o600
+PUBLIC = 0o644
+
+
+def make_folder(path: pathlib.Path) -> None:
+    """``path``, and what is missing above it, for the owner only."""
+    with _explained(path):
+        for folder in (*reversed(path.parents), path):
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def write(path: pathlib.Path, data: bytes, *, mode: int = PRIVATE) -> None:
+    """Replace the file: a reader, or a crash at any moment, finds all of the old or all of the new."""
+    make_folder(path.parent)
+    with _explained(path):
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # made with 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(path: pathlib.Path) -> None:
+    """Make a name that was just put into the folder last as long as the data it names."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: pathlib.Path, what: str, *, size_max: int = 1 << 20) -> bytes:
+    """The file's bytes; the error says what ``what`` is and that it is missing."""
+    with _explained(path):
+        try:
+            with path.open("rb") as file:
+                data = file.read(size_max + 1)
+        except FileNotFoundError:
+            raise errors.NotFound(
+                f"{what} is missing: {path}", hint="restore the file from a backup"
+            ) from None
+    if len(data) > size_max:
+        raise errors.LimitExceeded(f"{what} is over {size_max} bytes: {path}")
+    return data
+
+
+def read_text(path: pathlib.Path, what: str) -> str:
+    try:
+        return read(path, what).decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise errors.InvalidInput(
+            f"{what} is damaged: {path}", hint="restore the file from a backup"
+        ) from None
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """One process at a time changes the folder. The lock goes with the process, so none is left behind."""
+    with _explained(folder), (folder / "lock").open("a") as file:
+        os.chmod(file.fileno(), PRIVATE)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _explained(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "run as the user who made it" if isinstance(error, PermissionError) else None
+        raise errors.Refused(f"{path}: {error.strerror or error}", hint=hint) from error

@@ -1,0 +1,423 @@
+"""A domain's keys on disk, and the documents made with them.
+
+    operator.jwt                     the root that brokers are told to trust
+    keys/operator.seed               signs only operator.jwt: can be taken off the machine afterwards
+    keys/signing.seed                signs accounts
+    accounts/<domain>/account.seed   the account itself: can be taken off as well
+    accounts/<domain>/signing.seed   signs users whose permissions are their own (narrowed topics, MQTT)
+    accounts/<domain>/roles/*.seed   one for each role; what it signs can have that role only
+    accounts/<domain>/account.jwt    what brokers enforce: role templates, revocations, imports
+    accounts/<domain>/revoked.json   user key -> when it was revoked and when it would have expired
+    accounts/<domain>/users/<identity>.jwt, .creds
+
+The operator is one for a tree of domains and each domain is an account, so nothing passes between two domains
+unless it is exported and imported.  The account ``SYS`` is the brokers' own: it exports connection events to
+each account, so that a lease can be taken over at once when its holder's connection closes.
+
+A user's record is its JWT; there is no second list that could disagree with it.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from muster.core import errors, subjects
+from muster.trust import credentials, files, jwt, nkeys, roles
+
+SYSTEM = "SYS"
+
+# With the full resolver a broker keeps what is sent here, and tells the other brokers.
+CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
+
+_EVENTS = {"connect": "CONNECT", "disconnect": "DISCONNECT"}
+
+
+class Revocation(msgspec.Struct, frozen=True):
+    identity: str
+    at: int
+    expires_at: int  # 0: never, so the revocation is kept for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of a credential. ``status`` is ``valid``, ``expired`` or ``revoked``."""
+
+    identity: str
+    domain: str
+    role: str
+    status: str
+    public_key: str
+    serial: str
+    issued_at: int
+    expires_at: int | None
+    bearer: bool
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTrust:
+    """What a broker's configuration needs: ``operator``, ``system_account``, ``resolver_preload``."""
+
+    operator_jwt: str
+    system_account: str
+    accounts: dict[str, str]  # public key -> JWT
+
+
+class Trust:
+    """Opened by `create` or `open`. ``domain`` arguments default to the root of the tree."""
+
+    def __init__(self, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self.domain = domain
+        self._clock = clock
+
+    @classmethod
+    def create(cls, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> Trust:
+        """New keys for a new tree of domains. All of it appears at once, or none."""
+        _domain_name(domain)
+        if folder.exists():
+            raise errors.AlreadyExists(
+                f"{folder} is there already: creating keys anew would cut off everyone who has credentials",
+                hint="use the keys that are there, or name another folder",
+            )
+        files.make_folder(folder.parent)
+        draft = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            trust = cls(draft, domain, clock=clock)
+            trust._new_operator()
+            trust._new_account(domain)
+            os.rename(draft, folder)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        files.sync_folder(folder.parent)
+        return cls(folder, domain, clock=clock)
+
+    @classmethod
+    def open(cls, folder: pathlib.Path, *, clock: Callable[[], float] = time.time) -> Trust:
+        if not (folder / "operator.jwt").exists():
+            raise errors.NotFound(f"no keys in {folder}", hint="`muster init` makes them")
+        claims = jwt.read(files.read_text(folder / "operator.jwt", "the operator's document"))
+        if not isinstance(claims.nats, jwt.Operator):
+            raise errors.InvalidInput(f"{folder / 'operator.jwt'} is not an operator's document")
+        return cls(folder, claims.name, clock=clock)
+
+    # -- domains
+
+    def domains(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "accounts").iterdir() if path.name != SYSTEM)
+
+    def add_domain(self, domain: str) -> None:
+        """An account for another domain of the tree. Tell brokers with `claims_update`."""
+        _domain_name(domain)
+        with files.locked(self.folder):
+            if self._account(domain).exists():
+                raise errors.AlreadyExists(f"the domain {domain!r} is there already")
+            self._new_account(domain)
+
+    # -- credentials
+
+    def issue(
+        self,
+        identity: str,
+        role: roles.Role,
+        *,
+        lifetime_s: float | None = None,
+        domain: str | None = None,
+        public_key: str | None = None,
+        topics: tuple[str, ...] | None = None,
+        bearer: bool = False,
+    ) -> str:
+        """The user JWT of a new identity (or of one that was revoked or has expired, with a new key).
+
+        With ``public_key`` the key stays where it was made, and no credentials file is kept here.
+        """
+        domain = self._place(role, domain)
+        subjects.token(identity)
+        with files.locked(self.folder):
+            if self._user(domain, identity).exists():
+                record = self.show(identity, domain=domain)
+                if record.status == "valid":
+                    raise errors.AlreadyExists(
+                        f"{identity!r} has valid credentials in {domain!r}", hint="renew or revoke them"
+                    )
+                if public_key == record.public_key:
+                    raise errors.Refused(f"{identity!r} needs a new key: this one was {record.status}")
+            key = None if public_key else nkeys.KeyPair.create(nkeys.Kind.USER)
+            public = key.public if key else nkeys.require(public_key or "", nkeys.Kind.USER)
+            return self._sign(domain, identity, role, public, lifetime_s, topics, bearer, key)
+
+    def renew(self, identity: str, *, lifetime_s: float | None = None, domain: str | None = None) -> str:
+        """A later expiry and the present permissions for the same key; `errors.Refused` if it was revoked."""
+        with files.locked(self.folder):
+            record = self.show(identity, domain=domain)
+            if record.status == "revoked":
+                raise errors.Refused(f"{identity!r} was revoked", hint="issue it anew: that makes a new key")
+            user = self._claims(record.domain, identity).nats
+            assert isinstance(user, jwt.User)
+            topics = tuple(tag.removeprefix("topic:") for tag in user.tags if tag.startswith("topic:"))
+            path = self._user(record.domain, identity).with_suffix(".creds")
+            key = None
+            if path.exists():
+                key = nkeys.KeyPair.from_seed(self.credentials(identity, domain=record.domain).seed)
+            return self._sign(
+                record.domain,
+                identity,
+                roles.Role.named(record.role),
+                record.public_key,
+                lifetime_s,
+                topics or None,
+                record.bearer,
+                key,
+            )
+
+    def revoke(self, identity: str, *, domain: str | None = None) -> Record:
+        """Brokers refuse it, and drop its connections, once they are told with `claims_update`."""
+        with files.locked(self.folder):
+            record = self.show(identity, domain=domain)
+            if record.status == "revoked":
+                return record
+            now = int(self._clock())
+            revoked = {
+                key: entry
+                for key, entry in self._revoked(record.domain).items()
+                if not entry.expires_at or entry.expires_at > now
+            }
+            # The broker voids what was issued up to this second; a clock set back must not let it live on.
+            at = max(now, record.issued_at)
+            revoked[record.public_key] = Revocation(identity, at, record.expires_at or 0)
+            files.write(self._account(record.domain) / "revoked.json", msgspec.json.encode(revoked))
+            self._refresh(record.domain)
+            self._user(record.domain, identity).with_suffix(".creds").unlink(missing_ok=True)
+        return self.show(identity, domain=record.domain)
+
+    def show(self, identity: str, *, domain: str | None = None) -> Record:
+        domain = domain or self.domain
+        claims = self._claims(domain, subjects.token(identity))
+        user = claims.nats
+        assert isinstance(user, jwt.User)
+        role = next((tag.removeprefix("role:") for tag in user.tags if tag.startswith("role:")), "?")
+        limits: jwt.Limits = user
+        if not user.pub.allow and role in set(roles.Role):
+            limits = roles.limits(roles.Role(role), identity)
+        expired = claims.exp and claims.exp <= self._clock()
+        status = "revoked" if claims.sub in self._revoked(domain) else "expired" if expired else "valid"
+        return Record(
+            identity=identity,
+            domain=domain,
+            role=role,
+            status=status,
+            public_key=claims.sub,
+            serial=claims.jti,
+            issued_at=claims.iat,
+            expires_at=claims.exp or None,
+            bearer=user.bearer_token,
+            publish=limits.pub.allow,
+            subscribe=limits.sub.allow,
+        )
+
+    def records(self, *, domain: str | None = None) -> list[Record]:
+        domain = domain or self.domain
+        names = sorted(path.stem for path in (self._account(domain) / "users").glob("*.jwt"))
+        return [self.show(name, domain=domain) for name in names]
+
+    def credentials(self, identity: str, *, domain: str | None = None) -> credentials.Credentials:
+        path = self._user(domain or self.domain, subjects.token(identity)).with_suffix(".creds")
+        return credentials.Credentials.parse(files.read_text(path, f"the credentials file of {identity!r}"))
+
+    def credentials_path(self, identity: str, *, domain: str | None = None) -> pathlib.Path:
+        return self._user(domain or self.domain, subjects.token(identity)).with_suffix(".creds")
+
+    # -- brokers
+
+    def broker(self) -> BrokerTrust:
+        """Accounts are brought to the present table of roles first."""
+        accounts = {}
+        with files.locked(self.folder):
+            for domain in (SYSTEM, *self.domains()):
+                self._refresh(domain)
+                document = self._document(domain)
+                accounts[jwt.read(document).sub] = document
+        operator_jwt = files.read_text(self.folder / "operator.jwt", "the operator's document")
+        return BrokerTrust(operator_jwt, self._public(SYSTEM), accounts)
+
+    def claims_update(self, *, domain: str | None = None) -> tuple[str, bytes]:
+        """Subject and payload of the request that tells running brokers of the account as it is now.
+
+        To be sent with credentials of the role ``system``.
+        """
+        domain = domain or self.domain
+        with files.locked(self.folder):
+            self._refresh(domain)
+            return CLAIMS_UPDATE, self._document(domain).encode()
+
+    # -- inside
+
+    def _new_operator(self) -> None:
+        operator, signing = (nkeys.KeyPair.create(nkeys.Kind.OPERATOR) for _ in range(2))
+        files.write(self.folder / "keys" / "operator.seed", operator.seed.encode())
+        files.write(self.folder / "keys" / "signing.seed", signing.seed.encode())
+        self._new_account(SYSTEM)
+        claims = jwt.Operator(
+            signing_keys=(signing.public,), system_account=self._public(SYSTEM), strict_signing_key_usage=True
+        )
+        now = int(self._clock())
+        document = jwt.issue(operator, operator.public, self.domain, claims, issued_at=now)
+        files.write(self.folder / "operator.jwt", document.encode())
+
+    def _new_account(self, domain: str) -> None:
+        for name in ("account", "signing"):
+            key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
+            files.write(self._account(domain) / f"{name}.seed", key.seed.encode())
+        self._refresh(domain)
+
+    def _refresh(self, domain: str) -> None:
+        """Write the account's document anew if it would say something else than before."""
+        path = self._account(domain) / "account.jwt"
+        before = jwt.read(self._document(domain)) if path.exists() else None
+        public = before.sub if before else self._key(f"accounts/{domain}/account.seed").public
+        account = self._describe(domain, public)
+        if before and before.nats == msgspec.structs.replace(account, version=2):
+            return
+        # Brokers keep the newer of two documents, and count in seconds: two changes in one must differ.
+        issued_at = max(int(self._clock()), before.iat + 1 if before else 0)
+        signer = self._key("keys/signing.seed")
+        files.write(path, jwt.issue(signer, public, domain, account, issued_at=issued_at).encode())
+
+    def _describe(self, domain: str, public: str) -> jwt.Account:
+        system = domain == SYSTEM
+        scopes = [
+            jwt.Scope(key=self._role_key(domain, role).public, role=role.value, template=roles.limits(role))
+            for role in roles.Role
+            if (role is roles.Role.SYSTEM) == system
+        ]
+        signing = self._key(f"accounts/{domain}/signing.seed").public
+        return jwt.Account(
+            exports=tuple(_export(event) for event in _EVENTS.values()) if system else (),
+            imports=() if system else tuple(_import(name, public, self._public(SYSTEM)) for name in _EVENTS),
+            # The brokers' own account stores nothing.
+            limits=jwt.AccountLimits() if system else jwt.AccountLimits(mem_storage=-1, disk_storage=-1),
+            signing_keys=(signing, *scopes),
+            revocations={key: entry.at for key, entry in sorted(self._revoked(domain).items())},
+        )
+
+    def _sign(
+        self,
+        domain: str,
+        identity: str,
+        role: roles.Role,
+        public: str,
+        lifetime_s: float | None,
+        topics: tuple[str, ...] | None,
+        bearer: bool,
+        key: nkeys.KeyPair | None,
+    ) -> str:
+        tags = (f"role:{role}", f"identity:{identity}", *(f"topic:{topic}" for topic in topics or ()))
+        if topics is None and not bearer:
+            signer = self._role_key(domain, role)
+            user = jwt.User(issuer_account=self._public(domain), tags=tags)
+        else:
+            signer = self._key(f"accounts/{domain}/signing.seed")
+            limits = roles.limits(role, identity, topics=topics, bearer=bearer)
+            user = jwt.User(**msgspec.structs.asdict(limits), issuer_account=self._public(domain), tags=tags)
+        now = int(self._clock())
+        expires_at = now + max(1, round(lifetime_s)) if lifetime_s else None
+        document = jwt.issue(signer, public, identity, user, issued_at=now, expires_at=expires_at)
+        path = self._user(domain, identity)
+        files.write(path, document.encode())  # first: what is not recorded could not be revoked
+        if key:
+            text = credentials.Credentials(document, key.seed).render()
+            files.write(path.with_suffix(".creds"), text.encode())
+        else:
+            path.with_suffix(".creds").unlink(missing_ok=True)
+        return document
+
+    def _place(self, role: roles.Role, domain: str | None) -> str:
+        if (role is roles.Role.SYSTEM) != (domain == SYSTEM) and not (
+            role is roles.Role.SYSTEM and not domain
+        ):
+            raise errors.InvalidInput(f"the role {roles.Role.SYSTEM} and the account {SYSTEM} go together")
+        return SYSTEM if role is roles.Role.SYSTEM else domain or self.domain
+
+    def _role_key(self, domain: str, role: roles.Role) -> nkeys.KeyPair:
+        """Made when first needed: a new version of Muster may bring new roles."""
+        name = f"accounts/{domain}/roles/{role}.seed"
+        if not (self.folder / name).exists():
+            self._existing(domain)
+            key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
+            files.write(self.folder / name, key.seed.encode())
+        return self._key(name)
+
+    def _key(self, name: str) -> nkeys.KeyPair:
+        path = self.folder / name
+        try:
+            return nkeys.KeyPair.from_seed(files.read_text(path, "a private key"))
+        except errors.InvalidInput as error:
+            raise errors.InvalidInput(f"{path}: {error.message}", hint="restore it from a backup") from error
+
+    def _claims(self, domain: str, identity: str) -> jwt.Claims:
+        self._existing(domain)
+        path = self._user(domain, identity)
+        if not path.exists():
+            raise errors.NotFound(f"nobody called {identity!r} has credentials in {domain!r}")
+        claims = jwt.read(files.read_text(path, f"the document of {identity!r}"))
+        if not isinstance(claims.nats, jwt.User) or claims.name != identity:
+            raise errors.InvalidInput(f"{path} is not the document of {identity!r}")
+        return claims
+
+    def _revoked(self, domain: str) -> dict[str, Revocation]:
+        path = self._account(domain) / "revoked.json"
+        if not path.exists():
+            return {}
+        try:
+            return msgspec.json.decode(files.read(path, "the revocations"), type=dict[str, Revocation])
+        except msgspec.MsgspecError as error:
+            raise errors.InvalidInput(
+                f"{path} is damaged: {error}", hint="restore it from a backup"
+            ) from None
+
+    def _public(self, domain: str) -> str:
+        return jwt.read(self._document(domain)).sub
+
+    def _document(self, domain: str) -> str:
+        self._existing(domain)
+        return files.read_text(self._account(domain) / "account.jwt", f"the account of {domain!r}")
+
+    def _existing(self, domain: str) -> None:
+        if not self._account(domain).exists():
+            raise errors.NotFound(f"no domain {domain[:140]!r} here: there are {', '.join(self.domains())}")
+
+    def _account(self, domain: str) -> pathlib.Path:
+        return self.folder / "accounts" / subjects.token(domain)
+
+    def _user(self, domain: str, identity: str) -> pathlib.Path:
+        return self._account(domain) / "users" / f"{identity}.jwt"
+
+
+def _domain_name(domain: str) -> None:
+    if subjects.token(domain) == SYSTEM:
+        raise errors.InvalidInput(f"{SYSTEM} is the brokers' own account: choose another name")
+
+
+def _export(event: str) -> jwt.Export:
+    # The account's own key must stand at the star: nobody hears of another account's connections.
+    return jwt.Export(name=event, subject=f"$SYS.ACCOUNT.*.{event}", type="stream", account_token_position=3)
+
+
+def _import(name: str, account: str, system: str) -> jwt.Import:
+    return jwt.Import(
+        name=name,
+        subject=f"$SYS.ACCOUNT.{account}.{_EVENTS[name]}",
+        account=system,
+        type="stream",
+        local_subject=f"{subjects.CONNECTIONS}.{name}",
+    )

@@ -1,0 +1,127 @@
+"""What every command shares: the common options, the help page, and the `Invocation` it is handed.
+
+The common options stand on ``muster`` itself and on every command, so ``muster -o json status`` and
+``muster status -o json`` mean the same; the one nearer to the end of the line wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from muster.cli import output
+
+T = TypeVar("T")
+
+
+@dataclass
+class Invocation:
+    """How this run of ``muster`` was called: what the common options said."""
+
+    output: str = "table"
+    home: Path | None = None
+    profile: str | None = None
+    debug: bool = False
+
+    @property
+    def printer(self) -> output.Printer:
+        return output.Printer(self.output)
+
+
+pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
+
+
+def _remember(context: click.Context, option: click.Parameter, value: object) -> None:
+    """Only ``muster`` itself looks at the environment: a command's own option counts when it was typed."""
+    name = option.name or ""
+    typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    if value is not None and (typed or context.parent is None):
+        setattr(context.ensure_object(Invocation), name, value)
+
+
+COMMON_NAMES = ("output", "home", "profile", "debug")
+
+
+def _common_options() -> list[click.Parameter]:
+    shared: dict[str, Any] = {"expose_value": False, "callback": _remember}
+    return [
+        click.Option(
+            ["-o", "--output"],
+            type=click.Choice(output.FORMATS),
+            envvar="MUSTER_OUTPUT",
+            help="Form of the answer (default: table; streams: json is one object a line).",
+            **shared,
+        ),
+        click.Option(
+            ["--home"],
+            type=click.Path(file_okay=False, path_type=Path),
+            envvar="MUSTER_HOME",
+            help="The domain's folder (default: ./.muster if there, else ~/.muster).",
+            **shared,
+        ),
+        click.Option(
+            ["--profile"],
+            envvar="MUSTER_PROFILE",
+            metavar="NAME",
+            help="Named connection settings to use.",
+            **shared,
+        ),
+        click.Option(
+            ["--debug"],
+            is_flag=True,
+            default=None,
+            envvar="MUSTER_DEBUG",
+            help="Show the traceback of an error.",
+            **shared,
+        ),
+    ]
+
+
+class _Page(click.Command):
+    """A help page with the options of its own first, then the common ones, then examples."""
+
+    def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+        self.params = [*self.params, *_common_options()]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own, common = [], []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                (common if param.name in COMMON_NAMES else own).append(record)
+        for title, records in (("Options", own), ("Common options", common)):
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            with formatter.section("Examples"):
+                for line, meaning in self.examples:
+                    formatter.write(f"  {line}\n" + (f"      {meaning}\n" if meaning else ""))
+
+
+class Command(_Page):
+    pass
+
+
+class Group(_Page, click.Group):
+    command_class = Command
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        super().format_options(ctx, formatter)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run an async command to its end."""
+    return asyncio.run(work)

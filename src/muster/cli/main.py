@@ -1,0 +1,164 @@
+"""The ``muster`` command: the table of commands, and the one place where errors become words and exit codes.
+
+A command is one small file in this folder that is named in `COMMANDS`; it is imported only when it is called
+(or completed), which keeps ``muster --help`` quick.  The summaries stand here so that the help page needs no
+import either; a test compares them with what the commands say of themselves.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import sys
+from typing import Any, NamedTuple, NoReturn, cast
+
+import click
+
+from muster.cli import base, output
+from muster.core import errors
+
+INTERRUPTED = 130
+
+
+class Entry(NamedTuple):
+    module: str  # in muster.cli; the command is its attribute of the command's own name
+    section: str
+    summary: str
+
+
+COMMANDS: dict[str, Entry] = {
+    "demo": Entry("demo", "Start here", "Start a domain on this machine and show it at work."),
+    "init": Entry("init", "Start here", "Make a home: identities, certificates and settings."),
+    "up": Entry("up", "A domain", "Start the domain of a home."),
+    "down": Entry("up", "A domain", "Stop the domain of a home."),
+    "status": Entry("status", "A domain", "Say what runs, how it is, and where its things are."),
+    "broker": Entry("broker", "A domain", "Start, link, unlink and list brokers."),
+    "creds": Entry("creds", "A domain", "Issue, revoke and show credentials."),
+    "config": Entry("config", "A domain", "Check and print settings."),
+    "pub": Entry("messages", "Messages", "Publish a message to a topic."),
+    "sub": Entry("messages", "Messages", "Print the messages of a topic as they come."),
+    "request": Entry("messages", "Messages", "Ask a topic and print the answer."),
+    "profile": Entry("profile", "This command", "Named connection settings."),
+    "completion": Entry("completion", "This command", "Print the completion script of a shell."),
+    "version": Entry("version", "This command", "Print the versions of Muster and what it stands on."),
+}
+
+
+class Root(base.Group):
+    """Knows its commands by name and imports one when it is wanted."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.commands = cast(dict[str, click.Command], COMMANDS)  # click looks here for the nearest spelling
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = getattr(importlib.import_module(f"muster.cli.{entry.module}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
+            with formatter.section(section):
+                formatter.write_dl(
+                    [(name, entry.summary) for name, entry in COMMANDS.items() if entry.section == section],
+                    col_max=14,
+                )
+
+
+@click.group(
+    cls=Root,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    examples=[
+        ("muster demo", "see it alive in ten seconds"),
+        ("muster init && muster up --detach", "a domain of your own"),
+        ("muster status", ""),
+    ],
+)
+@click.version_option(package_name="muster", message="%(prog)s %(version)s")
+def muster() -> None:
+    """A publish/subscribe control plane for fleets of services."""
+
+
+def explain(error: OSError) -> errors.MusterError:
+    """What the operating system refused, in the words of our own tree."""
+    where = f"{error.filename}: " if error.filename else ""
+    what = f"{where}{(error.strerror or str(error)).lower()}"
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return errors.LimitExceeded(
+                f"no space left on the device ({what})", hint="free some space, or choose another --home"
+            )
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return errors.Forbidden(what, hint="change its permissions, or choose another --home")
+        case errno.ENOENT:
+            return errors.NotFound(what)
+        case errno.EADDRINUSE:
+            return errors.Unavailable(
+                what, hint="another process has the port: choose another in the settings"
+            )
+        case _:
+            return errors.MusterError(what)
+
+
+def _report(invocation: base.Invocation, code: str, message: str, hint: str | None) -> None:
+    if invocation.output == "json":
+        sys.stderr.write(json.dumps({"error": {"code": code, "message": message, "hint": hint}}) + "\n")
+        return
+    bold, plain = ("\x1b[1;31m", "\x1b[0m") if output.coloured(sys.stderr) else ("", "")
+    sys.stderr.write(f"{bold}error:{plain} {message}\n")
+    if hint:
+        sys.stderr.write(f"hint: {hint}\n")
+
+
+def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
+    """Run one command line and return its exit code. Errors are told on stderr."""
+    invocation = base.Invocation()
+    try:
+        result = muster.main(arguments, prog_name=program, standalone_mode=False, obj=invocation)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError) as stop:
+        if isinstance(stop, click.exceptions.NoArgsIsHelpError):
+            stop.show()
+        return stop.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (``muster sub … | head``): not a fault, and Python must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except click.ClickException as error:
+        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else program
+        hint = f"see `{path} --help`"
+        if invocation.debug:
+            raise
+        _report(invocation, errors.InvalidInput.code, error.format_message(), hint)
+        return errors.InvalidInput.exit_code
+    except (errors.MusterError, OSError) as error:
+        if invocation.debug:
+            raise
+        told = explain(error) if isinstance(error, OSError) else error
+        message = told.message
+        if isinstance(told, errors.ParseError):
+            message += "\n" + "\n".join(f"    {line}" for line in told.pointer().splitlines())
+        _report(invocation, told.code, message, told.hint)
+        return told.exit_code
+    except Exception as error:
+        if invocation.debug:
+            raise
+        broken = errors.InvariantBroken(f"{type(error).__name__}: {error}")
+        _report(invocation, broken.code, broken.message, "this is a bug in Muster: run it again with --debug")
+        return broken.exit_code
+
+
+def main() -> NoReturn:
+    sys.exit(call())

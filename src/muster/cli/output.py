@@ -1,0 +1,154 @@
+"""How answers look: ``table`` for people, ``json`` and ``yaml`` for programs.
+
+A command hands over plain values (dicts, lists, strings, numbers); nothing it prints exists in one form only.
+Streams are one JSON object a line, one YAML document each, or one line of text.  Colour and spinners appear
+only on a terminal, and never when ``NO_COLOR`` is set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import rich.console
+
+FORMATS = ("table", "json", "yaml")
+
+
+def coloured(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _plain(value: Any) -> str:
+    """A cell: empty for nothing, comma-separated for a list."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_plain(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_plain(item) for item in value)
+    return str(value)
+
+
+_STYLES = {
+    "healthy": "green",
+    "running": "green",
+    "degraded": "yellow",
+    "starting": "yellow",
+    "unhealthy": "red",
+    "failed": "red",
+    "stopped": "dim",
+}
+
+
+class Printer:
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    @property
+    def for_people(self) -> bool:
+        return self.form == "table"
+
+    def _console(self, stream: TextIO) -> rich.console.Console:
+        import rich.console
+
+        # Away from a terminal nothing is wrapped: a line stays a line for grep and awk.
+        return rich.console.Console(
+            file=stream,
+            width=None if stream.isatty() else 10_000,
+            no_color=not coloured(stream),
+            highlight=False,
+            soft_wrap=not stream.isatty(),
+            markup=False,
+            emoji=False,
+        )
+
+    def _dump(self, value: Any) -> None:
+        if self.form == "json":
+            sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+        else:
+            import yaml
+
+            yaml.safe_dump(value, sys.stdout, sort_keys=False, allow_unicode=True)
+
+    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str = "") -> None:
+        """A list of things. ``columns`` are what a table shows; json and yaml carry everything.
+
+        ``empty`` tells a person what an empty list means.
+        """
+        if not self.for_people:
+            self._dump([dict(row) for row in rows])
+        elif not rows:
+            if empty:
+                self.note(empty)
+        else:
+            self._table([column.upper() for column in columns], [[r.get(c) for c in columns] for r in rows])
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """One thing, as names and values."""
+        if not self.for_people:
+            self._dump(dict(facts))
+            return
+        shown = [
+            [name.replace("_", " "), value] for name, value in facts.items() if value not in (None, [], {})
+        ]
+        self._table(None, shown)
+
+    def _table(self, header: Sequence[str] | None, rows: Sequence[Sequence[Any]]) -> None:
+        import rich.table
+        import rich.text
+
+        table = rich.table.Table(
+            box=None, show_header=header is not None, pad_edge=False, padding=(0, 2, 0, 0)
+        )
+        width = len(header) if header is not None else 2
+        for index in range(width):
+            title = header[index] if header is not None else ""
+            table.add_column(
+                title, header_style="bold", style="bold" if header is None and index == 0 else ""
+            )
+        for row in rows:
+            cells = [_plain(cell) for cell in row]
+            table.add_row(*(rich.text.Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
+        console = self._console(sys.stdout)
+        with console.capture() as captured:
+            console.print(table)
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+    def item(self, value: Mapping[str, Any], line: str) -> None:
+        """One element of a stream, out at once."""
+        if self.form == "json":
+            sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+        elif self.form == "yaml":
+            sys.stdout.write("---\n")
+            self._dump(dict(value))
+        else:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    def done(self, facts: Mapping[str, Any], sentence: str) -> None:
+        """The outcome of an act: a sentence for a person, the facts for a program."""
+        if self.for_people:
+            sys.stdout.write(sentence + "\n")
+        else:
+            self._dump(dict(facts))
+
+    def note(self, text: str) -> None:
+        """Something for a person beside the answer: on stderr, so that it never mixes with data."""
+        sys.stderr.write(text + "\n")
+
+    @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """A spinner while something takes its time; silent away from a terminal."""
+        if not (self.for_people and coloured(sys.stderr)):
+            yield
+            return
+        with self._console(sys.stderr).status(text):
+            yield

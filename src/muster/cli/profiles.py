@@ -1,0 +1,92 @@
+"""Profiles: named sets of connection settings of this user, one TOML file each.
+
+They lie in ``$XDG_CONFIG_HOME/muster/profiles`` (default ``~/.config``); the file ``current`` beside them names
+the one in use when none is given.  Which settings a command connects with, the first of these that is there:
+
+1. ``--server``, ``--creds``, ``--ca`` (each overrides that one setting of the rest)
+2. ``--profile`` or ``MUSTER_PROFILE``
+3. ``--home`` or ``MUSTER_HOME``: the domain that runs there, as its administrator
+4. the current profile (``muster profile use``)
+5. the default home
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from muster.core import errors, settings, subjects
+
+
+class Profile(settings.Section):
+    """How to connect to a domain."""
+
+    servers: Annotated[
+        tuple[str, ...],
+        settings.doc("URLs of brokers. Name several: a client that knows one broker cannot roam from it."),
+    ] = ()
+    locator: Annotated[
+        str, settings.doc("URL of a locator, which knows the brokers and says which one is best for you.")
+    ] = ""
+    creds: Annotated[settings.FilePath, settings.doc("File of credentials (`muster creds issue`).")] = ""
+    ca: Annotated[
+        settings.FilePath, settings.doc("Certificate authority of the brokers, where they use TLS.")
+    ] = ""
+    home: Annotated[
+        settings.FilePath,
+        settings.doc("A home on this machine: connect to the domain that runs there, as its administrator."),
+    ] = ""
+
+
+def folder() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "muster" / "profiles"
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def current() -> str | None:
+    try:
+        return (folder() / "current").read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def load(name: str) -> Profile:
+    return settings.load(Profile, file=_existing(name))
+
+
+def save(name: str, profile: Profile) -> Path:
+    path = _path(name)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_text(settings.to_toml(profile))
+    return path
+
+
+def use(name: str) -> None:
+    _existing(name)
+    (folder() / "current").write_text(name + "\n")
+
+
+def remove(name: str) -> None:
+    _existing(name).unlink()
+    if current() == name:
+        (folder() / "current").unlink()
+
+
+def _path(name: str) -> Path:
+    return folder() / f"{subjects.token(name)}.toml"
+
+
+def _existing(name: str) -> Path:
+    path = _path(name)
+    if not path.is_file():
+        known = ", ".join(names())
+        raise errors.NotFound(
+            f"there is no profile {name!r}" + (f"; there are: {known}" if known else ""),
+            hint=f"make it with `muster profile add {name} --server URL --creds FILE`",
+        )
+    return path

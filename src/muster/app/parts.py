@@ -1,25 +1,26 @@
 """Parts: what a domain is made of, and in which order they start and stop.
 
-A part is anything with a life of its own: the store, the budget watcher, later each of the services.  It names
+A part is anything with a life of its own: the store, the budget watcher, each of the services.  It names
 what it depends on; parts start in that order and stop in the reverse one.  A part says beforehand whether the
 domain can go on without it:
 
 - a **vital** part that fails, at the start or later, takes the domain down in order;
 - any other is reported as failed, and so is whatever depends on it; the rest goes on.
 
-Work that runs beside ``start`` belongs in ``context.spawn``: the domain ends it at the stop, and its failure is
-the part's failure.  Nothing restarts a part here: who restarts what is the business of supervisors below (a
-broker's) and of ``manage`` above.
+Work that goes on after ``start`` belongs in ``context.spawn``: the domain ends it at the stop, and its
+failure is the part's failure.  Nothing restarts a part here: that is the business of the supervisors below
+(a broker's) and of ``manage`` above.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import graphlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from muster.core import errors
 
@@ -42,17 +43,14 @@ class Health:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-C = TypeVar("C", contravariant=True)
-
-
-class Part(Protocol[C]):
+class Part(Protocol):
     @property
     def name(self) -> str: ...
     @property
     def depends_on(self) -> Sequence[str]: ...
     @property
     def vital(self) -> bool: ...
-    async def start(self, context: C) -> None:
+    async def start(self, context: Any) -> None:
         """When this returns, the part serves."""
         ...
 
@@ -92,9 +90,9 @@ class Team:
 
     def __init__(
         self,
-        parts: Iterable[Part[Any]],
+        parts: Iterable[Part],
         *,
-        context_for: Callable[[Part[Any], Spawn], Any],
+        context_for: Callable[[Part, Spawn], Any],
         on_failure: Callable[[str, BaseException], None],
     ) -> None:
         members = list(parts)
@@ -121,7 +119,7 @@ class Team:
             else:
                 self._begun.append(name)
                 try:
-                    await part.start(self._context_for(part, lambda work, name=name: self._spawn(name, work)))
+                    await part.start(self._context_for(part, functools.partial(self._spawn, name)))
                     self._running.add(name)
                 except Exception as error:  # noqa: BLE001  (whatever a part raises is the part's failure)
                     self._fail(name, error)
@@ -144,6 +142,9 @@ class Team:
 
     def health(self) -> dict[str, Health]:
         return {name: self._health_of(name) for name in self._order}
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return list(self._tasks)
 
     def is_vital(self, name: str) -> bool:
         return self._parts[name].vital

@@ -6,7 +6,6 @@ The common options stand on ``muster`` itself and on every command, so ``muster 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from muster.cli import output
+from muster.cli import output as output_
 
 T = TypeVar("T")
 
@@ -23,14 +22,14 @@ T = TypeVar("T")
 class Invocation:
     """How this run of ``muster`` was called: what the common options said."""
 
-    output: str = "table"
+    output: str = "table"  # one of output.FORMATS
     home: Path | None = None
     profile: str | None = None
     debug: bool = False
 
     @property
-    def printer(self) -> output.Printer:
-        return output.Printer(self.output)
+    def printer(self) -> output_.Printer:
+        return output_.Printer(self.output)
 
 
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
@@ -52,7 +51,7 @@ def _common_options() -> list[click.Parameter]:
     return [
         click.Option(
             ["-o", "--output"],
-            type=click.Choice(output.FORMATS),
+            type=click.Choice(output_.FORMATS),
             envvar="MUSTER_OUTPUT",
             help="Form of the answer (default: table; streams: json is one object a line).",
             **shared,
@@ -91,7 +90,8 @@ class _Page(click.Command):
         self.params = [*self.params, *_common_options()]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own, common = [], []
+        own: list[tuple[str, str]] = []
+        common: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
@@ -124,4 +124,6 @@ class Group(_Page, click.Group):
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run an async command to its end."""
+    import asyncio
+
     return asyncio.run(work)

@@ -33,5 +33,5 @@ def completion(shell: str) -> None:
     kind = click.shell_completion.get_completion_class(shell)
     assert kind is not None
     # The class's own check of the installed shell's version is for running, not for printing.
-    script = kind(main.muster, {}, "muster", "_MUSTER_COMPLETE")
+    script = kind(main.muster, {}, "muster", main.COMPLETION_VARIABLE)
     sys.stdout.write(kind.source_template % script.source_vars() + "\n")

@@ -20,6 +20,7 @@ from muster.cli import base, output
 from muster.core import errors
 
 INTERRUPTED = 130
+COMPLETION_VARIABLE = "_MUSTER_COMPLETE"
 
 
 class Entry(NamedTuple):
@@ -29,17 +30,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS: dict[str, Entry] = {
-    "demo": Entry("demo", "Start here", "Start a domain on this machine and show it at work."),
-    "init": Entry("init", "Start here", "Make a home: identities, certificates and settings."),
-    "up": Entry("up", "A domain", "Start the domain of a home."),
-    "down": Entry("up", "A domain", "Stop the domain of a home."),
-    "status": Entry("status", "A domain", "Say what runs, how it is, and where its things are."),
-    "broker": Entry("broker", "A domain", "Start, link, unlink and list brokers."),
-    "creds": Entry("creds", "A domain", "Issue, revoke and show credentials."),
     "config": Entry("config", "A domain", "Check and print settings."),
-    "pub": Entry("messages", "Messages", "Publish a message to a topic."),
-    "sub": Entry("messages", "Messages", "Print the messages of a topic as they come."),
-    "request": Entry("messages", "Messages", "Ask a topic and print the answer."),
     "profile": Entry("profile", "This command", "Named connection settings."),
     "completion": Entry("completion", "This command", "Print the completion script of a shell."),
     "version": Entry("version", "This command", "Print the versions of Muster and what it stands on."),
@@ -122,15 +113,18 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
     """Run one command line and return its exit code. Errors are told on stderr."""
     invocation = base.Invocation()
     try:
-        result = muster.main(arguments, prog_name=program, standalone_mode=False, obj=invocation)
+        words = sys.argv[1:] if arguments is None else arguments
+        with muster.make_context(program, words, obj=invocation) as context:
+            muster.invoke(context)
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
-    except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError) as stop:
-        if isinstance(stop, click.exceptions.NoArgsIsHelpError):
-            stop.show()
+        return 0
+    except click.exceptions.Exit as stop:
         return stop.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        sys.stderr.write("interrupted\n")
+    except click.exceptions.NoArgsIsHelpError as stop:
+        stop.show()
+        return stop.exit_code
+    except (click.Abort, KeyboardInterrupt, EOFError):
+        sys.stderr.write("\ninterrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader went away (``muster sub … | head``): not a fault, and Python must not complain at exit.
@@ -161,4 +155,6 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
 
 
 def main() -> NoReturn:
+    if os.environ.get(COMPLETION_VARIABLE):  # a shell asks what could stand here
+        muster.main(prog_name="muster", complete_var=COMPLETION_VARIABLE)
     sys.exit(call())

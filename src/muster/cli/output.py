@@ -105,15 +105,9 @@ class Printer:
         import rich.table
         import rich.text
 
-        table = rich.table.Table(
-            box=None, show_header=header is not None, pad_edge=False, padding=(0, 2, 0, 0)
-        )
-        width = len(header) if header is not None else 2
-        for index in range(width):
-            title = header[index] if header is not None else ""
-            table.add_column(
-                title, header_style="bold", style="bold" if header is None and index == 0 else ""
-            )
+        table = rich.table.Table(box=None, show_header=bool(header), pad_edge=False, padding=(0, 2, 0, 0))
+        for index, title in enumerate(header or ("", "")):
+            table.add_column(title, header_style="bold", style="bold" if header is None and not index else "")
         for row in rows:
             cells = [_plain(cell) for cell in row]
             table.add_row(*(rich.text.Text(cell, style=_STYLES.get(cell, "")) for cell in cells))

@@ -48,13 +48,11 @@ def list_(invocation: base.Invocation) -> None:
     ],
 )
 @click.argument("name")
-@click.option(
-    "--server", "servers", multiple=True, metavar="URL", help="A broker; may be given several times."
-)
+@click.option("--server", "servers", multiple=True, metavar="URL", help="A broker; may be repeated.")
 @click.option("--locator", default="", metavar="URL", help="A locator to ask for the best broker.")
 @click.option("--creds", type=click.Path(dir_okay=False, path_type=Path), help="File of credentials.")
 @click.option(
-    "--ca", type=click.Path(dir_okay=False, path_type=Path), help="The brokers' certificate authority."
+    "--ca", type=click.Path(dir_okay=False, path_type=Path), help="Authority of the brokers' certificates."
 )
 @base.pass_invocation
 def add(

@@ -1,7 +1,7 @@
 """Profiles: named sets of connection settings of this user, one TOML file each.
 
-They lie in ``$XDG_CONFIG_HOME/muster/profiles`` (default ``~/.config``); the file ``current`` beside them names
-the one in use when none is given.  Which settings a command connects with, the first of these that is there:
+They lie in ``$XDG_CONFIG_HOME/muster/profiles`` (default ``~/.config``); the file ``current`` beside them
+names the one in use when none is given.  A command connects with the first of these that is there:
 
 1. ``--server``, ``--creds``, ``--ca`` (each overrides that one setting of the rest)
 2. ``--profile`` or ``MUSTER_PROFILE``
@@ -19,7 +19,7 @@ from typing import Annotated
 from muster.core import errors, settings, subjects
 
 
-class Profile(settings.Section):
+class Profile(settings.Section, frozen=True, kw_only=True):
     """How to connect to a domain."""
 
     servers: Annotated[

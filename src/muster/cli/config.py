@@ -1,0 +1,113 @@
+"""``muster config``: what the settings are, where each value comes from, and whether they are right."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import base
+
+if TYPE_CHECKING:
+    from muster.core import ground, settings
+
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one setting, as in --set bus.port=4222; may be repeated.",
+)
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
+    pairs = [override.partition("=") for override in overrides]
+    for (key, equals, _), given in zip(pairs, overrides, strict=True):
+        if not (key and equals):
+            raise click.BadParameter(f"{given!r} is not KEY=VALUE", param_hint="--set")
+    return {key: value for key, _, value in pairs}
+
+
+def resolve(
+    invocation: base.Invocation, overrides: Sequence[str] = (), *, file: Path | None = None
+) -> settings.Resolved[ground.Ground]:
+    """The settings in force: of the home chosen, the environment and ``--set``."""
+    import os
+
+    from muster.app import home
+    from muster.core import ground, settings
+
+    place = file or home.Home.find(invocation.home).expect().settings_file
+    return settings.resolve(ground.Ground, file=place, env=os.environ, flags=parse_overrides(overrides))
+
+
+def load(invocation: base.Invocation, overrides: Sequence[str] = ()) -> ground.Ground:
+    return resolve(invocation, overrides).settings
+
+
+@click.group(cls=base.Group, examples=[("muster config print", "")])
+def config() -> None:
+    """Check and print settings."""
+
+
+@config.command(
+    examples=[("muster config validate", "the home's"), ("muster config validate ./muster.toml", "a file")]
+)
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@set_option
+@base.pass_invocation
+def validate(invocation: base.Invocation, file: Path | None, overrides: tuple[str, ...]) -> None:
+    """Say whether the settings are right, and if not, everything that is wrong.
+
+    Looks at the home's muster.toml or at FILE, at the environment and at --set.
+    """
+    resolved = resolve(invocation, overrides, file=file)
+    count = len(resolved.sources)
+    invocation.printer.done(
+        {"valid": True, "set": dict(resolved.sources)},
+        f"valid: {count} {'setting is' if count == 1 else 'settings are'} not at the default",
+    )
+
+
+@config.command(
+    "print",
+    examples=[
+        ("muster config print", "as TOML, each line with its source"),
+        ("muster config print -o json | jq .bus", ""),
+    ],
+)
+@click.option("--changed", is_flag=True, help="Only what is not at its default.")
+@set_option
+@base.pass_invocation
+def print_(invocation: base.Invocation, changed: bool, overrides: tuple[str, ...]) -> None:
+    """Print the settings in force, and where each comes from.
+
+    The default form is TOML, which can be saved and read back.
+    """
+    from muster.core import settings
+
+    resolved = resolve(invocation, overrides)
+    if changed and invocation.printer.for_people:
+        rows = [
+            {"key": field.key, "value": settings.value_of(resolved.settings, field.path), "source": source}
+            for field in settings.fields(type(resolved.settings))
+            if (source := resolved.sources.get(field.key))
+        ]
+        invocation.printer.rows(rows, ("key", "value", "source"), empty="everything is at its default")
+        return
+    if invocation.printer.for_people:
+        sys.stdout.write(settings.to_toml(resolved.settings, resolved.sources))
+        return
+    tree: dict[str, Any] = {}
+    for field in settings.fields(type(resolved.settings)):
+        if changed and field.key not in resolved.sources:
+            continue
+        *sections, name = field.path
+        table = tree
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[name] = settings.value_of(resolved.settings, field.path)
+    invocation.printer.facts(tree)

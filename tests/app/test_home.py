@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from muster.app import home
+from muster.core import errors
+
+RUNNING = home.Running(
+    domain="local",
+    pid=1,
+    started_at_s=1.0,
+    version="0",
+    servers=("nats://127.0.0.1:1",),
+    health_url="http://x",
+)
+
+
+def test_the_home_is_the_one_chosen_else_here_else_the_user_s(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    assert home.Home.find(tmp_path / "x").root == tmp_path / "x"
+    assert home.Home.find().root == tmp_path / "user" / ".muster"
+    (tmp_path / ".muster").mkdir()
+    assert home.Home.find().root == tmp_path / "user" / ".muster"  # a folder alone is not a home
+    (tmp_path / ".muster" / "muster.toml").touch()
+    assert home.Home.find().root == tmp_path / ".muster"
+
+
+def test_folders_are_for_their_owner_only(tmp_path):
+    folder = home.Folder(tmp_path / "deep" / "local")
+    folder.create()
+    for path in (folder.root, folder.keys, folder.certs, folder.brokers, folder.logs, folder.run):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_only_one_holds_a_folder_and_the_other_is_told_who(tmp_path):
+    folder = home.Folder(tmp_path)
+    assert folder.holder() is None
+    with folder.hold():
+        assert folder.holder() == os.getpid()
+        with pytest.raises(errors.AlreadyExists, match=rf"pid {os.getpid()}"), folder.hold():
+            pass
+        folder.announce(RUNNING)
+        assert folder.running() == RUNNING
+    assert folder.holder() is None
+    assert folder.running() is None
+    with folder.hold():
+        pass
+
+
+def test_a_killed_holder_leaves_nothing_that_is_in_the_way(tmp_path):
+    folder = home.Folder(tmp_path)
+    code = (
+        "import sys, pathlib\nfrom muster.app import home\n"
+        "with home.Folder(pathlib.Path(sys.argv[1])).hold():\n"
+        "    print('held', flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        folder.announce(RUNNING)
+        assert folder.holder() == holder.pid
+        holder.kill()
+        holder.wait(timeout=10)
+    assert folder.running_file.exists()  # stale…
+    assert folder.running() is None  # …and not believed
+    with folder.hold():
+        assert not folder.running_file.exists()

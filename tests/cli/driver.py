@@ -1,0 +1,74 @@
+"""Run the command: inside this process (quick: parsing, errors) or as a process of its own (real)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.cli import main
+
+SOURCE = Path(main.__file__).parents[2]
+
+
+@dataclass
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def environment(home: Path | None = None, **extra: str) -> dict[str, str]:
+    """A user's environment with nothing of this machine's Muster in it."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    clean |= {"PYTHONPATH": str(SOURCE), "NO_COLOR": "1"}
+    if home is not None:
+        clean |= {"MUSTER_HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "HOME": str(home)}
+    return clean | extra
+
+
+def command_line(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "muster", *map(str, arguments)]
+
+
+def run(*arguments: str | Path, home: Path | None = None, stdin: str = "", timeout_s: float = 30) -> Answer:
+    """A real process."""
+    done = subprocess.run(
+        command_line(*arguments),
+        input=stdin,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+class InProcess:
+    """``muster`` called as a function, with its own streams and folders."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        self._capsys = capsys
+        for name in [name for name in os.environ if name.startswith("MUSTER_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+        monkeypatch.setenv("HOME", str(tmp_path / "user"))
+        monkeypatch.chdir(tmp_path)
+
+    def __call__(self, *arguments: str | Path) -> Answer:
+        self._capsys.readouterr()
+        code = main.call([str(argument) for argument in arguments])
+        captured = self._capsys.readouterr()
+        return Answer(code, captured.out, captured.err)

@@ -1,0 +1,79 @@
+"""The table of commands: each is there, says the same of itself, and is imported only when it is wanted."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from muster.cli import base, main
+from tests.cli import driver
+
+
+def walk(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from walk(found, (*path, name))
+
+
+COMMANDS = dict(walk(main.muster))
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_the_summary_in_the_table_is_the_command_s_own(name):
+    command = COMMANDS[(name,)]
+    assert (command.help or "").strip().split("\n")[0] == main.COMMANDS[name].summary
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_examples_and_the_common_options(path, muster):
+    answer = muster(*path, "--help")
+    assert answer.code == 0
+    assert "Examples:" in answer.out
+    assert "--home" in answer.out
+    assert "--output" in answer.out
+    command = COMMANDS[path]
+    assert isinstance(command, base.Command | base.Group)
+    for line, _ in command.examples:
+        assert line.startswith(("muster ", "echo ", "kill ")), line
+
+
+def test_help_imports_no_command_and_nothing_heavy():
+    listing = (
+        "import sys; from muster.cli import main; main.call(['--help']); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", listing], env=driver.environment(), capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stderr.split())
+    heavy = {"asyncio", "nats", "numpy", "rich", "yaml", "msgspec", "cryptography", "prometheus_client"}
+    assert not heavy & loaded
+    commands = {f"muster.cli.{entry.module}" for entry in main.COMMANDS.values()}
+    assert not commands & loaded
+
+
+def test_help_answers_quickly():
+    """Under 300 ms on an idle machine; on a busy one, measured against what Python itself needs."""
+
+    def took_s(*arguments: str) -> float:
+        began = time.perf_counter()
+        subprocess.run(
+            [sys.executable, *arguments], env=driver.environment(), stdout=subprocess.DEVNULL, check=True
+        )
+        return time.perf_counter() - began
+
+    pairs = [(took_s("-c", "pass"), took_s("-m", "muster", "--help")) for _ in range(5)]
+    best_s = min(ours for _, ours in pairs)
+    ratio = statistics.median(ours / bare for bare, ours in pairs)
+    assert best_s < 0.3 or ratio < 15, f"{best_s * 1000:.0f} ms, {ratio:.1f} times `python -c pass`"

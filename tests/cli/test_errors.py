@@ -1,0 +1,104 @@
+"""What goes wrong is told on stderr with what to do about it, and the exit code says what kind it was."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+
+import pytest
+
+from muster.cli import main, output
+from muster.core import errors
+from tests.cli import driver
+
+
+def test_a_misspelt_command_is_told_the_nearest(muster):
+    answer = muster("conifg")
+    assert answer.code == 2
+    assert "Did you mean 'config'?" in answer.err
+    assert "hint: see `muster --help`" in answer.err
+    assert answer.out == ""
+
+
+def test_an_unknown_option_names_the_page_that_helps(muster):
+    answer = muster("config", "print", "--wat")
+    assert answer.code == 2
+    assert "muster config print --help" in answer.err
+
+
+def test_no_home_says_how_to_make_one(muster, tmp_path):
+    answer = muster("config", "print", "--home", tmp_path / "none")
+    assert answer.code == errors.NotFound.exit_code
+    assert f"hint: make one with `muster init --home {tmp_path / 'none'}`" in answer.err
+
+
+def test_with_json_output_the_error_is_json_too(muster, tmp_path):
+    answer = muster("-o", "json", "config", "print", "--home", tmp_path / "none")
+    told = json.loads(answer.err)["error"]
+    assert told["code"] == "not-found"
+    assert "muster init" in told["hint"]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "word"),
+    [
+        (errno.ENOSPC, errors.LimitExceeded, "no space left"),
+        (errno.EACCES, errors.Forbidden, "permission denied"),
+        (errno.EADDRINUSE, errors.Unavailable, "in use"),
+        (errno.ENOENT, errors.NotFound, "no such file"),
+    ],
+)
+def test_errors_of_the_system_are_told_in_our_words(number, kind, word):
+    told = main.explain(OSError(number, os.strerror(number), "/some/file"))
+    assert type(told) is kind
+    assert word in told.message
+    assert "/some/file" in told.message
+
+
+def run_a_command_that(raises: BaseException, muster, monkeypatch, *options: str) -> driver.Answer:
+    def fail(*_: object) -> None:
+        raise raises
+
+    monkeypatch.setattr(output.Printer, "facts", fail)
+    answer: driver.Answer = muster("version", *options)
+    return answer
+
+
+def test_a_bug_is_told_as_one_without_a_traceback(muster, monkeypatch):
+    answer = run_a_command_that(ZeroDivisionError("oh"), muster, monkeypatch)
+    assert answer.code == 70
+    assert "Traceback" not in answer.err
+    assert "this is a bug in Muster: run it again with --debug" in answer.err
+
+
+def test_debug_shows_the_traceback(muster, monkeypatch):
+    with pytest.raises(ZeroDivisionError):
+        run_a_command_that(ZeroDivisionError("oh"), muster, monkeypatch, "--debug")
+
+
+def test_a_parse_error_points_at_the_character(muster, monkeypatch):
+    fault = errors.ParseError("expected a value", text="a = ", position=3)
+    answer = run_a_command_that(fault, muster, monkeypatch)
+    assert answer.code == 2
+    assert "    a = \n       ^" in answer.err
+
+
+def test_an_interrupt_has_its_own_code(muster, monkeypatch):
+    assert run_a_command_that(KeyboardInterrupt(), muster, monkeypatch).code == main.INTERRUPTED
+
+
+def test_a_reader_that_goes_away_is_not_an_error():
+    """As in ``muster completion bash | head -1``: no complaint, no traceback."""
+    writer = subprocess.Popen(
+        driver.command_line("completion", "bash"),
+        env=driver.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert writer.stdout is not None
+    writer.stdout.close()
+    _, err = writer.communicate(timeout=30)
+    assert err == b""
+    assert writer.returncode == 0

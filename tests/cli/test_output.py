@@ -1,0 +1,94 @@
+"""One answer, three forms."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from muster.cli import output
+from tests.cli import driver
+
+ROWS: list[dict[str, Any]] = [
+    {"name": "b1", "state": "healthy", "ports": [4222, 8222], "note": None},
+    {"name": "b2-with-a-long-name", "state": "failed", "ports": [], "note": "why"},
+]
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_a_table_is_aligned_and_has_no_trailing_spaces(capsys):
+    output.Printer("table").rows(ROWS, ("name", "state", "ports"))
+    assert printed(capsys) == (
+        "NAME                 STATE    PORTS\n"
+        "b1                   healthy  4222, 8222\n"
+        "b2-with-a-long-name  failed\n"
+    )
+
+
+def test_away_from_a_terminal_a_row_stays_one_line(capsys):
+    output.Printer("table").rows([{"name": "n", "path": "x" * 500}], ("name", "path"))
+    assert len(printed(capsys).splitlines()) == 2
+
+
+@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_json_and_yaml_carry_everything(form, read, capsys):
+    output.Printer(form).rows(ROWS, ("name",))
+    assert read(printed(capsys)) == ROWS
+
+
+def test_an_empty_list_is_an_empty_list_for_programs_and_a_sentence_for_people(capsys):
+    output.Printer("json").rows([], ("name",), empty="nothing yet")
+    assert json.loads(printed(capsys)) == []
+    output.Printer("table").rows([], ("name",), empty="nothing yet")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "nothing yet\n"
+
+
+def test_a_stream_is_one_json_object_a_line(capsys):
+    printer = output.Printer("json")
+    for number in (1, 2):
+        printer.item({"n": number, "text": "é\n"}, "…")
+    assert [json.loads(line)["n"] for line in printed(capsys).splitlines()] == [1, 2]
+
+
+def test_a_stream_in_yaml_is_one_document_each(capsys):
+    for number in (1, 2):
+        output.Printer("yaml").item({"n": number}, "…")
+    assert [document["n"] for document in yaml.safe_load_all(printed(capsys))] == [1, 2]
+
+
+def test_facts_leave_out_what_is_not_there(capsys):
+    output.Printer("table").facts({"log_file": None, "data_folder": "/x"})
+    assert printed(capsys) == "data folder  /x\n"
+
+
+def on_a_terminal(**environment: str) -> bytes:
+    """What ``muster profile list`` of an unknown profile writes when stderr is a terminal."""
+    leader, follower = pty.openpty()
+    try:
+        subprocess.run(
+            driver.command_line("profile", "show", "nobody"),
+            env={**driver.environment(), **environment},
+            stderr=follower,
+            check=False,
+            timeout=30,
+        )
+        return os.read(leader, 4096)
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+def test_colour_on_a_terminal_unless_NO_COLOR():
+    assert b"\x1b[" in on_a_terminal(NO_COLOR="", TERM="xterm")
+    assert b"\x1b[" not in on_a_terminal(NO_COLOR="1", TERM="xterm")
+    assert b"\x1b[" not in on_a_terminal(NO_COLOR="", TERM="dumb")

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from muster.core import errors
+
+
+def test_a_profile_is_made_listed_used_shown_and_removed(muster, tmp_path):
+    assert muster("profile", "list").err.startswith("no profiles yet")
+    made = muster(
+        "profile", "add", "prod", "--server", "tls://a:1", "--server", "tls://b:2", "--creds", "x.creds"
+    )
+    assert made.code == 0
+    assert muster("profile", "add", "lab", "--home", tmp_path / "lab").code == 0
+    assert muster("profile", "use", "prod").code == 0
+    listed = {row["name"]: row for row in muster("profile", "list", "-o", "json").json()}
+    assert listed["prod"]["current"] is True
+    assert listed["prod"]["servers"] == ["tls://a:1", "tls://b:2"]
+    assert listed["lab"] == {
+        "name": "lab", "current": False, "servers": [], "locator": None, "home": str(tmp_path / "lab"),
+    }  # fmt: skip
+    shown = muster("profile", "show", "-o", "json").json()
+    assert shown["name"] == "prod"
+    assert shown["creds"] == str(tmp_path / "x.creds")  # a path holds wherever the command is called
+    assert muster("--profile", "lab", "profile", "show", "-o", "json").json()["name"] == "lab"
+    assert muster("profile", "remove", "prod").code == 0
+    assert (
+        muster("profile", "show").code == errors.NotFound.exit_code
+    )  # the current one is gone, and no other is
+
+
+def test_an_unknown_profile_is_refused_with_those_there_are(muster):
+    muster("profile", "add", "lab", "--server", "nats://x:1")
+    answer = muster("profile", "use", "prod")
+    assert answer.code == errors.NotFound.exit_code
+    assert "there are: lab" in answer.err
+
+
+def test_a_name_cannot_leave_the_folder(muster):
+    assert muster("profile", "add", "../evil", "--server", "nats://x:1").code == errors.InvalidInput.exit_code
+
+
+def test_a_profile_needs_something_to_connect_to(muster):
+    answer = muster("profile", "add", "empty")
+    assert answer.code == errors.InvalidInput.exit_code
+    assert "--server" in answer.err

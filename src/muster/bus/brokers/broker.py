@@ -1,0 +1,418 @@
+"""One broker: a ``nats-server`` process that we start, watch, change while it runs, and stop.
+ *Ports.*  Before the server starts we bind each of its ports, without listening, and hold them for as long as
+the `Broker` lives.  A socket so bound stands in nobody's way (both sides set SO_REUSEADDR) except those who
+would be given the number as a free one.  So a port of 0 is settled without a race, peers can be told it
+before the process runs, a taken port is found at once, and it cannot be lost between a crash and the restart.
+ *Life.*  The server leads a session of its own, so that Ctrl-C in a terminal reaches us and not it.  Between
+us and it stands a guardian: the shell that becomes the server first leaves a child behind which reads from a
+pipe that we hold open.  If we die, however we die, the pipe ends and the guardian ends the server.
+ *Ready* means that the broker's own health page said so; for members of a cluster it means that it is up, and
+the network waits for the quorum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Self
+
+from muster.bus.brokers import binary, config, faults, monitor, supervision
+from muster.core import errors
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 10.0
+RELOAD_TIMEOUT_S = 5.0
+POLL_S_MIN, POLL_S_MAX = 0.004, 0.05
+
+# $$ is the shell's number and, after exec, the server's. One line of input means: all is well, go.
+_GUARDED = """
+exec 3<&0 </dev/null
+{ read -r _ <&3 || { kill -TERM $$; sleep 5; kill -KILL $$; }; } >/dev/null 2>&1 &
+exec "$@" 3<&-
+"""
+
+
+class State(enum.Enum):
+    STOPPED = "stopped"
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"  # it fell; the next start is due
+    FAILED = "failed"  # it fell too often, and was given up
+
+
+class Broker:
+    """``async with Broker(config) as broker: … broker.url`` — or `start` and `stop` by hand."""
+
+    def __init__(
+        self,
+        settings: config.BrokerConfig,
+        *,
+        program: Path | None = None,
+        supervise: supervision.Supervision | None = None,
+        outlive_us: bool = False,
+        listener: Callable[[Broker], None] | None = None,
+    ) -> None:
+        config.check(settings)
+        self.config = settings  # with every port known from `reserve` on
+        self.state = State.STOPPED
+        self.restarts = 0
+        self.failure: errors.MusterError | None = None  # of the last crash
+        self.binary: binary.Binary | None = None
+        self._program = program
+        self._supervision = supervise or supervision.Supervision()
+        self._guarded = not outlive_us
+        self._listener = listener
+        self._held: list[socket.socket] = []
+        self._process: asyncio.subprocess.Process | None = None
+        self._leash: int | None = None  # the near end of the guardian's pipe
+        self._log_offset = 0
+        self._supervisor: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    # What is known of it
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def url(self) -> str:
+        """For clients on this machine."""
+        return self._url("tls" if self.config.tls else "nats", self.config.port)
+
+    @property
+    def monitor_url(self) -> str:
+        return f"http://127.0.0.1:{self.config.monitor_port}"
+
+    @property
+    def leaf_url(self) -> str | None:
+        """For other brokers' leaf links."""
+        leaf = self.config.leaf
+        return None if leaf is None else self._url("tls" if self.config.tls else "nats-leaf", leaf.port)
+
+    @property
+    def websocket_url(self) -> str | None:
+        listener = self.config.websocket
+        return None if listener is None else self._url("wss" if self.config.tls else "ws", listener.port)
+
+    @property
+    def mqtt_url(self) -> str | None:
+        listener = self.config.mqtt
+        return None if listener is None else self._url("mqtts" if self.config.tls else "mqtt", listener.port)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def _url(self, scheme: str, port: int) -> str:
+        return f"{scheme}://{config.authority(config.reachable(self.config.host), port)}"
+
+    async def ask(self, page: str) -> dict[str, Any]:
+        """A page of its monitor, such as ``varz``."""
+        return await monitor.ask(self.monitor_url, page)
+
+    async def health(self) -> monitor.Health:
+        return await monitor.health(self.monitor_url)
+
+    # Life
+
+    async def reserve(self) -> None:
+        """Settle its ports, before it starts. `start` does it too; a network needs to know earlier."""
+        if not self._held:
+            self.config, self._held = await asyncio.to_thread(_hold_ports, self.config)
+
+    async def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """When this returns, the broker accepts clients."""
+        async with self._lock:
+            if self.state is not State.STOPPED:
+                raise errors.Conflict(f"broker {self.name} is {self.state.value} already")
+            self.failure = None
+            self._set(State.STARTING)
+            try:
+                self.binary = await binary.find(self._program)
+                await self.reserve()
+                await asyncio.to_thread(_prepare, self.config)
+                await self._launch(timeout_s)
+            except BaseException:
+                await self._end()
+                self._release_ports()
+                self._set(State.STOPPED)
+                raise
+            self._supervisor = asyncio.create_task(self._supervise(), name=f"broker {self.name}")
+
+    async def stop(self, *, drain_s: float = 0.0, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop it cleanly. With ``drain_s`` it first hands over leadership and sends its clients away, for at
+        most that long; whatever does not end by itself within ``timeout_s`` is killed."""
+        async with self._lock:
+            if self._supervisor is not None:
+                self._supervisor.cancel()
+                await asyncio.gather(self._supervisor, return_exceptions=True)
+                self._supervisor = None
+            await self._end((signal.SIGUSR2, drain_s), (signal.SIGTERM, timeout_s))
+            self._release_ports()
+            self._set(State.STOPPED)
+
+    async def kill(self) -> None:
+        """Stop it as a power cut would. It is not started again."""
+        await self.stop(timeout_s=0.0)
+
+    async def wait_for(self, *states: State) -> State:
+        """Wait until it is in one of these."""
+        while self.state not in states:
+            await self._changed.wait()
+        return self.state
+
+    async def wait_healthy(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until its health page is good: for a member of a cluster, until the storage has a leader."""
+
+        async def healthy() -> bool:
+            if self.state in (State.FAILED, State.STOPPED):
+                raise self.failure or errors.NotConnected(f"broker {self.name} does not run")
+            return (await self.health()).ok
+
+        try:
+            await poll(healthy, timeout_s=timeout_s)
+        except TimeoutError:
+            raise faults.BrokerFailed(
+                f"broker {self.name} is not healthy after {timeout_s:g} s: {(await self.health()).reason}",
+                fault=faults.Fault.NOT_READY,
+                log_tail=await self.log_tail(),
+                hint="see whether the other brokers of its cluster run and can be reached",
+            ) from None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # Change while it runs
+
+    async def apply(self, settings: config.BrokerConfig) -> None:
+        """Rewrite its configuration and have it reloaded without a restart. What the server will not change
+        while it runs is refused, and the old configuration stands."""
+        async with self._lock:
+            if self._process is None:
+                raise errors.NotConnected(f"broker {self.name} does not run")
+            await asyncio.to_thread(_write_config, settings)
+            try:
+                await self._reload(self._process)
+            except BaseException:
+                await asyncio.to_thread(_write_config, self.config)
+                raise
+            self.config = settings
+
+    async def reload(self) -> None:
+        """Have it read its files again: certificates that were replaced in place, above all."""
+        await self.apply(self.config)
+
+    async def _reload(self, process: asyncio.subprocess.Process) -> None:
+        before = (await self.ask("varz"))["config_load_time"]
+        offset = await asyncio.to_thread(_size, self.config.log_path)
+
+        async def loaded() -> bool:
+            if (await self.ask("varz"))["config_load_time"] != before:
+                return True
+            said = await asyncio.to_thread(_read_from, self.config.log_path, offset)
+            refusal = faults.refused_reload(self.name, said)
+            if refusal is not None:
+                raise refusal
+            return False
+
+        process.send_signal(signal.SIGHUP)
+        try:
+            await poll(loaded, timeout_s=RELOAD_TIMEOUT_S)
+        except TimeoutError:
+            raise errors.TimedOut(f"broker {self.name} did not reload in {RELOAD_TIMEOUT_S:g} s") from None
+
+    # The process
+
+    async def _launch(self, timeout_s: float) -> None:
+        assert self.binary is not None
+        command = [str(self.binary.path), "-c", str(self.config.config_path)]
+        if self._guarded:
+            command = ["/bin/sh", "-c", _GUARDED, "muster-broker", *command]
+        self._log_offset = await asyncio.to_thread(_size, self.config.log_path)
+        output = await asyncio.to_thread(self.config.output_path.open, "wb")
+        far_end, self._leash = os.pipe()
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=far_end, stdout=output, stderr=output, start_new_session=True
+            )
+        finally:
+            os.close(far_end)
+            output.close()
+
+        async def up() -> bool:
+            if process.returncode is not None:
+                raise faults.explain(self.name, await self._said(), process.returncode)
+            return (await monitor.health(self.monitor_url, "js-enabled-only=true")).ok
+
+        try:
+            await poll(up, timeout_s=timeout_s)
+        except TimeoutError:
+            raise faults.BrokerFailed(
+                f"broker {self.name} is not ready after {timeout_s:g} s",
+                fault=faults.Fault.NOT_READY,
+                log_tail=await self.log_tail(),
+            ) from None
+        self._set(State.RUNNING)
+
+    async def _supervise(self) -> None:
+        crashes_at_s: list[float] = []
+        while True:
+            assert self._process is not None
+            exit_code = await self._process.wait()
+            self.failure = faults.explain(self.name, await self._said(), exit_code)
+            await self._end()
+            crashes_at_s.append(time.monotonic())
+            if not await self._restart(crashes_at_s):
+                return
+
+    async def _restart(self, crashes_at_s: list[float]) -> bool:
+        """Start it again after a crash, however often that takes; False if it is given up."""
+        while True:
+            pause_s = supervision.next_pause_s(self._supervision, crashes_at_s, time.monotonic())
+            if pause_s is None:
+                assert self.failure is not None
+                self.failure = faults.given_up(self.name, len(crashes_at_s), self.failure)
+                log.error("%s", self.failure.message)
+                self._set(State.FAILED)
+                return False
+            log.warning("%s; starting it again in %.1f s", self.failure, pause_s)
+            self._set(State.RESTARTING)
+            await asyncio.sleep(pause_s)
+            try:
+                await self._launch(START_TIMEOUT_S)
+            except errors.MusterError as error:
+                self.failure = error
+                await self._end()
+                crashes_at_s.append(time.monotonic())
+            else:
+                self.restarts += 1
+                return True
+
+    async def _end(self, *steps: tuple[signal.Signals, float]) -> None:
+        """Have the process end: each signal with the seconds it is given to work, and SIGKILL if none did."""
+        process = self._process
+        if process is None:
+            return
+        for step, patience_s in (*steps, (signal.SIGKILL, None)):
+            if process.returncode is None and patience_s != 0:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(step)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(patience_s):
+                        await process.wait()
+        self._process = None
+        if self._leash is not None:
+            with contextlib.suppress(OSError):  # the guardian was killed
+                os.write(self._leash, b"\n")
+            os.close(self._leash)
+            self._leash = None
+
+    async def log_tail(self) -> list[str]:
+        """The last lines it wrote since it was started."""
+        return (await self._said()).splitlines()[-faults.TAIL_LINES :]
+
+    async def _said(self) -> str:
+        return await asyncio.to_thread(
+            lambda: (
+                _read_from(self.config.output_path, 0) + _read_from(self.config.log_path, self._log_offset)
+            )
+        )
+
+    def _set(self, state: State) -> None:
+        self.state = state
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        if self._listener is not None:
+            self._listener(self)
+
+    def _release_ports(self) -> None:
+        for held in self._held:
+            held.close()
+        self._held = []
+
+
+async def poll(condition: Callable[[], Awaitable[bool]], *, timeout_s: float) -> None:
+    """Ask until it is so, at first often, then twenty times a second. TimeoutError if it does not come
+    true."""
+    pause_s = POLL_S_MIN
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(pause_s)
+            pause_s = min(POLL_S_MAX, pause_s * 1.5)
+
+
+def _hold_ports(settings: config.BrokerConfig) -> tuple[config.BrokerConfig, list[socket.socket]]:
+    held: list[socket.socket] = []
+    try:
+        for door, host, port in config.ports(settings):
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            holder = socket.socket(family, kind, protocol)
+            held.append(holder)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                holder.bind(address)
+            except OSError as error:
+                raise faults.unbindable(settings.name, config.authority(host, port), error) from error
+            settings = config.with_port(settings, door, holder.getsockname()[1])
+    except BaseException:
+        for holder in held:
+            holder.close()
+        raise
+    return settings, held
+
+
+def _prepare(settings: config.BrokerConfig) -> None:
+    try:
+        for folder in (settings.directory, settings.store_path):
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise faults.unwritable(settings.name, error) from error
+    _write_config(settings)
+
+
+def _write_config(settings: config.BrokerConfig) -> None:
+    """All of it or nothing, and for our eyes only: it may hold secrets."""
+    text = config.render(settings)
+    temporary = settings.config_path.with_suffix(".new")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(settings.config_path)
+    except OSError as error:
+        raise faults.unwritable(settings.name, error) from error
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _read_from(path: Path, offset: int) -> str:
+    """What was written behind ``offset``, at most 64 KiB of it; from the start, if the file was turned
+    over."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(offset if offset <= end else 0, end - 65_536))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

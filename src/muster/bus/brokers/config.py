@@ -1,0 +1,391 @@
+"""What a broker is told: plain data in, the text that the server reads out.
+ The server's language is a superset of JSON, so the text is JSON: quoting is exact, whatever a path holds.
+The one escape the server does not know is ``\\u00XX``; so control characters are refused here.
+
+A port of 0 means a free one. `Broker` replaces the zeros before it renders, because others (routes, gateways,
+the restart after a crash) must be able to rely on the number.
+ One set of certificates serves all doors of a broker: clients, WebSocket, MQTT, routes, gateways and leaf
+links. Routes and gateways always verify both ends, so a broker's certificate must be good for server and
+client use. Where a door is open to other machines, TLS is demanded unless ``plaintext`` says that its absence
+is meant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import ipaddress
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from muster.core import errors
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+SYSTEM_USER = "muster-system"
+PEER_USER = "muster-peer"
+LAME_DUCK_S = 30  # the shortest the server allows; it only spreads the good-byes of connected clients
+LAME_DUCK_GRACE_S = 1
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    cert_file: Path
+    key_file: Path
+    ca_file: Path
+    verify_clients: bool = False  # ask clients for a certificate too; routes and gateways are always asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Durable storage (JetStream) on this broker.
+
+    ``sync_interval_s`` None syncs every message before it is acknowledged, which is what makes one broker
+    durable. A number is faster (some twenty times, for single publishes) and risks what was acknowledged
+    within that interval when the machine, not the process, dies.
+    """
+
+    directory: Path | None = None  # None: "store" in the broker's own
+    file_bytes_max: int = 10 * GIB
+    memory_bytes_max: int = 256 * MIB
+    sync_interval_s: float | None = None
+    domain: str | None = None  # keeps the storage of a leaf apart from its hub's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A full mesh. Every member names the others; ``secret`` keeps strangers out where there is no TLS."""
+
+    name: str
+    port: int = 0
+    routes: tuple[str, ...] = ()
+    secret: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """A cluster's door to the other clusters of a super-cluster: their names, and where to knock."""
+
+    name: str
+    port: int = 0
+    remotes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    secret: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafRemote:
+    """A leaf link that this broker keeps up to another. ``account`` is the local one it joins to the far
+    one."""
+
+    urls: tuple[str, ...]
+    account: str | None = None
+    credentials_file: Path | None = None
+
+
+class Resolver(enum.Enum):
+    """Where a broker keeps the accounts' documents."""
+
+    MEMORY = "memory"  # in its configuration: a change is a rewrite and a reload of every broker
+    FULL = (
+        "full"  # in a directory, shared among the brokers: a change is pushed to one over the system account
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTrust:
+    """Who is believed. Without it the broker believes everybody: tests, and one user's own machine."""
+
+    operator_jwt: str
+    system_account: str  # its public key, one of `accounts`
+    accounts: Mapping[str, str]  # public key: JWT
+    resolver: Resolver = Resolver.FULL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    name: str
+    directory: Path  # its own: configuration, log, process id and, unless told otherwise, the store
+    host: str = "127.0.0.1"
+    port: int = 0
+    monitor_port: int = 0  # always on loopback: it asks nobody who they are
+    advertise: str | None = None  # host:port told to clients, where that is not what it listens on
+    tls: Tls | None = None
+    plaintext: bool = False  # listen on other addresses than loopback without TLS
+    storage: Storage | None = field(default_factory=Storage)
+    cluster: Cluster | None = None
+    gateway: Gateway | None = None
+    leaf: Listener | None = field(default_factory=Listener)
+    remotes: tuple[LeafRemote, ...] = ()
+    websocket: Listener | None = None
+    mqtt: Listener | None = None
+    trust: OperatorTrust | None = None
+    system_secret: str | None = None  # without `trust`: the password of SYSTEM_USER on the system account
+    payload_bytes_max: int = MIB
+    pending_bytes_max: int = 64 * MIB  # for a client that reads too slowly; then it is cut off
+    connections_max: int = 65_536
+    ping_interval_s: float = 20.0  # a silent client is found dead after twice this
+    log_bytes_max: int = 16 * MIB
+    log_files_max: int = 3
+
+    @property
+    def config_path(self) -> Path:
+        return self.directory / "broker.conf"
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "broker.log"
+
+    @property
+    def output_path(self) -> Path:
+        """What the process wrote before its log was open, or while it fell."""
+        return self.directory / "broker.out"
+
+    @property
+    def pid_path(self) -> Path:
+        return self.directory / "broker.pid"
+
+    @property
+    def store_path(self) -> Path | None:
+        return None if self.storage is None else self.storage.directory or self.directory / "store"
+
+    @property
+    def accounts_path(self) -> Path:
+        return self.directory / "accounts"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reachable(host: str) -> str:
+    """An address under which a listener on ``host`` can be reached from this machine."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def peer_url(host: str, port: int, secret: str | None = None) -> str:
+    """A route's or a gateway's address, with the secret that opens it."""
+    user = f"{PEER_USER}:{quote(secret, safe='')}@" if secret else ""
+    return f"nats://{user}{authority(host, port)}"
+
+
+DOORS = ("port", "monitor_port", "cluster", "gateway", "leaf", "websocket", "mqtt")
+
+
+def ports(config: BrokerConfig) -> Iterator[tuple[str, str, int]]:
+    """Every door that is configured: its field, its host and its port."""
+    for door in DOORS:
+        value = getattr(config, door)
+        if isinstance(value, int):
+            yield door, "127.0.0.1" if door == "monitor_port" else config.host, value
+        elif value is not None:
+            yield door, config.host, value.port
+
+
+def with_port(config: BrokerConfig, door: str, port: int) -> BrokerConfig:
+    value = getattr(config, door)
+    changes: dict[str, Any] = {
+        door: port if isinstance(value, int) else dataclasses.replace(value, port=port)
+    }
+    return dataclasses.replace(config, **changes)
+
+
+def check(config: BrokerConfig) -> None:
+    """`errors.InvalidInput` for what the server would refuse, or accept to the user's harm."""
+    if not _NAME.fullmatch(config.name):
+        raise errors.InvalidInput(
+            f"{config.name!r} cannot be a broker's name",
+            hint="use up to 64 letters, digits, '-', '_' and '.', beginning with a letter or digit",
+        )
+    if not config.directory.is_absolute():
+        raise errors.InvalidInput(f"broker {config.name}: its directory {config.directory} is not absolute")
+    if not is_loopback(config.host) and config.tls is None and not config.plaintext:
+        raise errors.InvalidInput(
+            f"broker {config.name} would listen on {config.host} without TLS",
+            hint="give it certificates, keep it on 127.0.0.1, or say that plain text is meant",
+        )
+    if config.mqtt is not None and config.storage is None:
+        raise errors.InvalidInput(
+            f"broker {config.name}: MQTT needs durable storage on the same broker",
+            hint="give it storage, or open MQTT on a broker that has it",
+        )
+    if config.gateway is not None and config.cluster is None:
+        raise errors.InvalidInput(
+            f"broker {config.name}: a gateway joins clusters", hint="give the broker a cluster of one"
+        )
+    if (
+        config.gateway is not None
+        and config.cluster is not None
+        and config.gateway.name != config.cluster.name
+    ):
+        raise errors.InvalidInput(
+            f"broker {config.name}: its gateway {config.gateway.name!r} must bear the name of its cluster, "
+            f"{config.cluster.name!r}"
+        )
+    if config.trust is not None and config.trust.system_account not in config.trust.accounts:
+        raise errors.InvalidInput(
+            f"broker {config.name}: system account {config.trust.system_account} is not among the accounts"
+        )
+    used: dict[int, str] = {}
+    for door, _, port in ports(config):
+        if not 0 <= port <= 65_535:
+            raise errors.InvalidInput(f"broker {config.name}: {port} is not a port ({door})")
+        if port and used.setdefault(port, door) != door:
+            raise errors.InvalidInput(
+                f"broker {config.name}: port {port} is given to {used[port]} and {door}"
+            )
+
+
+def render(config: BrokerConfig) -> str:
+    """The text the server reads. Every port must be known by now."""
+    check(config)
+    for door, _, port in ports(config):
+        if port == 0:
+            raise errors.InvalidInput(f"broker {config.name}: the port of {door} is not known yet")
+    body = json.dumps(_document(config), indent=2, ensure_ascii=False, default=str)
+    if _CONTROL.search(body.replace("\n", "")) or "\\u00" in body or re.search(r"\\[nrtbf]", body):
+        raise errors.InvalidInput(
+            f"broker {config.name}: a value of its configuration has a control character"
+        )
+    return (
+        f"# Written by muster, and rewritten when a link or a certificate changes: edits are lost.\n{body}\n"
+    )
+
+
+def _document(config: BrokerConfig) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "server_name": config.name,
+        "host": config.host,
+        "port": config.port,
+        "http": f"127.0.0.1:{config.monitor_port}",
+        "pid_file": config.pid_path,
+        "log_file": config.log_path,
+        "logfile_size_limit": config.log_bytes_max,
+        "logfile_max_num": config.log_files_max,
+        "max_payload": config.payload_bytes_max,
+        "max_pending": config.pending_bytes_max,
+        "max_connections": config.connections_max,
+        "ping_interval": _duration(config.ping_interval_s),
+        "lame_duck_duration": f"{LAME_DUCK_S}s",
+        "lame_duck_grace_period": f"{LAME_DUCK_GRACE_S}s",
+    }
+    tls = _tls(config.tls, verify=config.tls is not None and config.tls.verify_clients)
+    if config.advertise is not None:
+        document["client_advertise"] = config.advertise
+    document |= tls
+    if config.storage is not None:
+        document["jetstream"] = _storage(config, config.storage)
+    peer_tls = _tls(config.tls, verify=True)
+    if config.cluster is not None:
+        document["cluster"] = {
+            "name": config.cluster.name,
+            "host": config.host,
+            "port": config.cluster.port,
+            "routes": list(config.cluster.routes),
+            **_secret(config.cluster.secret),
+            **peer_tls,
+        }
+    if config.gateway is not None:
+        document["gateway"] = {
+            "name": config.gateway.name,
+            "host": config.host,
+            "port": config.gateway.port,
+            "reject_unknown_cluster": True,
+            "gateways": [
+                {"name": name, "urls": list(urls)} for name, urls in sorted(config.gateway.remotes.items())
+            ],
+            **_secret(config.gateway.secret),
+            **peer_tls,
+        }
+    leafnodes: dict[str, Any] = {}
+    if config.leaf is not None:
+        leafnodes |= {"host": config.host, "port": config.leaf.port, **tls}
+    if config.remotes:
+        leafnodes["remotes"] = [_remote(remote, config.tls) for remote in config.remotes]
+    if leafnodes:
+        document["leafnodes"] = leafnodes
+    if config.websocket is not None:
+        document["websocket"] = {
+            "host": config.host,
+            "port": config.websocket.port,
+            **(tls or {"no_tls": True}),
+        }
+    if config.mqtt is not None:
+        document["mqtt"] = {"host": config.host, "port": config.mqtt.port, **tls}
+    if config.trust is not None:
+        document |= _trust(config, config.trust)
+    elif config.system_secret is not None:
+        users = [{"user": SYSTEM_USER, "password": config.system_secret}]
+        document["accounts"] = {"$SYS": {"users": users}}
+    return document
+
+
+def _storage(config: BrokerConfig, storage: Storage) -> dict[str, Any]:
+    always = storage.sync_interval_s is None
+    document: dict[str, Any] = {
+        "store_dir": config.store_path,
+        "max_file_store": storage.file_bytes_max,
+        "max_memory_store": storage.memory_bytes_max,
+        "sync_interval": "always" if always else _duration(storage.sync_interval_s or 0.0),
+    }
+    if storage.domain is not None:
+        document["domain"] = storage.domain
+    return document
+
+
+def _remote(remote: LeafRemote, tls: Tls | None) -> dict[str, Any]:
+    document: dict[str, Any] = {"urls": list(remote.urls)}
+    if remote.account is not None:
+        document["account"] = remote.account
+    if remote.credentials_file is not None:
+        document["credentials"] = remote.credentials_file
+    if tls is not None and any(urlsplit(url).scheme == "tls" for url in remote.urls):
+        document |= _tls(tls, verify=False)
+    return document
+
+
+def _tls(tls: Tls | None, *, verify: bool) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    files = {"cert_file": tls.cert_file, "key_file": tls.key_file, "ca_file": tls.ca_file}
+    return {"tls": {**files, "timeout": 5, **({"verify": True} if verify else {})}}
+
+
+def _secret(secret: str | None) -> dict[str, Any]:
+    return {} if secret is None else {"authorization": {"user": PEER_USER, "password": secret}}
+
+
+def _trust(config: BrokerConfig, trust: OperatorTrust) -> dict[str, Any]:
+    resolver: Any = "MEMORY"
+    if trust.resolver is Resolver.FULL:
+        resolver = {"type": "full", "dir": config.accounts_path, "allow_delete": True, "interval": "30s"}
+    return {
+        "operator": trust.operator_jwt,
+        "system_account": trust.system_account,
+        "resolver": resolver,
+        "resolver_preload": dict(sorted(trust.accounts.items())),
+    }
+
+
+def _duration(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"

@@ -1,0 +1,160 @@
+"""From what a dying broker wrote to an error that names the fault and what to do about it. Pure."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from muster.core import errors
+
+TAIL_LINES = 12
+
+
+class Fault(enum.Enum):
+    PORT_TAKEN = "port-taken"
+    BAD_ADDRESS = "bad-address"
+    UNWRITABLE = "unwritable"
+    DISK_FULL = "disk-full"
+    BAD_CONFIG = "bad-config"
+    NOT_READY = "not-ready"
+    CRASHED = "crashed"
+    CRASH_LOOP = "crash-loop"
+    RELOAD_REFUSED = "reload-refused"
+
+
+class BrokerFailed(errors.Unavailable):
+    """A broker that did not start, or did not stay. ``log_tail`` is the end of what it said."""
+
+    code = "broker-failed"
+
+    def __init__(
+        self, message: str, *, fault: Fault, log_tail: Sequence[str] = (), hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.fault = fault
+        self.log_tail = tuple(log_tail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    pattern: re.Pattern[str]
+    fault: Fault
+    message: Callable[[re.Match[str]], str]
+    hint: str
+
+
+def _rule(pattern: str, fault: Fault, message: str, hint: str) -> _Rule:
+    return _Rule(re.compile(pattern), fault, lambda found: message.format(*found.groups()), hint)
+
+
+_RULES = (
+    _rule(
+        r"listen tcp[46]? (\S+): bind: address already in use",
+        Fault.PORT_TAKEN,
+        "{0} is taken by another program",
+        "stop that program, or configure another port (0 takes a free one)",
+    ),
+    _rule(
+        r"listen tcp[46]? (\S+): bind: cannot assign requested address",
+        Fault.BAD_ADDRESS,
+        "{0} is not an address of this machine",
+        "configure an address that this machine has, or 127.0.0.1",
+    ),
+    _rule(
+        r"listen tcp[46]? (\S+): bind: permission denied",
+        Fault.BAD_ADDRESS,
+        "this user may not listen on {0}",
+        "configure a port above 1023",
+    ),
+    _rule(
+        r"(?:open|mkdir|write|create)\s+(\S+): no space left on device",
+        Fault.DISK_FULL,
+        "the disk is full: {0} could not be written",
+        "free some space, or configure a directory on another disk",
+    ),
+    _rule(
+        r"no space left on device()",
+        Fault.DISK_FULL,
+        "the disk is full{0}",
+        "free some space, or configure a directory on another disk",
+    ),
+    _rule(
+        r"(?:storage directory|log|pid|file).*(?:open|mkdir|stat) (\S+): "
+        r"(permission denied|read-only file system|not a directory|no such file or directory)",
+        Fault.UNWRITABLE,
+        "{0} cannot be written: {1}",
+        "make it writable for this user, or configure another directory",
+    ),
+    _rule(
+        r"nats-server: (?:\S+?:\d+:\d+: )?(.+)",
+        Fault.BAD_CONFIG,
+        "the server refuses its configuration: {0}",
+        "correct what is named in the broker's settings",
+    ),
+    _rule(r"\[FTL\] (.+)", Fault.CRASHED, "{0}", "the broker's log has more"),
+    _rule(r"(panic: .+|fatal error: .+)", Fault.CRASHED, "the server fell: {0}", "the broker's log has more"),
+)
+
+_RELOAD = re.compile(r"\[ERR\] Failed to reload server configuration: (.+)")
+
+
+def explain(name: str, output: str, exit_code: int | None) -> BrokerFailed:
+    """The error for a broker that ended by itself, having written ``output`` since it was started."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    tail = lines[-TAIL_LINES:]
+    for rule in _RULES:
+        for line in reversed(lines):
+            found = rule.pattern.search(line)
+            if found:
+                return BrokerFailed(
+                    f"broker {name}: {rule.message(found)}", fault=rule.fault, log_tail=tail, hint=rule.hint
+                )
+    how = f"was killed by signal {-exit_code}" if exit_code and exit_code < 0 else f"ended ({exit_code})"
+    return BrokerFailed(f"broker {name} {how}", fault=Fault.CRASHED, log_tail=tail)
+
+
+def given_up(name: str, crashes: int, last: errors.MusterError) -> BrokerFailed:
+    tail = last.log_tail if isinstance(last, BrokerFailed) else ()
+    return BrokerFailed(
+        f"broker {name} fell {crashes} times in a row and was given up; the last time: {last.message}",
+        fault=Fault.CRASH_LOOP,
+        log_tail=tail,
+        hint=last.hint or "the broker's log has more",
+    )
+
+
+def refused_reload(name: str, output: str) -> BrokerFailed | None:
+    """The server's refusal of a new configuration, if ``output`` has one."""
+    found = _RELOAD.search(output)
+    if found is None:
+        return None
+    return BrokerFailed(
+        f"broker {name} would not take its new configuration: {found[1]}",
+        fault=Fault.RELOAD_REFUSED,
+        log_tail=output.splitlines()[-TAIL_LINES:],
+        hint="listeners, routes, gateways and names are fixed while the server runs: restart it",
+    )
+
+
+def unbindable(name: str, address: str, error: OSError) -> BrokerFailed:
+    """For a port that we could not hold for the server, in the words the server's own complaint would get."""
+    said = {errno.EADDRINUSE: "address already in use", errno.EACCES: "permission denied"}.get(
+        error.errno or 0, "cannot assign requested address"
+    )
+    return explain(name, f"listen tcp {address}: bind: {said}", None)
+
+
+def unwritable(name: str, error: OSError) -> BrokerFailed:
+    """For what we could not write ourselves, before the server had its turn."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return BrokerFailed(
+        f"broker {name}: "
+        + (f"the disk is full: {error.filename}" if full else f"{error.filename}: {error.strerror}"),
+        fault=Fault.DISK_FULL if full else Fault.UNWRITABLE,
+        hint="free some space, or configure a directory on another disk"
+        if full
+        else "make it writable for this user, or configure another directory",
+    )

@@ -14,11 +14,10 @@ def settings(tmp_path):
 
 
 async def test_starts_on_free_ports_and_stops(settings):
-    async with broker.Broker(settings) as one:
-        assert one.state is broker.State.RUNNING
+    states = []
+    async with broker.Broker(settings, listener=lambda one: states.append(one.state.value)) as one:
         client = await nats.connect(one.url)
         assert client.connected_server_version.major == 2
         await client.close()
         assert int(settings.pid_path.read_text()) == one.pid
-    assert one.state is broker.State.STOPPED
-    assert one.pid is None
+    assert states == ["starting", "running", "stopped"]

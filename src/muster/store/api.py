@@ -1,0 +1,134 @@
+"""The words of the store: what callers give and get.
+
+A *collection* is a named, ordered map from a key (text, sorted by its UTF-8 bytes) to a *record*: bytes,
+the version of the commit that wrote it and, where somebody must be kept out, the epoch it was written
+under.
+
+Versions come from one counter for the whole store.  Every change takes the next *position*; the *version*
+of a commit, and of every record it wrote, is the position of its last change.  So versions grow in the
+order of commits, and a version is also a place in the feed of changes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from muster.core import errors
+
+KEY_BYTES_MAX = 1_024  # PostgreSQL's index entries end at some 2,700 bytes
+COLLECTION_CHARS_MAX = 64
+INTEGER_MAX = 2**63 - 1
+
+#: `expected_version` of a record that must not exist yet.
+ABSENT = 0
+
+
+class Record(msgspec.Struct, frozen=True):
+    """``version`` is 0 for a write of the transaction that reads it, ``epoch`` 0 where none was given."""
+
+    key: str
+    value: bytes
+    version: int
+    epoch: int = 0
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One write of a commit; ``value`` is None for a deletion.
+
+    The last change of a commit is the one whose ``position`` equals its ``version``.
+    """
+
+    position: int
+    version: int
+    collection: str
+    key: str
+    value: bytes | None
+    epoch: int = 0
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """A page of the feed. Go on from ``position``, which may be past the last change that was asked for."""
+
+    changes: list[Change]
+    position: int
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one process uses a store. Each field says what it trades."""
+
+    #: ``full``: a commit is on disk when it returns.  ``normal``: a power cut may take the last ones.
+    sync: Literal["full", "normal"] = "full"
+    #: Readers beside the one writer. A transaction that reads holds one of them until it ends.
+    pool: int = 4
+    #: Wait for another process's lock, or for a free reader, before the call fails as unavailable.
+    busy_timeout_s: float = 5.0
+    #: Keys and values stored, at most; beyond it only deletions and smaller values are accepted.
+    bytes_max: int = 8 << 30
+    #: The feed keeps this many changes: a reader further behind must scan again.  More costs disk only.
+    history_changes_max: int = 100_000
+    #: …and this many bytes of values that have since been overwritten or deleted.
+    history_bytes_max: int = 256 << 20
+    value_bytes_max: int = 16 << 20
+    #: A transaction is held in memory until it commits.
+    transaction_bytes_max: int = 64 << 20
+    #: Commits waiting for the disk; beyond it `errors.Overloaded`.
+    waiting_max: int = 10_000
+    #: How often a `watch` looks for commits of other processes (PostgreSQL tells; it only has to be looked
+    #: at in case it did not).
+    poll_s: float = 0.25
+    #: PostgreSQL's schema that holds the tables: several stores may share one database.
+    namespace: str = "muster"
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since this process opened the store, and sizes as they are now."""
+
+    engine: str
+    version: int
+    commits: int
+    batches: int
+    overtaken: int
+    conflicts: int
+    stale_epochs: int
+    over_budget: int
+    failures: int
+    waiting: int
+    record_bytes: int
+    history_bytes: int
+    disk_bytes: int
+
+
+class Overtaken(errors.Conflict):
+    """What the transaction read has changed since. Running it again helps; `Store.transact` does that."""
+
+    code = "overtaken"
+
+
+class Trimmed(errors.NotFound):
+    """The feed no longer reaches back that far: scan, then follow from ``version``."""
+
+    code = "trimmed"
+
+    def __init__(self, message: str, *, version: int) -> None:
+        super().__init__(message, hint="read the collections again and follow the feed from there")
+        self.version = version
+
+
+class OutcomeUnknown(errors.Unavailable):
+    """The connection broke while committing, and the engine could not be asked: look before trying again."""
+
+    code = "outcome-unknown"
+
+
+class Full(errors.Unavailable):
+    """The disk is full. Nothing was written; it works again when there is room."""
+
+    code = "disk-full"
+
+
+class Corrupt(errors.MusterError):
+    """What is there is not a store, or no longer one."""
+
+    code = "corrupt"

@@ -1,0 +1,274 @@
+"""Which commits of a batch are accepted, and what they do to the tables: pure arithmetic.
+
+Transactions are optimistic.  One reads a snapshot and keeps its writes to itself; when it ends, it hands in
+a `Commit`: what it read, and what it wants to write.  The engine takes the commits that are waiting as one
+batch, locks the store, loads the little that `plan` needs, and asks it.  `plan` goes through them in order,
+as if each was alone: refuses the one whose reads were overtaken, whose expectations do not hold, whose
+epoch is stale or which the budget cannot take, numbers the others, and adds up their effects.  The engine
+carries these out and syncs once for all.  A refused commit has touched nothing, so it cannot hurt its
+neighbours.
+
+Because numbers are given under the lock, the order of numbers is the order of commits, and whoever sees a
+number sees everything below it: that is what makes the feed free of gaps.  (A PostgreSQL sequence would
+not: its numbers are taken before the commits happen, and become visible in another order.)
+
+Old values stay in the feed without being written twice: a change's value is read from the record as long as
+it is current, and is moved to the change when the record is overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from muster.core import errors
+from muster.store import api
+
+FENCES = "_fences"
+OVERHEAD_BYTES = 64  # what a record takes beside its key and value, roughly
+
+Place = tuple[str, bytes]  # collection, key
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Keys of a collection from ``low`` to just below ``high`` (None: to the end)."""
+
+    collection: str
+    low: bytes
+    high: bytes | None
+
+    def holds(self, place: Place) -> bool:
+        collection, key = place
+        return collection == self.collection and key >= self.low and (self.high is None or key < self.high)
+
+
+class Write(msgspec.Struct, frozen=True):
+    """``value`` None deletes."""
+
+    value: bytes | None
+    expected_version: int | None = None
+    epoch: int | None = None
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """``snapshot`` is the version it read at, None if it read nothing."""
+
+    writes: Mapping[Place, Write]
+    snapshot: int | None = None
+    keys_read: frozenset[Place] = frozenset()
+    ranges_read: tuple[Range, ...] = ()
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What is known of a record without its value."""
+
+    version: int
+    position: int
+    epoch: int
+    value_bytes: int
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The store's own row: the last position given, the last one trimmed from the feed, and sizes."""
+
+    position: int = 0
+    trimmed: int = 0
+    record_bytes: int = 0
+    history_bytes: int = 0
+
+
+class Put(msgspec.Struct, frozen=True):
+    value: bytes
+    version: int
+    position: int
+    epoch: int
+
+
+class Change(msgspec.Struct):
+    """A row of the feed. ``value`` is filled in once the record no longer holds it."""
+
+    position: int
+    version: int
+    place: Place
+    deleted: bool
+    epoch: int
+    value: bytes | None = None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """``outcomes`` go with the batch, one by one; ``superseded`` are records whose value goes to the feed."""
+
+    outcomes: list[int | errors.MusterError]
+    superseded: dict[Place, int]
+    puts: dict[Place, Put]
+    deletes: set[Place]
+    changes: list[Change]
+    head: Head
+
+
+class Limits(msgspec.Struct, frozen=True):
+    record_bytes_max: int
+    history_changes_max: int
+
+
+def size(place: Place, value_bytes: int) -> int:
+    return len(place[0]) + len(place[1]) + value_bytes + OVERHEAD_BYTES
+
+
+def touched(batch: Iterable[Commit]) -> set[Place]:
+    """The places whose `Stored` `plan` needs."""
+    return {place for commit in batch for place in commit.writes}
+
+
+def oldest_snapshot(batch: Iterable[Commit]) -> int | None:
+    """`plan` needs the changes after this one; None: it needs none."""
+    return min((commit.snapshot for commit in batch if commit.snapshot is not None), default=None)
+
+
+def plan(
+    batch: Sequence[Commit],
+    *,
+    head: Head,
+    stored: Mapping[Place, Stored],
+    recent: Iterable[tuple[int, Place]],
+    limits: Limits,
+) -> Plan:
+    """``stored`` holds what exists of `touched`; ``recent`` every change after `oldest_snapshot`."""
+    planner = _Planner(head, dict(stored), {place: position for position, place in recent}, limits)
+    outcomes = [planner.add(commit) for commit in batch]
+    return planner.finish(outcomes)
+
+
+class _Planner:
+    def __init__(
+        self, head: Head, current: dict[Place, Stored], latest: dict[Place, int], limits: Limits
+    ) -> None:
+        self._head = head
+        self._current = current  # as it is after the commits accepted so far
+        self._latest = latest  # position of the last change of each place changed since the oldest snapshot
+        self._limits = limits
+        self._position = head.position
+        self._record_bytes = head.record_bytes
+        self._superseded: dict[Place, Stored] = {}  # where the table's value is overwritten or deleted
+        self._puts: dict[Place, Put] = {}
+        self._deletes: set[Place] = set()
+        self._changes: list[Change] = []
+
+    def add(self, commit: Commit) -> int | errors.MusterError:
+        refusal = self._overtaken(commit)
+        if refusal is None:
+            effective, refusal = self._judge(commit)
+            if refusal is None:
+                return self._accept(effective)
+        return refusal
+
+    def _overtaken(self, commit: Commit) -> errors.MusterError | None:
+        snapshot = commit.snapshot
+        if snapshot is None or snapshot >= self._position:
+            return None
+        if snapshot < self._head.trimmed:
+            return api.Overtaken("the transaction took so long that the changes since are no longer known")
+        for place in commit.keys_read:
+            if self._latest.get(place, 0) > snapshot:
+                return _overtaken_at(place, self._latest[place])
+        for wanted in commit.ranges_read:
+            for place, position in self._latest.items():
+                if position > snapshot and wanted.holds(place):
+                    return _overtaken_at(place, position)
+        return None
+
+    def _judge(self, commit: Commit) -> tuple[dict[Place, Write], errors.MusterError | None]:
+        """The writes that change something, or why none may."""
+        effective: dict[Place, Write] = {}
+        growth = 0
+        for place, write in commit.writes.items():
+            stored = self._current.get(place)
+            version, epoch = (stored.version, stored.epoch) if stored else (api.ABSENT, 0)
+            if write.epoch is not None and write.epoch < epoch:
+                return {}, errors.StaleEpoch(
+                    f"{_name(place)} was written under epoch {epoch}; {write.epoch} is over",
+                    epoch=write.epoch,
+                    current=epoch,
+                )
+            if write.expected_version is not None and write.expected_version != version:
+                return {}, errors.Conflict(
+                    f"{_name(place)} is {_at(version)}, not {_at(write.expected_version)}",
+                    actual=version,
+                    hint="read it again and decide anew",
+                )
+            if write.value is None and stored is None:
+                continue
+            if place[0] == FENCES and write.epoch == epoch and write.value is not None:
+                continue
+            effective[place] = write
+            growth += size(place, len(write.value)) if write.value is not None else 0
+            growth -= size(place, stored.value_bytes) if stored else 0
+        if growth > 0 and self._record_bytes + growth > self._limits.record_bytes_max:
+            return {}, errors.LimitExceeded(
+                f"the store's budget of {self._limits.record_bytes_max} bytes is used up: "
+                f"{self._record_bytes} are taken and this would add {growth}",
+                hint="delete records, or raise bytes_max",
+            )
+        self._record_bytes += growth
+        return effective, None
+
+    def _accept(self, writes: Mapping[Place, Write]) -> int:
+        version = self._position + len(writes)
+        for place, write in writes.items():
+            self._position += 1
+            old = self._current.pop(place, None)
+            if place in self._puts:  # by an earlier commit of this batch: its value never reaches the table
+                put = self._puts.pop(place)
+                self._changes[put.position - self._head.position - 1].value = put.value
+            elif old is not None:
+                self._superseded[place] = old
+            epoch = write.epoch if write.epoch is not None else old.epoch if old else 0
+            if write.value is None:
+                self._deletes.add(place)
+            else:
+                self._deletes.discard(place)
+                self._puts[place] = Put(write.value, version, self._position, epoch)
+                self._current[place] = Stored(version, self._position, epoch, len(write.value))
+            self._latest[place] = self._position
+            self._changes.append(Change(self._position, version, place, write.value is None, epoch))
+        return version
+
+    def finish(self, outcomes: list[int | errors.MusterError]) -> Plan:
+        trimmed = max(self._head.trimmed, self._position - self._limits.history_changes_max)
+        superseded = {place: old for place, old in self._superseded.items() if old.position > trimmed}
+        changes = [change for change in self._changes if change.position > trimmed]
+        moved_bytes = sum(old.value_bytes for old in superseded.values())
+        moved_bytes += sum(len(change.value) for change in changes if change.value is not None)
+        return Plan(
+            outcomes=outcomes,
+            superseded={place: old.position for place, old in superseded.items()},
+            puts=self._puts,
+            deletes=self._deletes,
+            changes=changes,
+            head=Head(
+                position=self._position,
+                trimmed=trimmed,
+                record_bytes=self._record_bytes,
+                history_bytes=self._head.history_bytes + moved_bytes,
+            ),
+        )
+
+
+def trim_to(head: Head, history_bytes_max: int) -> int:
+    """Up to where to trim the feed if its old values take too much: a tenth of it at a time."""
+    if head.history_bytes <= history_bytes_max or head.trimmed >= head.position:
+        return head.trimmed
+    return head.trimmed + max(1, (head.position - head.trimmed) // 10)
+
+
+def _name(place: Place) -> str:
+    return f"{place[0]}/{place[1].decode(errors='replace')[:200]}"
+
+
+def _at(version: int) -> str:
+    return f"at version {version}" if version else "absent"
+
+
+def _overtaken_at(place: Place, position: int) -> api.Overtaken:
+    return api.Overtaken(f"{_name(place)} has changed since the transaction read it", actual=position)

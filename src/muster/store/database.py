@@ -1,0 +1,253 @@
+"""A store, whatever its engine: `open` one, run transactions, read, and follow the feed of changes.
+
+store = await database.open("sqlite:state.db")
+async with store.transaction() as tx:
+    record = await tx.get("resources", "r1")
+    tx.put("resources", "r1", b"…", expected_version=record.version if record else api.ABSENT)
+async for changes in store.watch(after=tx.version):
+    …
+await store.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Self, TypeVar
+
+from muster.core import errors
+from muster.store import api, committer, engine, transactions, urls
+
+T = TypeVar("T")
+
+PAGE_RECORDS = 1_000
+TOLD_POLL_FACTOR = 20  # an engine that tells of commits is polled only in case a word was lost
+
+
+async def open(url: str, *, settings: api.Settings | None = None, password: str | None = None) -> Store:
+    """``sqlite:PATH``, ``sqlite::memory:`` or ``postgresql://USER@HOST:PORT/DATABASE``."""
+    settings = settings or api.Settings()
+    where = urls.parse(url)
+    opened: engine.Engine
+    if isinstance(where, urls.SQLite):
+        from muster.store import sqlite
+
+        opened = await sqlite.open(where, settings)
+    else:
+        raise errors.MissingPart("PostgreSQL cannot be used yet")
+    return Store(opened, settings)
+
+
+class Store:
+    """Belongs to the event loop that opened it."""
+
+    def __init__(self, opened: engine.Engine, settings: api.Settings) -> None:
+        self._engine = opened
+        self._settings = settings
+        self._tick = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._listening: asyncio.Task[None] | None = None
+        self._closed = False
+        self._committer = committer.Committer(opened, settings.waiting_max, self._wake)
+
+    @property
+    def identity(self) -> str:
+        """Given when the store was made: a position or version means nothing in a store of another name."""
+        return self._engine.identity
+
+    # -- transactions ----------------------------------------------------------------------------------------
+
+    def transaction(self) -> transactions.Transaction:
+        """What it is refused with (`api.Overtaken`, `errors.Conflict`, …) comes at the end of its block."""
+        self._check_open()
+        return transactions.Transaction(self._engine, self._committer.submit, self._settings)
+
+    async def transact(
+        self, function: Callable[[transactions.Transaction], Awaitable[T]], *, attempts: int = 20
+    ) -> T:
+        """Run ``function`` in a transaction, again if it was overtaken."""
+        with contextlib.suppress(api.Overtaken):
+            return await self._attempt(function)
+        async with (
+            self._turn
+        ):  # those who lost go one at a time, so that they do not overtake each other again
+            for _ in range(attempts - 2):
+                with contextlib.suppress(api.Overtaken):
+                    return await self._attempt(function)
+            return await self._attempt(function)
+
+    async def _attempt(self, function: Callable[[transactions.Transaction], Awaitable[T]]) -> T:
+        async with self.transaction() as tx:
+            return await function(tx)
+
+    async def put(
+        self,
+        collection: str,
+        key: str,
+        value: bytes,
+        *,
+        expected_version: int | None = None,
+        epoch: int | None = None,
+    ) -> int:
+        """`Transaction.put` alone. Returns the version."""
+        async with self.transaction() as tx:
+            tx.put(collection, key, value, expected_version=expected_version, epoch=epoch)
+        return tx.version
+
+    async def delete(
+        self, collection: str, key: str, *, expected_version: int | None = None, epoch: int | None = None
+    ) -> int:
+        async with self.transaction() as tx:
+            tx.delete(collection, key, expected_version=expected_version, epoch=epoch)
+        return tx.version
+
+    # -- reads of this moment --------------------------------------------------------------------------------
+
+    async def get(self, collection: str, key: str) -> api.Record | None:
+        return (await self.get_many(collection, [key])).get(key)
+
+    async def get_many(self, collection: str, keys: Iterable[str]) -> dict[str, api.Record]:
+        self._check_open()
+        transactions.check_collection(collection)
+        encoded = [transactions.encode_key(key) for key in dict.fromkeys(keys)]
+        return {record.key: record for record in await self._engine.get_many(collection, encoded)}
+
+    async def scan(
+        self,
+        collection: str,
+        *,
+        prefix: str = "",
+        start: str | None = None,
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> list[api.Record]:
+        """As `Transaction.scan`; of a large collection see `pages`."""
+        self._check_open()
+        transactions.check_limit(limit)
+        wanted = transactions.range_of(collection, prefix, start, end)
+        return await self._engine.scan(wanted, limit, reverse)
+
+    async def pages(
+        self,
+        collection: str,
+        *,
+        prefix: str = "",
+        start: str | None = None,
+        end: str | None = None,
+        page: int = PAGE_RECORDS,
+    ) -> AsyncIterator[list[api.Record]]:
+        """The whole range, ``page`` records in memory at a time.
+
+        Each page is of its own moment.  To load a collection and keep up with it, take `version` first and
+        follow the feed from there: what changed during the load comes again, in its last state.
+        """
+        while True:
+            records = await self.scan(collection, prefix=prefix, start=start, end=end, limit=page)
+            if records:
+                yield records
+            if len(records) < page:
+                return
+            start = records[-1].key + "\0"
+
+    async def version(self) -> int:
+        """Of the last commit."""
+        self._check_open()
+        return (await self._engine.head()).position
+
+    # -- the feed --------------------------------------------------------------------------------------------
+
+    async def changes(self, after: int, *, collection: str | None = None, limit: int = 1_000) -> api.Changes:
+        """What was committed after that version, in the order of commits; `api.Trimmed` if too long ago."""
+        self._check_open()
+        if collection is not None:
+            transactions.check_collection(collection)
+        if limit < 1:
+            raise errors.InvalidInput(f"a limit of {limit} is not possible: give 1 or more")
+        head, found = await self._engine.changes(after, collection, limit)
+        if after < head.trimmed:
+            raise api.Trimmed(
+                f"the changes after {after} are gone; the feed begins after {head.trimmed}",
+                version=head.position,
+            )
+        if after > head.position:
+            raise errors.InvalidInput(
+                f"position {after} has not been reached: the store is at {head.position}",
+                hint="it may come from another store: compare `identity`, and scan anew",
+            )
+        return api.Changes(found, found[-1].position if len(found) == limit else head.position)
+
+    async def watch(
+        self, after: int | None = None, *, collection: str | None = None, limit: int = 1_000
+    ) -> AsyncIterator[list[api.Change]]:
+        """The feed from ``after`` (None: from now) on, as it happens, until the store is closed.
+
+        It rides out an engine that is unavailable for a while.
+        """
+        position = await self.version() if after is None else after
+        if self._engine.tells and self._listening is None:
+            self._listening = asyncio.create_task(self._engine.listen(self._wake), name="store-listener")
+        while not self._closed:
+            tick, poll_s = self._tick, self._settings.poll_s * (TOLD_POLL_FACTOR if self._engine.tells else 1)
+            try:
+                batch = await self.changes(position, collection=collection, limit=limit)
+            except errors.Unavailable:
+                poll_s = self._settings.poll_s
+            else:
+                position = batch.position
+                if batch.changes:
+                    yield batch.changes
+                if len(batch.changes) == limit:
+                    continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(poll_s):
+                    await tick.wait()
+
+    def _wake(self) -> None:
+        self._tick.set()
+        self._tick = asyncio.Event()
+
+    # -- the store itself ------------------------------------------------------------------------------------
+
+    async def statistics(self) -> api.Statistics:
+        self._check_open()
+        head = await self._engine.head()
+        counters = self._committer.counters
+        return api.Statistics(
+            engine=self._engine.name,
+            version=head.position,
+            commits=counters.commits,
+            batches=counters.batches,
+            overtaken=counters.overtaken,
+            conflicts=counters.conflicts,
+            stale_epochs=counters.stale_epochs,
+            over_budget=counters.over_budget,
+            failures=counters.failures,
+            waiting=self._committer.waiting,
+            record_bytes=head.record_bytes,
+            history_bytes=head.history_bytes,
+            disk_bytes=await self._engine.disk_bytes(),
+        )
+
+    async def close(self) -> None:
+        """Commits that were handed in are finished first. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self._wake()
+        await self._committer.close()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
+        await self._engine.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.NotConnected("the store is closed")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,57 @@
+"""What a SQL engine has to offer; `database.Store` does the rest once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from muster.core import errors
+from muster.store import api, commits
+
+
+class Reader(Protocol):
+    """Reads of one moment. `version` is that moment's."""
+
+    @property
+    def version(self) -> int: ...
+    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]: ...
+    async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
+
+
+class Engine(Protocol):
+    name: str
+    #: A random name given when the store was made: a position in the feed means nothing in another store.
+    identity: str
+    #: Whether `listen` hears of other processes' commits; otherwise they are found by polling.
+    tells: bool
+
+    def snapshot(self) -> AbstractAsyncContextManager[Reader]: ...
+
+    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+        """As the reader's, at this moment, in one step."""
+        ...
+
+    async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
+
+    async def changes(
+        self, after: int, collection: str | None, limit: int
+    ) -> tuple[commits.Head, list[api.Change]]:
+        """The changes after that position, and the head they were read with."""
+        ...
+
+    async def head(self) -> commits.Head: ...
+    async def disk_bytes(self) -> int: ...
+
+    async def commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
+        """All of the batch in one durable step, each by itself accepted (its version) or refused.
+
+        Raises if the engine failed; then nothing of the batch was stored.
+        """
+        ...
+
+    async def listen(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` whenever another process has committed, until cancelled."""
+        ...
+
+    async def close(self) -> None: ...

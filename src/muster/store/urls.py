@@ -1,0 +1,47 @@
+"""Where a store is: ``sqlite:PATH``, ``sqlite::memory:`` or ``postgresql://USER@HOST:PORT/DATABASE``."""
+
+from __future__ import annotations
+
+import pathlib
+import urllib.parse
+
+import msgspec
+
+from muster.core import errors
+
+_HINT = "write sqlite:PATH, sqlite::memory: or postgresql://USER@HOST:PORT/DATABASE"
+
+
+class SQLite(msgspec.Struct, frozen=True):
+    """``path`` None: for this process only, gone when it is closed."""
+
+    path: pathlib.Path | None
+
+
+class PostgreSQL(msgspec.Struct, frozen=True):
+    """``conninfo`` is the URL as the driver takes it; ``shown`` is fit for logs and messages."""
+
+    conninfo: str
+    shown: str
+
+
+def parse(url: str) -> SQLite | PostgreSQL:
+    scheme, colon, rest = url.partition(":")
+    if not colon or scheme not in ("sqlite", "postgresql", "postgres"):
+        raise errors.InvalidInput(f"{scheme[:40]!r} is not an engine that can hold a store", hint=_HINT)
+    if scheme == "sqlite":
+        if rest.startswith("//"):
+            raise errors.InvalidInput(f"{url[:120]!r}: sqlite: takes a path, without //", hint=_HINT)
+        if not rest or "\0" in rest:
+            raise errors.InvalidInput("sqlite: needs the path of a file", hint=_HINT)
+        return SQLite(None if rest == ":memory:" else pathlib.Path(rest))
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise errors.InvalidInput(f"not a postgresql:// address: {error}", hint=_HINT) from error
+    if not rest.startswith("//"):
+        raise errors.InvalidInput("a postgresql address begins with postgresql://", hint=_HINT)
+    host = f"{parts.hostname or ''}{f':{port}' if port else ''}"
+    user = f"{parts.username}@" if parts.username else ""
+    return PostgreSQL(url, f"postgresql://{user}{host}{parts.path}")

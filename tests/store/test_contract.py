@@ -20,7 +20,7 @@ async def test_what_was_put_is_there_with_the_commit_s_version(store):
 
 
 async def test_a_failed_block_leaves_no_trace(store):
-    async def fails():
+    async def fails() -> None:
         async with store.transaction() as tx:
             tx.put("a", "k", b"1")
             raise KeyError
@@ -46,7 +46,7 @@ async def test_compare_and_set(store):
 
 
 async def test_one_refused_write_refuses_the_whole_transaction(store):
-    async def is_refused():
+    async def is_refused() -> None:
         async with store.transaction() as tx:
             tx.put("a", "new", b"1")
             tx.put("a", "k", b"1", expected_version=7)

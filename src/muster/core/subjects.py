@@ -8,7 +8,8 @@
 
 The broker enforces the first two (see `muster.trust`), which is what makes a sender's identity
 unforgeable: a receiver reads it from the subject, never from the message.  Users' topics
-(`muster.core.topics`) live outside ``muster.``.
+(`muster.core.topics`) live under ``topic.``: permissions are lists of what is allowed, so what users name
+freely needs a first token of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from muster.core import errors
 
 PREFIX = "muster"
 INBOX_PREFIX = "_INBOX"
+TOPIC_PREFIX = "topic"  # the first token of every users' topic
 
 # The broker says here who connected and who is gone: `<CONNECTIONS>.connect` and `<CONNECTIONS>.disconnect`.
 CONNECTIONS = "muster.bus.all.connections"

@@ -30,7 +30,6 @@ from muster.trust import jwt
 PLACEHOLDER = "{{name()}}"  # the broker puts the user's name here
 
 LEASES = "leases"  # bucket; a lease's key starts with the part it belongs to
-TOPICS = "topic"  # the first token of every user's topic
 
 # The streams of a part. Its bucket has the part's own name and needs no line.
 STREAMS = {
@@ -157,13 +156,13 @@ def limits(
 
 def _topics(role: Role, topics: tuple[str, ...] | None) -> tuple[str, ...]:
     if topics is None:
-        return (f"{TOPICS}.>",) if DUTIES[role].topics else ()
+        return (f"{subjects.TOPIC_PREFIX}.>",) if DUTIES[role].topics else ()
     if not DUTIES[role].topics:
         raise errors.InvalidInput(f"the role {role} uses no topics, so they cannot be narrowed")
     for topic in topics:
-        if not topic.startswith(f"{TOPICS}.") or not _SUBJECT.match(topic):
+        if not topic.startswith(f"{subjects.TOPIC_PREFIX}.") or not _SUBJECT.match(topic):
             raise errors.InvalidInput(
-                f"{topic[:140]!r} is not a subject of users' topics: expected {TOPICS}.…"
+                f"{topic[:140]!r} is not a subject of users' topics: expected {subjects.TOPIC_PREFIX}.…"
             )
     return topics
 

@@ -1,0 +1,201 @@
+"""Text into tokens, each with its place.
+
+Names follow Java's rule for identifiers (letters, digits, ``_``, ``$`` and their relatives in all scripts)
+and are case-sensitive; the reserved words are not.  Numbers follow Java's literals, because the JMS
+specification says so: ``0x1F``, ``017`` (octal), ``5L``, ``7.``, ``.5``, ``7E3``, ``2d``, and ``1.5f``, which
+is rounded to 32 bits.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import unicodedata
+from typing import Final, NamedTuple
+
+from muster.core import errors
+from muster.predicates import types
+
+RESERVED: Final = frozenset(
+    ("NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE")
+)
+
+_TOKEN: Final = re.compile(
+    r"""
+      (?P<space>  [ \t\f\r\n]+ )
+    | (?P<word>   (?:[A-Za-z_$]|[^\x00-\x7f]) (?:[A-Za-z0-9_$\x00-\x08\x0e-\x1b\x7f]|[^\x00-\x7f])* )
+    | (?P<approx> (?: (?:[0-9]+\.[0-9]*|\.[0-9]+) (?:[eE][+-]?[0-9]+)? | [0-9]+[eE][+-]?[0-9]+ ) [fFdD]?
+                | [0-9]+[fFdD] )
+    | (?P<exact>  (?: 0[xX][0-9a-fA-F]+ | [0-9]+ ) [lL]? )
+    | (?P<string> '[^']*(?:''[^']*)*' | "[^"]*(?:""[^"]*)*" )
+    | (?P<symbol> <> | <= | >= | == | != | [-+*/=<>(){},:.] )
+    """,
+    re.VERBOSE,
+)
+_START: Final = frozenset(["Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Sc", "Pc"])
+_PART: Final = _START | frozenset(["Nd", "Mc", "Mn", "Cf"])
+
+_HINTS: Final = {
+    "&": "write AND",
+    "|": "write OR",
+    "!": "write NOT, or <> for unequal",
+    "'": "close the string with another '; write '' for a ' inside it",
+    '"': 'close the string with another "; write "" for a " inside it',
+    "‘": "strings stand in straight quotes: 'text'",
+    "’": "strings stand in straight quotes: 'text'",
+    "“": "strings stand in straight quotes: 'text'",
+    "”": "strings stand in straight quotes: 'text'",
+    "[": "group with parentheses",
+    "]": "group with parentheses",
+    ";": "an expression is a single condition without an end mark",
+    "%": "there is no remainder; % is a wildcard inside LIKE's string",
+}
+
+
+class Token(NamedTuple):
+    """``kind`` is word, reserved, number, string, symbol or end; ``value`` is what it stands for."""
+
+    kind: str
+    value: str | int | float
+    start: int
+    end: int
+
+
+def tokens(text: str, *, strict: bool) -> list[Token]:
+    _refuse_half_characters(text)
+    found: list[Token] = []
+    position, length, match = 0, len(text), _TOKEN.match
+    while position < length:
+        here = match(text, position)
+        if here is None:
+            raise _unexpected(text, position)
+        kind, start, position = here.lastgroup, position, here.end()
+        if kind == "space":
+            continue
+        raw = here[0]
+        if kind == "word":
+            if not raw.isascii():
+                _check_name(text, raw, start)
+            upper = raw.upper() if raw.isascii() else raw
+            if upper in RESERVED:
+                found.append(Token("reserved", upper, start, position))
+            else:
+                found.append(Token("word", raw, start, position))
+        elif kind == "symbol":
+            found.append(Token("symbol", _symbol(text, raw, start, strict=strict), start, position))
+        elif kind == "string":
+            quote = raw[0]
+            if strict and quote == '"':
+                raise errors.ParseError(
+                    "double quotes are not part of strict selectors",
+                    text=text,
+                    position=start,
+                    hint="strings stand in single quotes: 'text'",
+                )
+            found.append(Token("string", raw[1:-1].replace(quote * 2, quote), start, position))
+        else:
+            if position < length and (text[position].isalnum() or text[position] in "_$."):
+                raise errors.ParseError(
+                    f"{text[start : position + 1][:40]!r} is neither a number nor a name",
+                    text=text,
+                    position=position,
+                    hint="names begin with a letter; numbers are written like 5, 0x1F, 017, 5L, 7.5, 7E3",
+                )
+            number = _exact(text, raw, start) if kind == "exact" else _approximate(text, raw, start)
+            found.append(Token("number", number, start, position))
+    found.append(Token("end", "", length, length))
+    return found
+
+
+def _symbol(text: str, raw: str, start: int, *, strict: bool) -> str:
+    if strict and raw in ("==", "!=", "{", "}", ":", "."):
+        plain = {"==": "=", "!=": "<>", "{": "(", "}": ")"}.get(raw)
+        raise errors.ParseError(
+            f"{raw!r} is not part of strict selectors",
+            text=text,
+            position=start,
+            hint=f"write {plain}" if plain else "names are single words without scopes there",
+        )
+    return {"==": "=", "!=": "<>"}.get(raw, raw)
+
+
+def _exact(text: str, raw: str, start: int) -> int:
+    digits = raw.rstrip("lL")
+    if len(digits) > 32:
+        raise _too_large(text, start)
+    if digits[:2] in ("0x", "0X"):
+        number = int(digits, 16)
+    elif digits[0] == "0" and len(digits) > 1:
+        if not set(digits) <= set("01234567"):
+            raise errors.ParseError(
+                f"{digits!r} begins with 0 and so is octal, but has a digit above 7",
+                text=text,
+                position=start,
+                hint="drop the leading zeros for a decimal number",
+            )
+        number = int(digits, 8)
+    else:
+        number = int(digits)
+    # 2^63 itself is let through: the parser accepts it only under a minus.
+    if number > types.INT_MAX + 1:
+        raise _too_large(text, start)
+    return number
+
+
+def _approximate(text: str, raw: str, start: int) -> float:
+    digits = raw.rstrip("fFdD")
+    number = float(digits)
+    if raw[-1] in "fF":
+        try:
+            (number,) = struct.unpack("f", struct.pack("f", number))
+        except OverflowError:
+            number = float("inf")
+    if number == float("inf"):
+        raise errors.ParseError(
+            f"{raw[:40]} is beyond the largest floating-point number",
+            text=text,
+            position=start,
+            hint="use a number below 1.8E308 (3.4E38 with the suffix f)",
+        )
+    return number
+
+
+def _too_large(text: str, start: int) -> errors.ParseError:
+    return errors.ParseError(
+        "whole numbers reach from -9223372036854775808 to 9223372036854775807",
+        text=text,
+        position=start,
+        hint="write a larger one with a decimal point, as an approximate number",
+    )
+
+
+def too_large(text: str, token: Token) -> errors.ParseError:
+    return _too_large(text, token.start)
+
+
+def _check_name(text: str, raw: str, start: int) -> None:
+    for offset, character in enumerate(raw):
+        if character.isascii():
+            continue  # the pattern has seen to those
+        if unicodedata.category(character) not in (_PART if offset else _START):
+            raise _unexpected(text, start + offset)
+
+
+def _unexpected(text: str, position: int) -> errors.ParseError:
+    character = text[position]
+    what = "this string is never closed" if character in "'\"" else f"unexpected character {character!r}"
+    return errors.ParseError(what, text=text, position=position, hint=_HINTS.get(character))
+
+
+def _refuse_half_characters(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.ParseError(
+            f"{text[error.start]!r} is half of a surrogate pair, not a character",
+            text=text,
+            position=error.start,
+            hint="decode the text from UTF-8 before parsing it",
+        ) from None

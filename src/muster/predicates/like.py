@@ -1,0 +1,119 @@
+"""LIKE patterns: ``%`` for any run of characters, ``_`` for any one, and no way to make matching slow.
+
+A pattern is cut at its ``%`` into *segments*.  The first has to stand at the start of the value, the last at
+its end, and each one between at the leftmost place after the one before it: if there is a match at all,
+then there is one with every segment as far left as it goes, so nothing is ever tried twice.  A regular
+expression says the same with atomic groups.  Time is at most the length of the value times that of the
+pattern.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+ANY_ONE: Final = None  # stands in a segment where the pattern has an unescaped _
+
+_END: Final = "(?!.)"  # with (?s), the very end; $ would let a line feed follow
+
+Segment = tuple[str | None, ...]  # characters, and ANY_ONE
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``segments`` has one element where there is no ``%``, and one more than there are runs of ``%``."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def literal(self) -> str | None:
+        """The only value it matches, where there are no wildcards."""
+        return plain(self.segments[0]) if len(self.segments) == 1 else None
+
+
+def plain(segment: Segment) -> str | None:
+    return None if ANY_ONE in segment else "".join(segment)  # type: ignore[arg-type]
+
+
+@functools.lru_cache(4096)
+def shape(pattern: str, escape: str = "") -> Shape:
+    """Raises ValueError if the pattern ends with its escape character."""
+    segments: list[list[str | None]] = [[]]
+    characters = iter(pattern)
+    for character in characters:
+        if character == escape:
+            escaped = next(characters, None)
+            if escaped is None:
+                raise ValueError("the pattern ends with its escape character")
+            segments[-1].append(escaped)
+        elif character == "_":
+            segments[-1].append(ANY_ONE)
+        elif character == "%":
+            # %% says no more than %
+            if len(segments) == 1 or segments[-1]:
+                segments.append([])
+        else:
+            segments[-1].append(character)
+    return Shape(tuple(tuple(segment) for segment in segments))
+
+
+def write(form: Shape, *, any_one: str, any_run: str, quote: Callable[[str], str]) -> str:
+    """The same pattern in another notation."""
+    return any_run.join(
+        "".join(any_one if character is None else quote(character) for character in segment)
+        for segment in form.segments
+    )
+
+
+def canonical(form: Shape) -> tuple[str, str]:
+    """Pattern and escape: the escape is empty unless it is needed."""
+    needed = any(character in ("%", "_") for segment in form.segments for character in segment)
+    if not needed:
+        return write(form, any_one="_", any_run="%", quote=str), ""
+    return (
+        write(form, any_one="_", any_run="%", quote=lambda c: "\\" + c if c in "%_\\" else c),
+        "\\",
+    )
+
+
+def regular_expression(form: Shape) -> str:
+    """Anchored; for Python and for Java, each of which takes atomic groups."""
+    first, *rest = (_expression(segment) for segment in form.segments)
+    if not rest:
+        return f"(?s)^{first}{_END}"
+    *middle, last = rest
+    return f"(?s)^{first}{''.join(f'(?>.*?{part})' for part in middle)}.*{last}{_END}"
+
+
+@functools.lru_cache(4096)
+def matcher(pattern: str, escape: str = "") -> Callable[[str], object]:
+    """A function whose answer is true exactly for the values that match."""
+    first, *rest = shape(pattern, escape).segments
+    if not rest:
+        literal = plain(first)
+        return literal.__eq__ if literal is not None else re.compile(_expression(first), re.S).fullmatch
+    *middle, last = rest
+    start, end = plain(first), plain(last)
+    if not middle and start is not None and end is not None:
+        least = len(start) + len(end)
+        return lambda value: len(value) >= least and value.startswith(start) and value.endswith(end)
+    if len(middle) == 1 and not first and not last and (inside := plain(middle[0])) is not None:
+        return lambda value: inside in value
+    # The last segment has a fixed length, so its place is known; the others must end before it.
+    head = re.compile(
+        _expression(first) + "".join(f"(?>.*?{_expression(part)})" for part in middle), re.S
+    ).match
+    tail = re.compile(_expression(last), re.S).fullmatch
+    reserved = len(last)
+    return lambda value: (
+        (cut := len(value) - reserved) >= 0
+        and tail(value, cut) is not None
+        and head(value, 0, cut) is not None
+    )
+
+
+def _expression(segment: Segment) -> str:
+    return "".join("." if character is None else re.escape(character) for character in segment)

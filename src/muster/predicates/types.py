@@ -1,0 +1,118 @@
+"""What a value can be: the types of attributes, and the models that name them.
+
+Notification, messaging, management and metadata all describe attributes; they all use these five types, so
+that a predicate means the same thing wherever it is asked.  A value is an ordinary Python one: ``str``,
+``int``, ``float``, ``bool``, a set of ``str``, or None for NULL.  A NaN is a NULL as well.
+
+The exact class decides, never ``isinstance``: a ``bool`` is not a number here although Python says it is.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from muster.core import errors
+
+Value = str | int | float | bool | AbstractSet[str] | None
+
+INT_MIN: Final = -(2**63)
+INT_MAX: Final = 2**63 - 1
+
+
+class Kind(enum.Enum):
+    STRING = "string"
+    INT = "int"
+    FLOAT = "float"
+    BOOL = "bool"
+    SET = "set"
+
+    @property
+    def is_number(self) -> bool:
+        return self is Kind.INT or self is Kind.FLOAT
+
+
+_KIND_OF_CLASS: Final = {
+    str: Kind.STRING,
+    int: Kind.INT,
+    float: Kind.FLOAT,
+    bool: Kind.BOOL,
+    set: Kind.SET,
+    frozenset: Kind.SET,
+}
+
+
+def is_null(value: object) -> bool:
+    return value is None or (value.__class__ is float and value != value)
+
+
+def kind_of(value: object) -> Kind | None:
+    """The kind of a value that is not NULL; None for something the language has no kind for."""
+    return _KIND_OF_CLASS.get(value.__class__)
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """``domain`` lists the words that a set may hold; only sets have one."""
+
+    kind: Kind
+    domain: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"set{{{', '.join(self.domain)}}}" if self.kind is Kind.SET else self.kind.value
+
+    def accepts(self, value: object) -> bool:
+        """Whether an attribute of this type may hold ``value``. NULL always may; an int widens to a float."""
+        if is_null(value):
+            return True
+        kind = kind_of(value)
+        if kind is Kind.SET:
+            return self.kind is Kind.SET and value <= frozenset(self.domain)  # type: ignore[operator]
+        if kind is Kind.INT:
+            return self.kind is Kind.FLOAT or (
+                self.kind is Kind.INT and INT_MIN <= value <= INT_MAX  # type: ignore[operator]
+            )
+        return kind is self.kind
+
+
+STRING: Final = Type(Kind.STRING)
+INT: Final = Type(Kind.INT)
+FLOAT: Final = Type(Kind.FLOAT)
+BOOL: Final = Type(Kind.BOOL)
+
+# The names of attributes as predicates write them (`x`, `sender.x`), and their types.
+Model = Mapping[str, Type]
+
+_SIMPLE: Final = {
+    "string": STRING,
+    "int": INT,
+    "integer": INT,
+    "long": INT,
+    "float": FLOAT,
+    "double": FLOAT,
+    "bool": BOOL,
+    "boolean": BOOL,
+}
+_SET: Final = re.compile(r"(?:domained)?set\s*\{([^{}]*)\}", re.IGNORECASE)
+
+
+def set_of(*domain: str) -> Type:
+    if not domain or len(set(domain)) != len(domain) or not all(domain):
+        raise errors.InvalidInput(
+            f"a set needs a domain of distinct words, such as set{{docs, cgi}}, not {domain!r}"
+        )
+    return Type(Kind.SET, domain)
+
+
+def parse_type(text: str) -> Type:
+    """``string``, ``int``, ``float``, ``bool``, ``set{docs, cgi}``; also ``String``, ``DomainedSet{…}``."""
+    word = text.strip()
+    if simple := _SIMPLE.get(word.lower()):
+        return simple
+    if found := _SET.fullmatch(word):
+        return set_of(*(part.strip() for part in found[1].split(",")))
+    raise errors.InvalidInput(f"{text[:80]!r} is not a type: use string, int, float, bool or set{{word, …}}")

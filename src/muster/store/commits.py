@@ -106,6 +106,10 @@ class Plan(msgspec.Struct, frozen=True):
     changes: list[Change]
     head: Head
 
+    @property
+    def writes(self) -> bool:
+        return bool(self.puts or self.deletes)
+
 
 class Limits(msgspec.Struct, frozen=True):
     record_bytes_max: int

@@ -35,7 +35,14 @@ async def open(url: str, *, settings: api.Settings | None = None, password: str 
 
         opened = await sqlite.open(where, settings)
     else:
-        raise errors.MissingPart("PostgreSQL cannot be used yet")
+        try:
+            from muster.store import postgres
+        except ImportError as error:
+            raise errors.MissingPart(
+                "PostgreSQL needs the driver psycopg", hint="pip install 'muster-fabric[postgres]'"
+            ) from error
+
+        opened = await postgres.open(where, settings, password)
     return Store(opened, settings)
 
 

@@ -144,7 +144,7 @@ class Engine:
         connection.execute("BEGIN IMMEDIATE")
         try:
             plan = self._plan(connection, batch)
-            if plan.changes or plan.puts or plan.deletes:
+            if plan.writes:
                 self._carry_out(connection, plan)
             connection.execute("COMMIT")
         except BaseException:

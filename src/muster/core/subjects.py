@@ -65,3 +65,14 @@ def sender_of(subject: str) -> str:
             f"{subject!r} does not carry its sender: expected muster.<part>.from.<identity>.…"
         )
     return parts[3]
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """As the broker matches: ``*`` stands for one token, a last ``>`` for one or more."""
+    wanted, given = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(given) <= len(wanted):
+            return False
+        given = given[: len(wanted)]
+    return len(wanted) == len(given) and all(w in ("*", g) for w, g in zip(wanted, given, strict=True))

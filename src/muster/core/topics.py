@@ -1,0 +1,468 @@
+r"""Topics, in three notations for the same thing.
+
+A topic is a sequence of 1 to 16 levels, each of them any text at all.  It is written as
+
+    a path      Course/CPS616/Session/HPJava
+    tags        Course=CPS616,Session=HPJava          levels alternate: tag, value, tag, value
+    a subject   Course.CPS616.Session.HPJava          what the broker routes on
+
+and a subscription is a `Pattern`, written in the same three:
+
+    Course/*/Session/>        ``*`` is one level, a last ``>`` is one level or more; the rest stands in place
+    Course=*,Session=HPJava   every topic that has *at least* these tags, in whatever order and company
+    Course=*;Session=HPJava   with semicolons: exactly these, in this order (the path Course/*/Session/HPJava)
+    Course.*.Session.>
+
+**Which notation?**  `parse` decides: text that starts with ``path:``, ``tags:`` or ``subject:`` says so
+itself; of the rest, text with an ``=`` is tags and all other text is a path.
+
+**Order of tags.**  Subjects are positional and sets of tags are not.  Tags joined by commas are put in the
+order of their code points, so two people who write the same tags in different orders mean the same topic;
+each may then be named only once.  Tags joined by semicolons stay as they are written: that is how a path
+whose tags are out of order, or repeated, is written as tags.  A path of odd length ends with a tag that has
+no value (``Course=CPS616,Session``).  Spaces after a separator are not part of a tag.
+
+**Escapes in paths and tags.**  A backslash is an ordinary character, except in two places: before a separator
+(``/`` in paths; ``,`` ``;`` ``=`` in tags) it makes that character part of the level, and at the start of a
+level that would otherwise be a wildcard, it makes it the literal character (``\*``).  A backslash that stands
+there and means itself is doubled.  So every text is a path, and every topic has exactly one.
+
+**Subjects.**  The mapping of ``/``, ``.`` and empty levels is the broker's own for MQTT, so that an MQTT
+client that publishes on ``a//b.c`` and a topic of that path meet on one subject (``a./.b//c``).  What a
+token cannot hold is percent-escaped; so is the beginning of a first level that is reserved: ``muster``, and
+whatever starts with ``$`` or ``_``.  Unicode is not normalised: topics are equal if their code points are.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import functools
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from muster.core import errors, subjects
+
+MAX_LEVELS = 16
+# The broker's line is 4,096 bytes, and some of its own subjects contain a user's: half of it is safe.
+MAX_SUBJECT_BYTES = 2048
+
+
+class Wildcard(enum.Enum):
+    ONE = "*"
+    REST = ">"
+
+
+Level: TypeAlias = str | Wildcard
+
+# -- subjects ----------------------------------------------------------------------------------------------
+
+_ESCAPED = r"[01][0-9A-F]|20|7F|2A|3E|2F|2B|23|25|24|5F|6D"  # the codes of what may need an escape
+_TO_ESCAPE = re.compile(rf"[\x00-\x20\x7f*>/+#]|%(?={_ESCAPED})")
+_TO_UNESCAPE = re.compile(rf"//|%({_ESCAPED})")
+_EMPTY_TOKEN = "/"
+
+
+def _encode(level: str, *, first: bool) -> str:
+    """A level as a subject's token. ``+`` and ``#`` could stand there, but no MQTT topic may hold them."""
+    if not level:
+        return _EMPTY_TOKEN
+    token = _TO_ESCAPE.sub(_percent, level).replace(".", "//")
+    if first and (token[0] in "$_" or token == subjects.PREFIX):
+        return f"%{ord(token[0]):02X}{token[1:]}"
+    return token
+
+
+def _percent(match: re.Match[str]) -> str:
+    return f"%{ord(match[0]):02X}"
+
+
+def _decode(token: str) -> str:
+    if token == _EMPTY_TOKEN:
+        return ""
+    return _TO_UNESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else ".", token)
+
+
+def _subject(levels: Sequence[Level]) -> str:
+    """The subject of a topic or pattern; refused where it is too long for the broker."""
+    subject = ".".join(
+        level.value if isinstance(level, Wildcard) else _encode(level, first=not position)
+        for position, level in enumerate(levels)
+    )
+    try:
+        size = len(subject.encode())
+    except UnicodeEncodeError as error:
+        raise errors.InvalidInput("a topic must be valid Unicode text, without lone surrogates") from error
+    if size > MAX_SUBJECT_BYTES:
+        raise errors.LimitExceeded(
+            f"the topic needs a subject of {size} bytes; the most is {MAX_SUBJECT_BYTES}"
+        )
+    return subject
+
+
+def _levels_of_subject(subject: str) -> Iterator[Level]:
+    _bound(subject)
+    tokens = subject.split(".")
+    for position, token in enumerate(tokens):
+        if token == "*":
+            yield Wildcard.ONE
+        elif token == ">" and position == len(tokens) - 1:
+            yield Wildcard.REST
+        else:
+            level = _decode(token)
+            if _encode(level, first=not position) != token:
+                raise errors.InvalidInput(
+                    f"{subject[:100]!r} is no topic's subject: {token[:40]!r} is reserved or misescaped"
+                )
+            yield level
+
+
+# -- paths and tags: separators, escapes, wildcards --------------------------------------------------------
+
+
+def _bound(text: str) -> None:
+    """No text this long can be a topic; refused before anything looks at it twice."""
+    if len(text) > 2 * MAX_SUBJECT_BYTES:
+        raise errors.LimitExceeded(
+            f"a topic of {len(text)} characters is too long: its subject may have {MAX_SUBJECT_BYTES} bytes"
+        )
+
+
+def _split(text: str, separators: str) -> Iterator[tuple[str, str]]:
+    """The pieces of ``text``, each with the separator after it; an odd run of ``\\`` before one undoes it."""
+    _bound(text)
+    piece, at = "", 0
+    for match in re.finditer(rf"(?<!\\)(\\*)([{separators}])", text):
+        piece += text[at : match.start()] + "\\" * (len(match[1]) // 2)
+        at = match.end()
+        if len(match[1]) % 2:
+            piece += match[2]
+        else:
+            yield piece, match[2]
+            piece = ""
+    yield piece + text[at:], ""
+
+
+def _protect(level: str, separators: str, *, last: bool) -> str:
+    """The reverse of `_split` for one level; what follows it, unless it is the last, is a separator."""
+    text = re.sub(rf"(?<!\\)(\\*)([{separators}])", r"\1\1\\\2", level)
+    return text if last else re.sub(r"(\\+)\Z", r"\1\1", text)
+
+
+def _read_level(text: str, wildcards: str) -> Level:
+    if len(text) == 1 and text in wildcards:
+        return Wildcard(text)
+    if text[:1] == "\\" and text.lstrip("\\") in tuple(wildcards):
+        return text[1:]
+    return text
+
+
+def _write_level(level: Level, wildcards: str) -> str:
+    if isinstance(level, Wildcard):
+        return level.value
+    return "\\" + level if level.lstrip("\\") in tuple(wildcards) else level
+
+
+_PATH_WILDCARDS = "*>"
+_TAG_WILDCARDS = "*"
+
+
+def _levels_of_path(path: str) -> list[Level]:
+    return [_read_level(piece, _PATH_WILDCARDS) for piece, _ in _split(path, "/")]
+
+
+def _path(levels: Sequence[Level]) -> str:
+    last = len(levels) - 1
+    return "/".join(
+        _protect(_write_level(level, _PATH_WILDCARDS), "/", last=position == last)
+        for position, level in enumerate(levels)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    tag: Level
+    value: Level | None  # None: a tag without a value
+
+    def write(self, *, last: bool) -> str:
+        tag = _write_level(self.tag, _TAG_WILDCARDS)
+        if tag.lstrip("\\").startswith(" "):
+            tag = "\\" + tag
+        if self.value is None:
+            return _protect(tag, ",;=", last=last)
+        value = _write_level(self.value, _TAG_WILDCARDS)
+        return f"{_protect(tag, ',;=', last=False)}={_protect(value, ',;=', last=last)}"
+
+
+def _pairs_of_text(text: str) -> tuple[list[_Pair], str]:
+    """The pairs of tag notation as written, and what joins them (empty where there is but one)."""
+    pairs: list[_Pair] = []
+    joint = ""
+    tag: str | None = None
+    for piece, separator in _split(text, ",;="):
+        if separator == "=":
+            if tag is not None:
+                raise errors.InvalidInput(
+                    f"{text[:100]!r}: a second = in one pair; write \\= where it is meant"
+                )
+            tag = piece
+            continue
+        if separator:
+            if joint and separator != joint:
+                raise errors.InvalidInput(f"{text[:100]!r}: join tags by commas or by semicolons, not both")
+            joint = separator
+        name, value = (piece, None) if tag is None else (tag, _read_level(piece, _TAG_WILDCARDS))
+        name = name.lstrip(" ")
+        if name[:1] == "\\" and name.lstrip("\\").startswith(" "):
+            name = name[1:]
+        pairs.append(_Pair(_read_level(name, _TAG_WILDCARDS), value))
+        tag = None
+    return pairs, joint
+
+
+def _pairs(levels: Sequence[Level]) -> list[_Pair]:
+    return [
+        _Pair(levels[at], levels[at + 1] if at + 1 < len(levels) else None) for at in range(0, len(levels), 2)
+    ]
+
+
+def _write_pairs(pairs: Sequence[_Pair], joint: str) -> str:
+    return joint.join(pair.write(last=position == len(pairs) - 1) for position, pair in enumerate(pairs))
+
+
+def _in_order(pairs: Sequence[_Pair]) -> bool:
+    tags = [pair.tag for pair in pairs if pair.value is not None]
+    return all(str(one) < str(after) for one, after in itertools.pairwise(tags))
+
+
+_NOTATION = re.compile(r"(path|tags|subject):")
+
+
+def _notation(text: str) -> tuple[str, str]:
+    _bound(text)
+    if match := _NOTATION.match(text):
+        return match[1], text[match.end() :]
+    return ("tags" if "=" in text else "path"), text
+
+
+def _named(path: str) -> str:
+    """``path`` in a form in which `_notation` takes it for one."""
+    return f"path:{path}" if "=" in path or _NOTATION.match(path) else path
+
+
+# -- topics ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What a message is published on: levels without wildcards."""
+
+    levels: tuple[str, ...]
+    subject: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check(self.levels)
+        object.__setattr__(self, "subject", _subject(self.levels))
+
+    @classmethod
+    def parse(cls, text: str) -> Topic:
+        notation, rest = _notation(text)
+        return {"path": cls.from_path, "tags": cls.from_tags, "subject": cls.from_subject}[notation](rest)
+
+    @classmethod
+    def from_path(cls, path: str) -> Topic:
+        return cls(_without_wildcards(_levels_of_path(path)))
+
+    @classmethod
+    def from_tags(cls, tags: str) -> Topic:
+        pairs, joint = _pairs_of_text(tags)
+        for pair in pairs[:-1]:
+            if pair.value is None:
+                raise errors.InvalidInput(
+                    f"{tags[:100]!r}: the tag {pair.tag!r} has no value; only the last may"
+                )
+        if joint == ",":
+            valueless = pairs[-1:] if pairs[-1].value is None else []
+            pairs = sorted(pairs[: len(pairs) - len(valueless)], key=lambda pair: str(pair.tag)) + valueless
+            if not _in_order(pairs):
+                raise errors.InvalidInput(
+                    f"{tags[:100]!r}: a tag is named twice; join by semicolons if meant"
+                )
+        return cls(_without_wildcards(_flat(pairs)))
+
+    @classmethod
+    def from_subject(cls, subject: str) -> Topic:
+        return cls(_without_wildcards(list(_levels_of_subject(subject))))
+
+    @property
+    def path(self) -> str:
+        return _path(self.levels)
+
+    @property
+    def tags(self) -> str:
+        pairs = _pairs(self.levels)
+        return _write_pairs(pairs, "," if _in_order(pairs) else ";")
+
+    def __str__(self) -> str:
+        return _named(self.path)
+
+
+def _flat(pairs: Sequence[_Pair]) -> list[Level]:
+    return [level for pair in pairs for level in (pair.tag, pair.value) if level is not None]
+
+
+def _check(levels: Sequence[Level]) -> None:
+    if len(levels) > MAX_LEVELS:
+        raise errors.LimitExceeded(f"a topic of {len(levels)} levels is too deep: the most is {MAX_LEVELS}")
+    if not levels or (len(levels) == 1 and not levels[0]):
+        raise errors.InvalidInput("a topic needs a name")
+
+
+def _without_wildcards(levels: Sequence[Level]) -> tuple[str, ...]:
+    plain = tuple(level for level in levels if isinstance(level, str))
+    if len(plain) != len(levels):
+        raise errors.InvalidInput(
+            "a topic to publish on has no wildcards",
+            hint="write \\* or \\> for a level that is that character",
+        )
+    return plain
+
+
+# -- patterns ----------------------------------------------------------------------------------------------
+
+
+class Pattern(abc.ABC):
+    """What a subscription asks for: the subjects to subscribe to, and the exact test of what comes.
+
+    ``subjects`` together cover everything that matches, and sometimes more; two of them may both bring one
+    message.  `take` is the test for both: it is true for exactly one of the subscriptions a message came by.
+    """
+
+    @property
+    @abc.abstractmethod
+    def subjects(self) -> tuple[str, ...]: ...
+
+    @abc.abstractmethod
+    def matches(self, topic: Topic) -> bool: ...
+
+    def take(self, subject: str, via: int = 0) -> Topic | None:
+        """The topic of a message that came by the subscription to ``subjects[via]``, if it is for delivery.
+
+        None: it does not match, is no user's topic, or is taken by an earlier one of the subscriptions.
+        """
+        try:
+            topic = Topic.from_subject(subject)
+        except errors.MusterError:
+            return None
+        if not self.matches(topic):
+            return None
+        return None if any(subjects.matches(other, subject) for other in self.subjects[:via]) else topic
+
+    @property
+    def cover(self) -> str:
+        """One subject that covers them all: for readers of a stream, whose filters may not overlap."""
+        return self.subjects[0] if len(self.subjects) == 1 else ">"
+
+    @staticmethod
+    def parse(text: str) -> Pattern:
+        notation, rest = _notation(text)
+        read = {"path": Pattern.from_path, "tags": Pattern.from_tags, "subject": Pattern.from_subject}
+        return read[notation](rest)
+
+    @staticmethod
+    def from_path(path: str) -> Pattern:
+        return PathPattern(tuple(_levels_of_path(path)))
+
+    @staticmethod
+    def from_tags(tags: str) -> Pattern:
+        pairs, joint = _pairs_of_text(tags)
+        if joint != ";":
+            return TagPattern(frozenset(pairs))
+        if any(pair.value is None for pair in pairs[:-1]):
+            raise errors.InvalidInput(f"{tags[:100]!r}: only the last tag may be without a value")
+        return PathPattern(tuple(_flat(pairs)))
+
+    @staticmethod
+    def from_subject(subject: str) -> Pattern:
+        return PathPattern(tuple(_levels_of_subject(subject)))
+
+
+@dataclass(frozen=True)
+class PathPattern(Pattern):
+    """Levels in their places: one subject, and the broker's test is already exact."""
+
+    levels: tuple[Level, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.levels)
+        if Wildcard.REST in self.levels[:-1]:
+            raise errors.InvalidInput("> stands for all further levels, so it must be the last one")
+        _ = self.subjects  # refuses one that is too long now, not when it is used
+
+    @functools.cached_property
+    def subjects(self) -> tuple[str, ...]:
+        return (_subject(self.levels),)
+
+    def matches(self, topic: Topic) -> bool:
+        wanted, given = self.levels, topic.levels
+        if wanted[-1] is Wildcard.REST:
+            wanted = wanted[:-1]
+            if len(given) <= len(wanted):
+                return False
+        elif len(given) != len(wanted):
+            return False
+        return all(w is Wildcard.ONE or w == g for w, g in zip(wanted, given, strict=False))
+
+    def __str__(self) -> str:
+        return _named(_path(self.levels))
+
+
+@dataclass(frozen=True)
+class TagPattern(Pattern):
+    """At least these tags, wherever they stand.
+
+    A broker cannot look for a tag at any place, so the pattern subscribes to one of its tags at each place
+    where it can stand (at most 16 subjects), and looks at the others when a message comes.
+    """
+
+    pairs: frozenset[_Pair]
+
+    def __post_init__(self) -> None:
+        if any(isinstance(pair.tag, Wildcard) for pair in self.pairs):
+            raise errors.InvalidInput("only a value can be a wildcard; write \\* for a tag so named")
+        _check(_flat(list(self.pairs)))
+        _ = self.subjects
+
+    @functools.cached_property
+    def subjects(self) -> tuple[str, ...]:
+        # A tag with a value is the rarest in most messages, so it lets the broker drop the most.
+        anchor = min(self._sorted(), key=lambda pair: not isinstance(pair.value, str))
+        found = list[Sequence[Level]]()
+        for place in range(0, MAX_LEVELS, 2):
+            levels = [Wildcard.ONE] * place + [anchor.tag] + ([] if anchor.value is None else [anchor.value])
+            found.append(levels)
+            if len(levels) < MAX_LEVELS:
+                found.append([*levels, Wildcard.REST])
+        return tuple(map(_subject, found))
+
+    def _sorted(self) -> list[_Pair]:
+        return sorted(self.pairs, key=lambda pair: pair.write(last=True))
+
+    def matches(self, topic: Topic) -> bool:
+        given = _pairs(topic.levels)
+        return all(any(_has(wanted, pair) for pair in given) for wanted in self.pairs)
+
+    def __str__(self) -> str:
+        return f"tags:{_write_pairs(self._sorted(), ',')}"
+
+
+def _has(wanted: _Pair, given: _Pair) -> bool:
+    """A wanted tag without a value may have any, or none."""
+    if wanted.tag != given.tag:
+        return False
+    if wanted.value is Wildcard.ONE:
+        return given.value is not None
+    return wanted.value in (None, given.value)

@@ -87,12 +87,12 @@ async def server(
 @contextlib.asynccontextmanager
 async def connected(
     to: Server, who: credentials.Credentials, **options: Any
-) -> AsyncIterator[tuple[Client, list[str]]]:
-    """A nats-py connection under these credentials, and the list of errors the broker sends it."""
-    complaints: list[str] = []
+) -> AsyncIterator[tuple[Client, asyncio.Queue[str]]]:
+    """A nats-py connection under these credentials, and the errors that the broker sends it."""
+    complaints: asyncio.Queue[str] = asyncio.Queue()
 
     async def complain(error: Exception) -> None:
-        complaints.append(str(error))
+        complaints.put_nowait(str(error))
 
     client = await nats.connect(
         to.url,
@@ -106,3 +106,60 @@ async def connected(
         yield client, complaints
     finally:
         await client.close()
+
+
+class Line:
+    """A connection by hand, on which the broker's answer to one sentence is known before the next."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def say(self, sentence: str) -> str:
+        """What the broker says against it; empty if nothing."""
+        self._writer.write(f"{sentence}\r\nPING\r\n".encode())
+        complaint = ""
+        while (text := (await self._reader.readline()).decode().strip()) != "PONG":
+            if not text:
+                return complaint or "closed"
+            if text.startswith("-ERR"):
+                complaint = text
+        return complaint
+
+    async def hear(self) -> str:
+        """What the broker says unasked, other than its pings."""
+        while (text := (await self._reader.readline()).decode().strip()) == "PING":
+            self._writer.write(b"PONG\r\n")
+        return text
+
+    async def publish(self, subject: str) -> str:
+        return await self.say(f"PUB {subject} 0\r\n")
+
+    async def subscribe(self, subject: str) -> str:
+        return await self.say(f"SUB {subject} 1\r\nUNSUB 1")
+
+
+@contextlib.asynccontextmanager
+async def line(to: Server, who: credentials.Credentials) -> AsyncIterator[tuple[Line, str]]:
+    """And what the broker said to these credentials: empty if it let them in."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", to.ports["client"])
+    try:
+        nonce = json.loads((await reader.readline()).split(b" ", 1)[1])["nonce"]
+        hello = {"jwt": who.user_jwt, "sig": who.answer(nonce).decode(), "verbose": False, "pedantic": False}
+        made = Line(reader, writer)
+        yield made, await made.say(f"CONNECT {json.dumps(hello)}")
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def knock(to: Server, who: credentials.Credentials) -> str:
+    async with line(to, who) as (_, answer):
+        return answer
+
+
+async def settle(client: Client) -> None:
+    """Return when the broker has seen all that was said: nats-py's ping overtakes what is pending."""
+    await client.flush()
+    await client.flush()

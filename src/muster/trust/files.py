@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 
@@ -15,9 +16,19 @@ PRIVATE = 0o600
 PUBLIC = 0o644
 
 
+@contextlib.contextmanager
+def explained(path: pathlib.Path) -> Iterator[None]:
+    """The operating system's errors in our words, with the path."""
+    try:
+        yield
+    except OSError as error:
+        hint = "run as the user who made it" if isinstance(error, PermissionError) else None
+        raise errors.Refused(f"{path}: {error.strerror or error}", hint=hint) from error
+
+
 def make_folder(path: pathlib.Path) -> None:
     """``path``, and what is missing above it, for the owner only."""
-    with _explained(path):
+    with explained(path):
         for folder in (*reversed(path.parents), path):
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -26,7 +37,7 @@ def make_folder(path: pathlib.Path) -> None:
 def write(path: pathlib.Path, data: bytes, *, mode: int = PRIVATE) -> None:
     """Replace the file: a reader, or a crash at any moment, finds all of the old or all of the new."""
     make_folder(path.parent)
-    with _explained(path):
+    with explained(path):
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # made with 0600
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -51,9 +62,24 @@ def sync_folder(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def draft(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder to fill, which becomes ``folder`` at the end: all of it appears at once, or none."""
+    make_folder(folder.parent)
+    with explained(folder):
+        made = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            yield made
+            os.rename(made, folder)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+        sync_folder(folder.parent)
+
+
 def read(path: pathlib.Path, what: str, *, size_max: int = 1 << 20) -> bytes:
     """The file's bytes; the error says what ``what`` is and that it is missing."""
-    with _explained(path):
+    with explained(path):
         try:
             with path.open("rb") as file:
                 data = file.read(size_max + 1)
@@ -78,16 +104,7 @@ def read_text(path: pathlib.Path, what: str) -> str:
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
     """One process at a time changes the folder. The lock goes with the process, so none is left behind."""
-    with _explained(folder), (folder / "lock").open("a") as file:
+    with explained(folder), (folder / "lock").open("a") as file:
         os.chmod(file.fileno(), PRIVATE)
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@contextlib.contextmanager
-def _explained(path: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        hint = "run as the user who made it" if isinstance(error, PermissionError) else None
-        raise errors.Refused(f"{path}: {error.strerror or error}", hint=hint) from error

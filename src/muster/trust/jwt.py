@@ -173,7 +173,13 @@ def issue(
     digest = hashlib.sha256(msgspec.json.encode(claims)).digest()
     claims = msgspec.structs.replace(claims, jti=base64.b32encode(digest).decode().rstrip("="))
     signed = f"{_b64(_HEADER)}.{_b64(msgspec.json.encode(claims))}"
-    return f"{signed}.{_b64(signer.sign(signed.encode()))}"
+    token = f"{signed}.{_b64(signer.sign(signed.encode()))}"
+    if len(token) > SIZE_MAX:
+        raise errors.LimitExceeded(
+            f"the document of {name!r} would be {len(token)} characters; brokers take {SIZE_MAX}",
+            hint="credentials that expire leave the list of revocations when they do",
+        )
+    return token
 
 
 def read(token: str) -> Claims:

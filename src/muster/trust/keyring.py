@@ -19,10 +19,7 @@ A user's record is its JWT; there is no second list that could disagree with it.
 
 from __future__ import annotations
 
-import os
 import pathlib
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +33,8 @@ SYSTEM = "SYS"
 
 # With the full resolver a broker keeps what is sent here, and tells the other brokers.
 CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
+
+_RESTORE = "restore it from a backup"
 
 _EVENTS = {"connect": "CONNECT", "disconnect": "DISCONNECT"}
 
@@ -89,27 +88,18 @@ class Trust:
                 f"{folder} is there already: creating keys anew would cut off everyone who has credentials",
                 hint="use the keys that are there, or name another folder",
             )
-        files.make_folder(folder.parent)
-        draft = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        try:
+        with files.draft(folder) as draft:
             trust = cls(draft, domain, clock=clock)
             trust._new_operator()
             trust._new_account(domain)
-            os.rename(draft, folder)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
-        files.sync_folder(folder.parent)
         return cls(folder, domain, clock=clock)
 
     @classmethod
     def open(cls, folder: pathlib.Path, *, clock: Callable[[], float] = time.time) -> Trust:
-        if not (folder / "operator.jwt").exists():
-            raise errors.NotFound(f"no keys in {folder}", hint="`muster init` makes them")
-        claims = jwt.read(files.read_text(folder / "operator.jwt", "the operator's document"))
-        if not isinstance(claims.nats, jwt.Operator):
-            raise errors.InvalidInput(f"{folder / 'operator.jwt'} is not an operator's document")
-        return cls(folder, claims.name, clock=clock)
+        with files.explained(folder):
+            if not folder.exists():
+                raise errors.NotFound(f"no keys in {folder}", hint="`muster init` makes them")
+        return cls(folder, _read(folder / "operator.jwt", jwt.Operator)[1].name, clock=clock)
 
     # -- domains
 
@@ -237,6 +227,23 @@ class Trust:
     def credentials_path(self, identity: str, *, domain: str | None = None) -> pathlib.Path:
         return self._user(domain or self.domain, subjects.token(identity)).with_suffix(".creds")
 
+    def check(self, user_jwt: str) -> jwt.Claims:
+        """What a broker would decide about this document, with the reason that brokers keep to themselves."""
+        claims = jwt.read(user_jwt)
+        if not isinstance(claims.nats, jwt.User):
+            raise errors.Unauthorized(f"{claims.name!r} is not a user's document")
+        for domain in (SYSTEM, *self.domains()):
+            _, account = self._document(domain)
+            if account.sub == claims.nats.issuer_account:
+                break
+        else:
+            raise errors.Unauthorized(f"{claims.name!r} belongs to an account that is not of this operator")
+        assert isinstance(account.nats, jwt.Account)
+        signers = [key if isinstance(key, str) else key.key for key in account.nats.signing_keys]
+        if claims.iat <= account.nats.revocations.get(claims.sub, -1):
+            raise errors.Unauthorized(f"{claims.name!r} was revoked")
+        return jwt.verify(user_jwt, issuers=signers, now=self._clock())
+
     # -- brokers
 
     def broker(self) -> BrokerTrust:
@@ -245,9 +252,9 @@ class Trust:
         with files.locked(self.folder):
             for domain in (SYSTEM, *self.domains()):
                 self._refresh(domain)
-                document = self._document(domain)
-                accounts[jwt.read(document).sub] = document
-        operator_jwt = files.read_text(self.folder / "operator.jwt", "the operator's document")
+                document, claims = self._document(domain)
+                accounts[claims.sub] = document
+        operator_jwt, _ = _read(self.folder / "operator.jwt", jwt.Operator)
         return BrokerTrust(operator_jwt, self._public(SYSTEM), accounts)
 
     def claims_update(self, *, domain: str | None = None) -> tuple[str, bytes]:
@@ -258,7 +265,7 @@ class Trust:
         domain = domain or self.domain
         with files.locked(self.folder):
             self._refresh(domain)
-            return CLAIMS_UPDATE, self._document(domain).encode()
+            return CLAIMS_UPDATE, self._document(domain)[0].encode()
 
     # -- inside
 
@@ -283,7 +290,7 @@ class Trust:
     def _refresh(self, domain: str) -> None:
         """Write the account's document anew if it would say something else than before."""
         path = self._account(domain) / "account.jwt"
-        before = jwt.read(self._document(domain)) if path.exists() else None
+        before = self._document(domain)[1] if path.exists() else None
         public = before.sub if before else self._key(f"accounts/{domain}/account.seed").public
         account = self._describe(domain, public)
         if before and before.nats == msgspec.structs.replace(account, version=2):
@@ -362,17 +369,14 @@ class Trust:
         try:
             return nkeys.KeyPair.from_seed(files.read_text(path, "a private key"))
         except errors.InvalidInput as error:
-            raise errors.InvalidInput(f"{path}: {error.message}", hint="restore it from a backup") from error
+            raise errors.InvalidInput(f"{path}: {error.message}", hint=_RESTORE) from error
 
     def _claims(self, domain: str, identity: str) -> jwt.Claims:
         self._existing(domain)
         path = self._user(domain, identity)
         if not path.exists():
             raise errors.NotFound(f"nobody called {identity!r} has credentials in {domain!r}")
-        claims = jwt.read(files.read_text(path, f"the document of {identity!r}"))
-        if not isinstance(claims.nats, jwt.User) or claims.name != identity:
-            raise errors.InvalidInput(f"{path} is not the document of {identity!r}")
-        return claims
+        return _read(path, jwt.User)[1]
 
     def _revoked(self, domain: str) -> dict[str, Revocation]:
         path = self._account(domain) / "revoked.json"
@@ -381,16 +385,14 @@ class Trust:
         try:
             return msgspec.json.decode(files.read(path, "the revocations"), type=dict[str, Revocation])
         except msgspec.MsgspecError as error:
-            raise errors.InvalidInput(
-                f"{path} is damaged: {error}", hint="restore it from a backup"
-            ) from None
+            raise errors.InvalidInput(f"{path} is damaged: {error}", hint=_RESTORE) from None
 
     def _public(self, domain: str) -> str:
-        return jwt.read(self._document(domain)).sub
+        return self._document(domain)[1].sub
 
-    def _document(self, domain: str) -> str:
+    def _document(self, domain: str) -> tuple[str, jwt.Claims]:
         self._existing(domain)
-        return files.read_text(self._account(domain) / "account.jwt", f"the account of {domain!r}")
+        return _read(self._account(domain) / "account.jwt", jwt.Account)
 
     def _existing(self, domain: str) -> None:
         if not self._account(domain).exists():
@@ -406,6 +408,18 @@ class Trust:
 def _domain_name(domain: str) -> None:
     if subjects.token(domain) == SYSTEM:
         raise errors.InvalidInput(f"{SYSTEM} is the brokers' own account: choose another name")
+
+
+def _read(path: pathlib.Path, kind: type) -> tuple[str, jwt.Claims]:
+    """A document of ours from its file, and what it says."""
+    text = files.read_text(path, f"the {kind.__name__.lower()}'s document")
+    try:
+        claims = jwt.read(text)
+    except errors.MusterError as error:
+        raise errors.InvalidInput(f"{path} is damaged: {error.message}", hint=_RESTORE) from error
+    if not isinstance(claims.nats, kind):
+        raise errors.InvalidInput(f"{path} is not the document of an {kind.__name__.lower()}", hint=_RESTORE)
+    return text, claims
 
 
 def _export(event: str) -> jwt.Export:

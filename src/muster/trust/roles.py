@@ -43,6 +43,9 @@ STREAMS = {
 # One answer to a question, within two minutes: the broker keeps a table of the open ones.
 _RESPONSES = jwt.Responses(max=1, ttl=120 * 10**9)
 
+# Who is connected to the domain's account, from where, and what they subscribe to.
+_CONNECTED = "$SYS.REQ.ACCOUNT.PING.CONNZ"
+
 # The events name addresses and carry the document of the connection: only for those who hold leases.
 _CONNECTIONS = (f"{subjects.CONNECTIONS}.>",)
 
@@ -104,7 +107,7 @@ DUTIES = {
     Role.OPERATOR: Duty(
         "a person who runs the domain",
         topics=True,
-        publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>"),
+        publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>", _CONNECTED),
         subscribe=("muster.>", "$JS.EVENT.>"),
     ),
     Role.VIEWER: Duty("a person who looks and changes nothing", speaks="read"),
@@ -172,7 +175,7 @@ def _service(part: str) -> list[str]:
     kept = [f"$KV.{part}.>", f"$KV.{LEASES}.{part}.>"]
     owned = [api for stream in (*STREAMS.get(part, ()), f"KV_{part}") for api in _owning(stream)]
     leases = [*_reading(f"KV_{LEASES}"), *_creating(f"KV_{LEASES}")]
-    return [*said, *kept, *owned, *leases, "$JS.API.INFO", "$JS.API.STREAM.NAMES"]
+    return [*said, *kept, *owned, *leases, "$JS.API.INFO", "$JS.API.STREAM.NAMES", _CONNECTED]
 
 
 def _reading(stream: str) -> list[str]:

@@ -1,0 +1,353 @@
+import os
+import pathlib
+import stat
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.core import errors
+from muster.trust import credentials, jwt, keyring, nkeys, roles
+from tests.trust import servers
+
+AGENT = roles.Role.AGENT
+
+
+@pytest.fixture
+def trust(tmp_path):
+    return keyring.Trust.create(tmp_path / "keys", "north")
+
+
+def test_everything_is_private_and_nothing_half_written(trust):
+    trust.issue("a1", AGENT)
+    for path in [trust.folder, *trust.folder.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+        assert path == trust.folder or not path.name.startswith("."), path
+    assert [path.name for path in trust.folder.parent.iterdir()] == ["keys"]
+
+
+def test_keys_are_not_made_twice(trust):
+    with pytest.raises(errors.AlreadyExists):
+        keyring.Trust.create(trust.folder, "north")
+
+
+def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(errors.Refused, match="No space"):
+        keyring.Trust.create(tmp_path / "keys", "north")
+    assert not list(tmp_path.iterdir())
+
+
+def test_opening_finds_what_was_there(trust):
+    trust.issue("a1", AGENT, lifetime_s=60)
+    again = keyring.Trust.open(trust.folder)
+    assert again.domain == "north"
+    assert again.show("a1") == trust.show("a1")
+    assert again.broker() == trust.broker()
+    with pytest.raises(errors.NotFound, match="no keys") as caught:
+        keyring.Trust.open(trust.folder / "elsewhere")
+    assert "muster init" in str(caught.value.hint)
+
+
+def test_a_record_says_who_may_do_what_until_when(trust):
+    trust.issue("a1", AGENT, lifetime_s=60)
+    record = trust.show("a1")
+    assert (record.role, record.status, record.domain) == ("agent", "valid", "north")
+    assert record.expires_at == record.issued_at + 60
+    assert "muster.*.from.a1.>" in record.publish
+    assert trust.records() == [record]
+    with pytest.raises(errors.NotFound, match="a2"):
+        trust.show("a2")
+    with pytest.raises(errors.NotFound, match="west"):
+        trust.show("a1", domain="west")
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a*", ">", "../x", "a/b", "é", "a" * 129, "a b", "a\n"])
+def test_a_name_that_is_no_token_is_refused(trust, name):
+    with pytest.raises(errors.InvalidInput):
+        trust.issue(name, AGENT)
+    with pytest.raises(errors.InvalidInput):
+        trust.show(name)
+    with pytest.raises(errors.InvalidInput):
+        trust.add_domain(name)
+
+
+def test_the_brokers_account_is_for_brokers(trust):
+    for act in (
+        lambda: trust.add_domain("SYS"),
+        lambda: trust.issue("a1", AGENT, domain="SYS"),
+        lambda: trust.issue("s1", roles.Role.SYSTEM, domain="north"),
+        lambda: keyring.Trust.create(trust.folder / "x", "SYS"),
+    ):
+        with pytest.raises(errors.InvalidInput):
+            act()
+    trust.issue("s1", roles.Role.SYSTEM)
+    assert trust.show("s1", domain="SYS").role == "system"
+
+
+def test_an_identity_is_issued_once_until_it_is_revoked(trust):
+    trust.issue("a1", AGENT)
+    first = trust.show("a1")
+    with pytest.raises(errors.AlreadyExists):
+        trust.issue("a1", AGENT)
+    assert trust.revoke("a1").status == "revoked"
+    assert trust.revoke("a1").status == "revoked"  # once more is no error
+    with pytest.raises(errors.Refused):
+        trust.renew("a1")
+    with pytest.raises(errors.NotFound):
+        trust.credentials("a1")
+    trust.issue("a1", roles.Role.MANAGER)
+    second = trust.show("a1")
+    assert (second.status, second.role) == ("valid", "manager")
+    assert second.public_key != first.public_key
+
+
+def test_renewal_keeps_key_role_and_topics(trust):
+    now = time.time()
+    past = keyring.Trust(trust.folder, "north", clock=lambda: now - 1000)
+    past.issue("u1", roles.Role.USER, topics=("topic.orders.>", "topic.Bills.*"), lifetime_s=500)
+    before = trust.show("u1")
+    assert before.status == "expired"
+    trust.renew("u1", lifetime_s=500)
+    after = trust.show("u1")
+    assert (after.status, after.public_key, after.role) == ("valid", before.public_key, "user")
+    assert (after.publish, after.subscribe) == (before.publish, before.subscribe)
+    assert "topic.Bills.*" in after.publish
+    assert trust.credentials("u1").claims.exp == after.expires_at
+
+
+def test_a_key_made_elsewhere_stays_there(trust):
+    key = nkeys.KeyPair.create(nkeys.Kind.USER)
+    document = trust.issue("a1", AGENT, public_key=key.public)
+    assert credentials.Credentials(document, key.seed).identity == "a1"
+    with pytest.raises(errors.NotFound):
+        trust.credentials("a1")
+    trust.revoke("a1")
+    with pytest.raises(errors.Refused, match="new key"):
+        trust.issue("a1", AGENT, public_key=key.public)
+    with pytest.raises(errors.InvalidInput, match="user"):
+        trust.issue("a2", AGENT, public_key=nkeys.KeyPair.create(nkeys.Kind.ACCOUNT).public)
+
+
+def test_revocations_go_when_what_they_revoke_has_expired(trust):
+    now = time.time()
+    past = keyring.Trust(trust.folder, "north", clock=lambda: now - 1000)
+    for name, life in (("short", 10), ("long", 5000), ("forever", None)):
+        past.issue(name, AGENT, lifetime_s=life)
+        past.revoke(name)
+    trust.issue("other", AGENT)
+    trust.revoke("other")
+    account = jwt.read(trust.claims_update()[1].decode()).nats
+    assert isinstance(account, jwt.Account)
+    assert set(account.revocations) == {trust.show(name).public_key for name in ("long", "forever", "other")}
+
+
+def test_the_reason_of_a_refusal(trust, tmp_path):
+    now = time.time()
+    past = keyring.Trust(trust.folder, "north", clock=lambda: now - 1000)
+    good, old, gone = (
+        trust.issue("good", AGENT),
+        past.issue("old", AGENT, lifetime_s=10),
+        trust.issue("gone", AGENT),
+    )
+    trust.revoke("gone")
+    assert trust.check(good).name == "good"
+    strange = keyring.Trust.create(tmp_path / "strange", "north").issue("good", AGENT)
+    for document, reason in ((old, "expired"), (gone, "revoked"), (strange, "not of this operator")):
+        with pytest.raises(errors.Unauthorized, match=reason):
+            trust.check(document)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    ["operator.jwt", "keys/signing.seed", "accounts/north/signing.seed", "accounts/north/account.jwt"],
+)
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_a_lost_key_is_named(trust, lost, how):
+    path = trust.folder / lost
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_text("rubbish")
+
+    def use() -> None:
+        again = keyring.Trust.open(trust.folder)
+        again.issue("u1", roles.Role.USER, topics=("topic.x",))
+        again.revoke("u1")
+
+    with pytest.raises((errors.NotFound, errors.InvalidInput), match=path.name) as caught:
+        use()
+    assert caught.value.hint
+
+
+def test_the_two_root_keys_can_be_taken_off_the_machine(trust):
+    (trust.folder / "keys" / "operator.seed").unlink()
+    (trust.folder / "accounts" / "north" / "account.seed").unlink()
+    trust.issue("a1", AGENT)
+    trust.revoke("a1")
+    trust.add_domain("south")
+    assert len(trust.broker().accounts) == 3
+
+
+def test_a_new_table_of_roles_reaches_old_credentials(trust, monkeypatch):
+    before = trust.broker()
+    assert trust.broker() == before  # nothing changed, so nothing is signed anew
+    monkeypatch.setitem(roles.STREAMS, "notify", ("events", "parties", "receipts"))
+    after = trust.broker()
+    (north,) = set(after.accounts) - {after.system_account}
+    assert after.accounts[north] != before.accounts[north]
+    assert jwt.read(after.accounts[north]).iat > jwt.read(before.accounts[north]).iat
+
+
+# -- the credentials file
+
+
+def test_credentials_survive_writing_and_reading(trust):
+    trust.issue("a1", AGENT)
+    found = trust.credentials("a1")
+    assert credentials.Credentials.parse(found.render()) == found
+    assert found.seed not in repr(found)
+
+
+def test_credentials_of_two_people_do_not_mix(trust):
+    trust.issue("a1", AGENT)
+    trust.issue("a2", AGENT)
+    mixed = credentials.Credentials(trust.credentials("a1").user_jwt, trust.credentials("a2").seed)
+    with pytest.raises(errors.InvalidInput, match="does not belong"):
+        credentials.Credentials.parse(mixed.render())
+
+
+CREDS = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                "-----BEGIN NATS USER JWT-----\n",
+                "------END NATS USER JWT------\n",
+                "-----BEGIN USER NKEY SEED-----\n",
+                "------END USER NKEY SEED------\n",
+                "a.b.c\n",
+                "SUAK77U4UHHBAZTXQ6RJEAZ3EXQRDGPJTGATVFCTN3SD3EG56HUXHAWNZE\n",
+            ]
+        ),
+        st.text(max_size=20),
+    ),
+    max_size=8,
+).map("".join)
+
+
+@given(CREDS)
+def test_hostile_credentials_give_only_our_error(text):
+    with pytest.raises(errors.MusterError):
+        credentials.Credentials.parse(text)
+
+
+# -- with a broker
+
+
+async def test_wrong_expired_and_revoked_credentials_are_refused(trust, tmp_path):
+    now = time.time()
+    past = keyring.Trust(trust.folder, "north", clock=lambda: now - 1000)
+    for name in ("a1", "a2", "gone"):
+        trust.issue(name, AGENT)
+    past.issue("old", AGENT, lifetime_s=10)
+    gone = trust.credentials("gone")
+    trust.revoke("gone")
+    strange = keyring.Trust.create(tmp_path / "strange", "north")
+    strange.issue("a1", AGENT)
+    a1, a2 = trust.credentials("a1"), trust.credentials("a2")
+    async with servers.server(tmp_path, trust) as server:
+        assert await servers.knock(server, a1) == ""
+        for wrong in (
+            credentials.Credentials(a1.user_jwt, a2.seed),  # somebody else's document
+            strange.credentials("a1"),  # the right name, from another operator
+            trust.credentials("old"),
+            gone,
+        ):
+            assert "Authorization Violation" in await servers.knock(server, wrong)
+
+
+async def test_a_roles_key_cannot_make_another_role(trust, tmp_path):
+    """Whoever steals the key that enrols agents can make agents, and nothing else."""
+    trust.issue("a1", AGENT)
+    path = trust.folder / "accounts" / "north" / "roles" / "agent.seed"
+    stolen = nkeys.KeyPair.from_seed(path.read_text())
+    thief = nkeys.KeyPair.create(nkeys.Kind.USER)
+    account = trust.credentials("a1").claims.nats
+    assert isinstance(account, jwt.User)
+    everything = jwt.User(
+        issuer_account=account.issuer_account,
+        pub=jwt.Subjects(allow=(">",)),
+        sub=jwt.Subjects(allow=(">",)),
+        subs=-1,
+        data=-1,
+        payload=-1,
+    )
+    plain = jwt.User(issuer_account=account.issuer_account)
+    async with servers.server(tmp_path, trust) as server:
+        forged = jwt.issue(stolen, thief.public, "a1", everything, issued_at=int(time.time()))
+        assert "Authorization" in await servers.knock(server, credentials.Credentials(forged, thief.seed))
+        agent = jwt.issue(stolen, thief.public, "a7", plain, issued_at=int(time.time()))
+        async with servers.line(server, credentials.Credentials(agent, thief.seed)) as (line, answer):
+            assert not answer
+            assert "Permissions Violation" in await line.publish("muster.manage.to.a1.command")
+
+
+async def test_a_revocation_reaches_a_running_broker(trust, tmp_path):
+    trust.issue("a1", AGENT)
+    trust.issue("a2", AGENT)
+    trust.issue("s1", roles.Role.SYSTEM)
+    first = trust.credentials("a1")
+    async with (
+        servers.server(tmp_path, trust) as server,
+        servers.line(server, first) as (line, answer),
+        servers.line(server, trust.credentials("a2")) as (other, _),
+        servers.connected(server, trust.credentials("s1", domain="SYS")) as (system, _),
+    ):
+        assert not answer
+        trust.revoke("a1")
+        subject, payload = trust.claims_update()
+        assert b'"code":200' in (await system.request(subject, payload, timeout=5)).data
+        assert "user authentication revoked" in (await line.hear()).lower()
+        assert "Authorization Violation" in await servers.knock(server, first)
+        assert await other.say("PING") == ""  # nobody else is disturbed
+        trust.issue("a1", AGENT)
+        assert await servers.knock(server, trust.credentials("a1")) == ""
+
+
+async def test_a_live_connection_ends_when_its_credentials_do(trust, tmp_path):
+    trust.issue("a1", AGENT, lifetime_s=1)
+    async with (
+        servers.server(tmp_path, trust) as server,
+        servers.line(server, trust.credentials("a1")) as (line, answer),
+    ):
+        assert not answer
+        assert "expired" in (await line.hear()).lower()
+
+
+async def test_a_domain_is_added_to_a_running_broker(trust, tmp_path):
+    trust.issue("s1", roles.Role.SYSTEM)
+    async with (
+        servers.server(tmp_path, trust) as server,
+        servers.connected(server, trust.credentials("s1", domain="SYS")) as (system, _),
+    ):
+        trust.add_domain("south")
+        trust.issue("a1", AGENT, domain="south")
+        there = trust.credentials("a1", domain="south")
+        assert "Authorization" in await servers.knock(server, there)
+        subject, payload = trust.claims_update(domain="south")
+        await system.request(subject, payload, timeout=5)
+        assert await servers.knock(server, there) == ""
+
+
+def test_the_file_is_what_other_nats_clients_read(trust):
+    """Line by line, the way nats-py looks for its two secrets (with the package nkeys it would connect)."""
+    trust.issue("a1", AGENT)
+    path: pathlib.Path = trust.credentials_path("a1")
+    lines = path.read_text().splitlines()
+    found = trust.credentials("a1")
+    assert lines[lines.index("-----BEGIN NATS USER JWT-----") + 1] == found.user_jwt
+    assert lines[lines.index("-----BEGIN USER NKEY SEED-----") + 1] == found.seed

@@ -1,0 +1,279 @@
+"""What the broker lets each role do, and what it refuses: always both directions."""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from nats import errors as nats_errors
+from nats.js import api as js_api
+
+from muster.trust import keyring, roles
+from tests.trust import servers
+
+WHO = {
+    "a1": roles.Role.AGENT,
+    "a2": roles.Role.AGENT,
+    "m1": roles.Role.MANAGER,
+    "c1": roles.Role.CHANNEL,
+    "p1": roles.Role.PIPELINE,
+    "n1": roles.Role.NOTIFIER,
+    "u1": roles.Role.USER,
+    "op": roles.Role.OPERATOR,
+    "v1": roles.Role.VIEWER,
+}
+
+
+@pytest.fixture
+def trust(tmp_path):
+    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    for identity, role in WHO.items():
+        trust.issue(identity, role)
+    return trust
+
+
+@contextlib.asynccontextmanager
+async def fleet(folder, trust, *identities):
+    """Connections under these identities, each with the list of the broker's complaints about it."""
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(servers.server(folder, trust))
+        yield [
+            await stack.enter_async_context(servers.connected(server, trust.credentials(identity)))
+            for identity in identities
+        ]
+
+
+PUBLISH = {
+    "a1": (
+        [
+            "muster.manage.from.a1.heartbeat",
+            "muster.monitor.from.a1.report",
+            "muster.notify.from.a1.event.p7",
+        ],
+        [
+            "muster.manage.from.a2.heartbeat",  # another's heartbeat
+            "muster.monitor.from.a2.report",
+            "muster.notify.from.a2.event.p7",
+            "muster.manage.from.a1",  # nothing said: the subject has no kind
+            "muster.manage.to.a2.command",  # a command, which is a manager's to give
+            "muster.manage.to.a1.command",
+            "muster.monitor.all.report",
+            "muster.inform.log.key",
+            "muster.bus.all.connections.disconnect",  # another's death
+            "_INBOX.m1.answer",
+            "topic.orders",
+            "$KV.leases.manage.m1",
+            "$JS.API.STREAM.CREATE.mine",
+            "$JS.API.STREAM.INFO.reports",
+            "$JS.API.DIRECT.GET.reports",
+            "$JS.API.CONSUMER.CREATE.reports.c1",
+            "$JS.API.CONSUMER.MSG.NEXT.reports.c1",
+            "$JS.ACK.reports.c1.1.1.1.1.0",
+            "$JS.API.INFO",
+            "$SYS.REQ.ACCOUNT.PING.CONNZ",
+            "$SYS.REQ.CLAIMS.UPDATE",
+        ],
+    ),
+    "m1": (
+        [
+            "muster.manage.to.a1.command",
+            "muster.manage.all.epoch",
+            "$KV.leases.manage.shard7",
+            "$KV.manage.x",
+        ],
+        [
+            "muster.manage.from.a1.heartbeat",
+            "muster.notify.to.a1.event",
+            "muster.notify.all.x",
+            "$KV.leases.notify.shard7",  # a lease of another part
+            "$KV.notify.x",
+            "$JS.API.STREAM.DELETE.KV_leases",
+            "$JS.API.STREAM.CREATE.reports",
+            "topic.orders",
+        ],
+    ),
+    "p1": (
+        ["muster.pipeline.all.alert", "$JS.API.DIRECT.GET.reports", "$JS.API.CONSUMER.MSG.NEXT.reports.p"],
+        ["muster.monitor.all.report", "$JS.API.STREAM.DELETE.reports", "$JS.API.STREAM.PURGE.reports"],
+    ),
+    "u1": (
+        ["topic.orders.new", "muster.manage.from.u1.apply"],
+        ["orders.new", "muster.manage.from.op.apply", "$JS.API.STREAM.INFO.messages", "$KV.leases.manage.x"],
+    ),
+    "op": (
+        ["topic.orders", "muster.manage.from.op.apply", "$JS.API.STREAM.NAMES", "$KV.leases.manage.x"],
+        ["muster.manage.from.m1.apply", "muster.manage.to.a1.command", "$SYS.REQ.CLAIMS.UPDATE"],
+    ),
+    "v1": (
+        ["muster.manage.from.v1.read.resources"],
+        ["muster.manage.from.v1.apply", "topic.orders", "$JS.API.STREAM.NAMES"],
+    ),
+}
+
+SUBSCRIBE = {
+    "a1": (
+        ["muster.manage.to.a1.>", "muster.notify.to.a1.event.p7", "muster.monitor.all.>", "_INBOX.a1.*"],
+        [
+            "muster.manage.to.a2.>",
+            "muster.manage.to.*.>",
+            "muster.*.from.*.>",
+            "muster.>",
+            ">",
+            "_INBOX.a2.>",
+            "_INBOX.*.>",
+            "_INBOX.>",
+            "topic.orders",
+            "$JS.API.>",
+            "$KV.leases.>",
+            "$SYS.>",
+            "muster.bus.all.connections.>",
+        ],
+    ),
+    "m1": (
+        ["muster.manage.from.*.>", "muster.manage.to.m1.>", "muster.bus.all.connections.disconnect"],
+        ["muster.monitor.from.*.>", "muster.manage.to.a1.>", "_INBOX.a1.>", "muster.notify.log.>", ">"],
+    ),
+    "p1": (["muster.monitor.from.*.>"], ["muster.manage.from.*.>"]),
+    "u1": (["topic.>"], ["muster.manage.from.*.>", "muster.>", "_INBOX.>"]),
+    "op": (["muster.>", "topic.>"], ["_INBOX.a1.>", ">", "$SYS.>"]),
+    "v1": (["muster.*.all.>"], ["topic.>", "muster.>", "muster.*.to.*.>"]),
+}
+
+
+@pytest.mark.parametrize("identity", PUBLISH)
+async def test_each_role_does_its_own_and_no_other(tmp_path, trust, identity):
+    async with (
+        servers.server(tmp_path, trust) as server,
+        servers.line(server, trust.credentials(identity)) as (line, answer),
+    ):
+        assert not answer
+        for act, (allowed, forbidden) in (
+            (line.publish, PUBLISH[identity]),
+            (line.subscribe, SUBSCRIBE[identity]),
+        ):
+            for subject in allowed:
+                assert not await act(subject)
+            for subject in forbidden:
+                complaint = await act(subject)
+                assert "Permissions Violation" in complaint, subject
+                assert subject in complaint
+
+
+async def test_a_heartbeat_carries_the_name_of_who_sent_it(tmp_path, trust):
+    async with fleet(tmp_path, trust, "a1", "a2", "m1") as ((a1, _), (a2, complaints), (manager, _)):
+        heard = await manager.subscribe("muster.manage.from.*.>")
+        await servers.settle(manager)
+        await a2.publish("muster.manage.from.a1.heartbeat", b"forged")
+        assert "permissions violation" in await complaints.get()
+        await a1.publish("muster.manage.from.a1.heartbeat", b"true")
+        message = await heard.next_msg(5)
+        assert (message.subject, message.data) == ("muster.manage.from.a1.heartbeat", b"true")
+
+
+async def test_a_question_is_answered_once_on_the_askers_inbox(tmp_path, trust):
+    async with fleet(tmp_path, trust, "u1", "m1") as ((user, _), (manager, complaints)):
+        asked = await manager.subscribe("muster.manage.from.*.>")
+        await servers.settle(manager)
+        question = asyncio.ensure_future(user.request("muster.manage.from.u1.get", b"?", timeout=5))
+        message = await asked.next_msg(5)
+        await message.respond(b"answer")
+        assert (await question).data == b"answer"
+        for reply in (message.reply, "_INBOX.u1.unasked"):  # a second answer, and one nobody asked for
+            await manager.publish(reply, b"")
+            assert reply.lower() in await complaints.get()
+
+
+async def test_connection_events_reach_those_who_hold_leases_and_nobody_else(tmp_path, trust):
+    async with servers.server(tmp_path, trust) as server:
+
+        def connect(identity: str) -> Any:
+            return servers.connected(server, trust.credentials(identity))
+
+        async with connect("a1") as (agent, _), connect("m1") as (manager, _):
+            to_agent = await agent.subscribe("muster.*.all.>")
+            to_manager = await manager.subscribe("muster.bus.all.connections.disconnect")
+            await servers.settle(agent)
+            await servers.settle(manager)
+            async with connect("n1"):
+                pass
+            event = json.loads((await to_manager.next_msg(5)).data)
+            assert "identity:n1" in event["client"]["tags"]
+            assert event["client"]["user"] == trust.show("n1").public_key
+            # Had the agent been told of it, that would have come first.
+            await manager.publish("muster.manage.all.done", b"")
+            assert (await to_agent.next_msg(5)).subject == "muster.manage.all.done"
+
+
+async def test_jetstream_belongs_to_the_part_that_serves_it(tmp_path, trust):
+    async with fleet(tmp_path, trust, "c1", "a1", "p1", "n1") as ((channel, _), (agent, _), *others):
+        (pipeline, _), (notifier, _) = others
+        await channel.jetstream().add_stream(name="reports", subjects=["muster.monitor.from.*.report"])
+        # The agent's report is stored and acknowledged to its inbox, though it may not ask for any stream.
+        ack = json.loads((await agent.request("muster.monitor.from.a1.report", b"load=1", timeout=5)).data)
+        assert (ack["stream"], ack["seq"]) == ("reports", 1)
+        consumer = js_api.ConsumerConfig(durable_name="p", ack_policy=js_api.AckPolicy.EXPLICIT)
+        await pipeline.jetstream().add_consumer("reports", consumer)
+        bound = await pipeline.jetstream().pull_subscribe_bind("p", stream="reports")
+        (message,) = await bound.fetch(1, timeout=5)
+        assert message.data == b"load=1"
+        await message.ack_sync(timeout=5)
+        for stranger in (agent, notifier):
+            with pytest.raises(nats_errors.TimeoutError):
+                await stranger.jetstream(timeout=0.2).stream_info("reports")
+            with pytest.raises(nats_errors.TimeoutError):
+                await stranger.jetstream(timeout=0.2).get_msg("reports", 1)
+
+
+async def test_leases_are_kept_by_part(tmp_path, trust):
+    async with fleet(tmp_path, trust, "m1", "n1") as ((manager, _), (notifier, complaints)):
+        bucket = await manager.jetstream().create_key_value(bucket="leases", storage="memory")
+        revision = await bucket.create("manage.shard", b"m1")
+        assert await bucket.update("manage.shard", b"m1", revision) > revision
+        same = await notifier.jetstream().key_value("leases")
+        assert (await same.get("manage.shard")).value == b"m1"
+        await same.create("notify.shard", b"n1")
+        await notifier.publish("$KV.leases.manage.shard", b"n1")
+        assert "permissions violation" in await complaints.get()
+        watcher = await same.watchall()
+        seen = {(await watcher.updates(timeout=5)).key for _ in range(2)}
+        assert seen == {"manage.shard", "notify.shard"}
+        await watcher.stop()
+
+
+async def test_domains_do_not_hear_each_other(tmp_path, trust):
+    trust.add_domain("south")
+    trust.issue("u1", roles.Role.USER, domain="south")
+    async with servers.server(tmp_path, trust) as server:
+        here, there = trust.credentials("u1"), trust.credentials("u1", domain="south")
+        async with (
+            servers.connected(server, here) as (north, _),
+            servers.connected(server, there) as (south, _),
+        ):
+            in_north, in_south = await north.subscribe("topic.x"), await south.subscribe("topic.x")
+            await servers.settle(north)
+            await servers.settle(south)
+            await north.publish("topic.x", b"north")
+            await servers.settle(north)
+            await south.publish("topic.x", b"south")
+            assert (await in_north.next_msg(5)).data == b"north"
+            assert (await in_south.next_msg(5)).data == b"south"
+
+
+async def test_topics_can_be_narrowed(tmp_path, trust):
+    trust.issue("u2", roles.Role.USER, topics=("topic.orders.>",))
+    async with (
+        servers.server(tmp_path, trust) as server,
+        servers.line(server, trust.credentials("u2")) as (line, _),
+    ):
+        for act in (line.publish, line.subscribe):
+            assert not await act("topic.orders.new")
+            assert "Permissions Violation" in await act("topic.payroll.new")
+        assert not await line.publish("muster.manage.from.u2.get")
+
+
+async def test_a_link_is_no_client(tmp_path, trust):
+    trust.issue("l1", roles.Role.LINK)
+    async with servers.server(tmp_path, trust) as server:
+        assert "Authorization Violation" in await servers.knock(server, trust.credentials("l1"))
+        assert not await servers.knock(server, trust.credentials("u1"))

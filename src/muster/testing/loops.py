@@ -1,0 +1,19 @@
+"""Which event loop a test gets: the ordinary one, or the virtual one where it is marked ``virtual_time``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from muster.testing import clock
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.get_closest_marker("virtual_time") is not None:
+        return {"virtual": clock.VirtualLoop}
+    return {"real": asyncio.new_event_loop}

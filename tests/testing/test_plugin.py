@@ -1,0 +1,198 @@
+"""The plugin, tried on small suites of its own in another process: what leaks must fail, and only that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+SETTINGS = """
+[pytest]
+asyncio_mode = {mode}
+asyncio_default_fixture_loop_scope = function
+muster_strict = {strict}
+filterwarnings = error
+pythonpath = {src}
+addopts = -p muster.testing.plugin -p no:cacheprovider --strict-markers --strict-config
+"""
+
+IMPORTS = """
+import asyncio, os, socket, subprocess, sys, threading, time
+import pytest, pytest_asyncio
+from muster.testing.plugin import require_part
+"""
+
+
+def run(
+    pytester: pytest.Pytester, suite: str, *, strict: bool = True, mode: str = "auto", ci: bool = False
+) -> dict[str, str]:
+    """The outcome of each test: "error" where it passed and its tear-down did not."""
+    pytester.makeini(SETTINGS.format(mode=mode, strict=strict, src=ROOT / "src"))
+    pytester.makepyfile(IMPORTS + suite)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / "src"))
+        patch.setenv("CI", "true" if ci else "")
+        result = pytester.runpytest_subprocess("-rA", "-v")
+    outcomes: dict[str, str] = {}
+    for line in result.outlines:
+        words = line.split()
+        if len(words) >= 2 and "::" in words[1] and words[0] in ("PASSED", "FAILED", "ERROR", "SKIPPED"):
+            name, outcome = words[1].split("::")[1], words[0].lower()
+            if outcomes.get(name) != "error":
+                outcomes[name] = outcome
+    outcomes["output"] = str(result.stdout)
+    return outcomes
+
+
+LEAKS = '''
+async def test_leaks_task():
+    test_leaks_task.kept = asyncio.create_task(asyncio.Event().wait(), name="the-leaked-task")
+
+async def test_leaks_server():
+    test_leaks_server.kept = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+
+def test_leaks_socket():
+    test_leaks_socket.kept = socket.socket()
+
+def test_leaks_file(tmp_path):
+    test_leaks_file.kept = open(tmp_path / "leaked-file", "w")
+
+def test_leaks_process():
+    test_leaks_process.kept = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+def test_leaks_detached_process():
+    """Its parent is gone, so nobody could wait for it any more."""
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+def test_leaks_thread():
+    event = threading.Event()
+    threading.Thread(target=event.wait, name="the-leaked-thread", daemon=True).start()
+
+async def test_error_only_the_loop_heard_of():
+    asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+    await asyncio.sleep(0.01)
+
+@pytest.mark.may_leak("tasks", reason="this test shows that it may")
+async def test_allowed_task():
+    test_allowed_task.kept = asyncio.create_task(asyncio.Event().wait())
+
+@pytest.mark.may_leak("tasks")
+async def test_leaks_without_a_reason():
+    pass
+'''
+
+TIDY = """
+@pytest.fixture(scope="module")
+def server():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+@pytest.fixture(scope="module")
+def child():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.stdin.close()
+
+@pytest_asyncio.fixture
+async def worker():
+    task = asyncio.create_task(asyncio.Event().wait())
+    yield task
+    task.cancel()
+
+async def test_fixture_of_its_own(worker):
+    assert not worker.done()
+
+def test_opens_wider_fixtures(server, child):
+    assert child.poll() is None
+
+def test_uses_wider_fixtures(server, child):
+    assert child.poll() is None
+
+async def test_thread_and_process_that_end():
+    await asyncio.to_thread(print, "hello")
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "pass")
+    assert await process.wait() == 0
+
+async def test_server_and_client():
+    async def echo(reader, writer):
+        writer.write(await reader.readline())
+        await writer.drain()
+        writer.close()
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"line\\n")
+        assert await reader.readline() == b"line\\n"
+        writer.close()
+        await writer.wait_closed()
+
+@pytest.mark.virtual_time
+async def test_virtual():
+    await asyncio.sleep(3600)
+"""
+
+
+def test_what_leaks_fails_and_says_what(pytester: pytest.Pytester):
+    outcomes = run(pytester, LEAKS)
+    output = outcomes.pop("output")
+    assert outcomes == {
+        "test_leaks_task": "error",
+        "test_leaks_server": "error",
+        "test_leaks_socket": "error",
+        "test_leaks_file": "error",
+        "test_leaks_process": "error",
+        "test_leaks_detached_process": "error",
+        "test_leaks_thread": "error",
+        "test_error_only_the_loop_heard_of": "error",
+        "test_allowed_task": "passed",
+        "test_leaks_without_a_reason": "error",
+    }
+    for word in ("the-leaked-task", "the-leaked-thread", "leaked-file", "socket:[", "sleep 60", "division"):
+        assert word in output
+
+
+def test_what_is_tidy_passes(pytester: pytest.Pytester):
+    outcomes = run(pytester, TIDY)
+    output = outcomes.pop("output")
+    assert set(outcomes.values()) == {"passed"}, output
+    assert len(outcomes) == 6
+
+
+def test_users_who_did_not_ask_for_the_rules_are_left_alone(pytester: pytest.Pytester):
+    outcomes = run(
+        pytester,
+        """
+def test_leaks_socket(fake_clock):
+    test_leaks_socket.kept = socket.socket()
+
+@pytest.mark.asyncio
+async def test_blocks():
+    time.sleep(0.001)
+""",
+        strict=False,
+        mode="strict",
+    )
+    output = outcomes.pop("output")
+    assert outcomes == {"test_leaks_socket": "passed", "test_blocks": "passed"}, output
+
+
+SKIPS = """
+def test_with_the_part():
+    require_part("the moon", True, hint="look up")
+
+def test_without_the_part():
+    require_part("the moon", False, hint="look up")
+
+def test_skipped_for_no_reason():
+    pytest.skip()
+"""
+
+
+@pytest.mark.parametrize("ci", [False, True])
+def test_a_missing_part_is_a_skip_but_not_in_ci(pytester: pytest.Pytester, ci: bool):
+    output = run(pytester, SKIPS, ci=ci)["output"]
+    assert "missing part: the moon; look up" in output
+    assert "was skipped without a reason" in output
+    assert ("2 failed, 1 passed in" if ci else "1 failed, 1 passed, 1 skipped in") in output

@@ -1,17 +1,63 @@
-"""The fixtures, for tests under pytest-asyncio in either of its modes."""
+"""The fixtures, for tests under pytest-asyncio in either of its modes.
+
+broker          a fresh broker with durable storage, on free ports, in a folder of its own
+cluster         three of them, one mesh
+start_process   start child processes; they end with the test, and a failure shows what they said
+fake_clock      a wall clock that goes where it is told
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from muster.testing import clock, plugin
+from muster.bus.brokers import broker as brokers
+from muster.bus.brokers import config as broker_config
+from muster.bus.brokers import network
+from muster.testing import clock, evidence, plugin, process
 
 TASK_GRACE_S = 0.25
+
+StartProcess = Callable[..., Awaitable[process.Child]]
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[brokers.Broker]:
+    """A fresh broker with durable storage, which syncs before it acknowledges, as in production."""
+    settings = broker_config.BrokerConfig(name="broker", directory=tmp_path / "broker")
+    async with brokers.Broker(settings) as started:
+        evidence.keep_file(request.node, "log of broker", settings.log_path)
+        yield started
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[network.Network]:
+    """Three brokers in a mesh, with a leader for their storage."""
+    async with network.mesh(3, tmp_path) as mesh:
+        for one in mesh.brokers.values():
+            evidence.keep_file(request.node, f"log of {one.name}", one.config.log_path)
+        yield mesh
+
+
+@pytest_asyncio.fixture
+async def start_process(request: pytest.FixtureRequest) -> AsyncIterator[StartProcess]:
+    """`process.start`, for processes that end with the test."""
+    children: list[process.Child] = []
+
+    async def start(*command: Any, **options: Any) -> process.Child:
+        child = await process.start(*command, **options)
+        children.append(child)
+        evidence.keep(request.node, f"output of {child.name}", child.tail)
+        return child
+
+    yield start
+    for child in reversed(children):
+        await child.close()
 
 
 @pytest.fixture

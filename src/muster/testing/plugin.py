@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from muster.testing import blocking, leaks
+from muster.testing import blocking, evidence, leaks
 
 LEAK_KINDS = frozenset({"tasks", "loop-errors", "threads", "files", "processes"})
 
@@ -120,6 +120,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if report.failed:
+        evidence.show(item, report)
     if strict(item.config) and report.skipped and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2].removeprefix("Skipped").strip(": ")
         if reason in ("", "unconditional skip"):

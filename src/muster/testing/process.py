@@ -1,0 +1,164 @@
+"""Real child processes in tests: start one, wait for what it says, kill it as a power cut would.
+
+    async with await process.start(sys.executable, "-m", "http.server", "0") as child:
+        port = (await child.line(r"port (\\d+)"))[1]
+        await child.kill()
+
+A child leads a process group of its own, and the whole group ends with the `async with`.  Its standard output
+and error are one text, kept up to a bound; a failure to say or to end as expected shows the last of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Self
+
+import muster
+
+LINES_MAX = 10_000
+LINES_SHOWN = 60
+LINE_BYTES_MAX = 1 << 20
+
+
+class Child:
+    """Made by `start`."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.lines: collections.deque[str] = collections.deque(maxlen=LINES_MAX)
+        self._process = process
+        self._heard = 0  # lines ever read
+        self._looked_at = 0  # of them, up to the last match of `line`
+        self._news = asyncio.Condition()
+        self._ended = False
+        self._reader = asyncio.create_task(self._read(), name=f"output of {name}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative where a signal ended it."""
+        return self._process.returncode
+
+    async def say(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        await self._process.stdin.drain()
+
+    async def line(self, pattern: str, *, timeout_s: float = 10.0) -> re.Match[str]:
+        """The next line, after the last one found so, in which ``pattern`` occurs."""
+        try:
+            async with asyncio.timeout(timeout_s), self._news:
+                while True:
+                    for text in list(self.lines)[-(self._heard - self._looked_at) or len(self.lines) :]:
+                        self._looked_at += 1
+                        if found := re.search(pattern, text):
+                            return found
+                    if self._ended:
+                        raise AssertionError(f"{self.name} ended without saying {pattern!r}; {self.tail()}")
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(
+                f"{self.name} did not say {pattern!r} in {timeout_s:g} s; {self.tail()}"
+            ) from None
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def wait(self, *, timeout_s: float = 10.0) -> int:
+        """Its exit code, once all it said has been read."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                code = await self._process.wait()
+                await asyncio.shield(self._reader)
+                return code
+        except TimeoutError:
+            raise AssertionError(f"{self.name} did not end in {timeout_s:g} s; {self.tail()}") from None
+
+    async def terminate(self, *, timeout_s: float = 10.0) -> int:
+        """Ask it to end, and wait until it has."""
+        if self.exit_code is None:
+            self.signal(signal.SIGTERM)
+        return await self.wait(timeout_s=timeout_s)
+
+    async def kill(self) -> None:
+        """``kill -9`` of this one process, not of what it started."""
+        if self.exit_code is None:
+            self.signal(signal.SIGKILL)
+        await self._process.wait()
+
+    async def close(self) -> None:
+        """End it and all of its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        await self._reader
+
+    def tail(self) -> str:
+        lines = list(self.lines)[-LINES_SHOWN:]
+        return f"its last {len(lines)} lines:\n" + "\n".join(f"  | {line}" for line in lines)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in _lines(self._process.stdout):
+            async with self._news:
+                self.lines.append(line)
+                self._heard += 1
+                self._news.notify_all()
+        async with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+
+async def start(
+    *command: str | os.PathLike[str],
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    name: str | None = None,
+) -> Child:
+    """Start a program. ``env`` is added to our environment; Python programs find Muster as we do."""
+    found = str(Path(muster.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (found, os.environ.get("PYTHONPATH"))))
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})},
+        cwd=cwd,
+        start_new_session=True,
+        limit=LINE_BYTES_MAX,
+    )
+    return Child(name or Path(command[0]).name, process)
+
+
+async def start_muster(
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Child:
+    """The ``muster`` command, from the same code as the tests."""
+    name = " ".join(("muster", *arguments))
+    return await start(sys.executable, "-m", "muster.cli.main", *arguments, env=env, cwd=cwd, name=name)
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    while raw := await stream.readline():
+        yield raw.decode(errors="replace").rstrip("\r\n")

@@ -21,6 +21,8 @@ def explained(path: pathlib.Path) -> Iterator[None]:
     """The operating system's errors in our words, with the path."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise errors.NotFound(f"{path} is missing", hint="`muster init` makes it") from error
     except OSError as error:
         hint = "run as the user who made it" if isinstance(error, PermissionError) else None
         raise errors.Refused(f"{path}: {error.strerror or error}", hint=hint) from error

@@ -1,0 +1,308 @@
+"""The domain's certificates, made and renewed by Muster itself.
+
+    ca.pem        the authority's key and certificate
+    bundle.pem    every authority that is still believed: what clients and brokers verify against
+    <name>.pem    a process's key, its certificate and what links that to an older authority
+
+Key and certificate share one file, because then one atomic replacement changes both, and a server that
+reloads at any moment reads a pair that fits.
+
+Rotating the authority needs no moment at which everybody changes at once: the old authority signs the new
+one's key (a *cross certificate*), and every new certificate carries that.  A client that still has only the
+old bundle follows the link; one with the new bundle does not need it.
+
+What is due is data (`Status`): the deciding functions take the time from the caller.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from muster.core import errors, subjects
+from muster.trust import files
+
+DAY_S = 86400.0
+WARNING_DAYS = (1, 7, 30)  # the smallest that is reached is the one that is said
+
+# Fresh certificates are valid a little in the past, for machines whose clocks are behind.
+_BACKDATE_S = 300.0
+
+_CA = "ca"
+_BUNDLE = "bundle"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How long a certificate still lives. ``warning_days`` is 30, 7, 1 or 0 (expired); None: all is well."""
+
+    name: str
+    expires_at: float
+    days_left: float
+    warning_days: int | None
+    due: bool  # it should be renewed now
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What TLS needs; ``path`` is certificate file and key file in one."""
+
+    path: pathlib.Path
+    bundle: pathlib.Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+    chain: tuple[x509.Certificate, ...] = ()
+
+    def pem(self) -> bytes:
+        key = self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return key + _pem(self.certificate, *self.chain)
+
+
+def status(name: str, certificate: x509.Certificate, *, now: float, renew_at: float = 2 / 3) -> Status:
+    begins = certificate.not_valid_before_utc.timestamp()
+    ends = certificate.not_valid_after_utc.timestamp()
+    days_left = (ends - now) / DAY_S
+    reached = [days for days in (0, *WARNING_DAYS) if days_left <= days]
+    due = now >= begins + (ends - begins) * renew_at
+    return Status(name, ends, days_left, reached[0] if reached else None, due)
+
+
+class Certificates:
+    """A certificate authority in a folder, and what it has signed."""
+
+    def __init__(self, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._domain = domain
+        self._clock = clock
+
+    @classmethod
+    def create(
+        cls, folder: pathlib.Path, domain: str, *, lifetime_s: float, clock: Callable[[], float] = time.time
+    ) -> Certificates:
+        made = cls(folder, subjects.token(domain), clock=clock)
+        if (folder / "ca.pem").exists():
+            raise errors.AlreadyExists(f"{folder} has a certificate authority already", hint="rotate it")
+        authority = _authority(domain, 1, clock(), lifetime_s)
+        files.write(folder / "bundle.pem", _pem(authority.certificate), mode=files.PUBLIC)
+        files.write(folder / "ca.pem", authority.pem())  # last: it is what makes the rest count
+        return made
+
+    @property
+    def bundle(self) -> pathlib.Path:
+        return self._folder / "bundle.pem"
+
+    def ensure(
+        self,
+        name: str,
+        hosts: Sequence[str],
+        *,
+        lifetime_s: float = 90 * DAY_S,
+        renew_at: float = 2 / 3,
+    ) -> bool:
+        """Make the certificate if it is missing, due, for other hosts or of an older authority.
+
+        True if the file changed, which is when servers must be told to reload.
+        """
+        path = self.pair(name).path
+        wanted = _names(hosts)
+        with files.locked(self._folder):
+            authority = self._load(_CA)
+            if path.exists():
+                held = self._load(name).certificate
+                fits = held.issuer == authority.certificate.subject and _hosts(held) == set(wanted)
+                if fits and not status(name, held, now=self._clock(), renew_at=renew_at).due:
+                    return False
+            files.write(path, _leaf(authority, name, wanted, self._clock(), lifetime_s).pem())
+            return True
+
+    def pair(self, name: str) -> Pair:
+        if subjects.token(name) in (_CA, _BUNDLE):
+            raise errors.InvalidInput(f"{name!r} is the authority's own: choose another name")
+        return Pair(self._folder / f"{name}.pem", self.bundle)
+
+    def rotate(self, *, lifetime_s: float) -> None:
+        """A new authority. Certificates of the old one stay good; `ensure` replaces them one by one."""
+        now = self._clock()
+        with files.locked(self._folder):
+            old = self._load(_CA)
+            generation = int(_common_name(old.certificate).rpartition(" ")[2]) + 1
+            new = _authority(self._domain, generation, now, lifetime_s)
+            links = (_cross(new, old), *_unexpired(old.chain, now))  # back to the oldest that still counts
+            believed = _unexpired(self._believed(), now)
+            # The bundle first: whoever is signed by the new one must find it believed.
+            files.write(self.bundle, _pem(new.certificate, *believed), mode=files.PUBLIC)
+            files.write(self._folder / "ca.pem", _Signed(new.key, new.certificate, links).pem())
+
+    def report(self, *, renew_at: float = 2 / 3) -> list[Status]:
+        """The state of every certificate here; the authority's is called ``ca``."""
+        names = sorted(path.stem for path in self._folder.glob("*.pem") if path.stem != _BUNDLE)
+        now = self._clock()
+        return [status(name, self._load(name).certificate, now=now, renew_at=renew_at) for name in names]
+
+    def _load(self, name: str) -> _Signed:
+        path = self._folder / f"{name}.pem"
+        data = files.read(path, f"the certificate {name!r}")
+        try:
+            key = serialization.load_pem_private_key(data, None)
+            certificate, *chain = x509.load_pem_x509_certificates(data)
+        except (ValueError, TypeError) as error:
+            raise errors.InvalidInput(
+                f"{path} is damaged: {error}", hint="restore it from a backup"
+            ) from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise errors.InvalidInput(f"{path}: the key is not that of the certificate")
+        return _Signed(key, certificate, tuple(chain))
+
+    def _believed(self) -> list[x509.Certificate]:
+        try:
+            return x509.load_pem_x509_certificates(files.read(self.bundle, "the bundle of authorities"))
+        except ValueError as error:
+            raise errors.InvalidInput(f"{self.bundle} is damaged: {error}") from error
+
+
+def _authority(domain: str, generation: int, now: float, lifetime_s: float) -> _Signed:
+    key = ec.generate_private_key(ec.SECP256R1())
+    # Each generation has a name of its own, so that a verifier never tries one's key on another's signature.
+    name = _name(f"Muster {domain} authority {generation}")
+    builder = _authority_builder(name, name, key, now, now + lifetime_s)
+    return _Signed(key, builder.sign(key, hashes.SHA256()))
+
+
+def _cross(new: _Signed, old: _Signed) -> x509.Certificate:
+    begins, ends = new.certificate.not_valid_before_utc, old.certificate.not_valid_after_utc
+    subject, issuer = new.certificate.subject, old.certificate.subject
+    ends = min(ends, new.certificate.not_valid_after_utc)
+    if ends <= begins:
+        raise errors.Refused("the old authority has expired: nothing it signs is believed any more")
+    builder = _authority_builder(
+        subject, issuer, new.key, begins.timestamp() + _BACKDATE_S, ends.timestamp(), signer=old.key
+    )
+    return builder.sign(old.key, hashes.SHA256())
+
+
+def _authority_builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    now: float,
+    ends: float,
+    *,
+    signer: ec.EllipticCurvePrivateKey | None = None,
+) -> x509.CertificateBuilder:
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        _builder(subject, issuer, key, signer or key, now, ends)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+    )
+
+
+def _leaf(
+    authority: _Signed, name: str, names: Sequence[x509.GeneralName], now: float, lifetime_s: float
+) -> _Signed:
+    ends = min(now + lifetime_s, authority.certificate.not_valid_after_utc.timestamp())
+    if ends <= now:
+        raise errors.Refused("the domain's certificate authority has expired", hint="rotate it")
+    key = ec.generate_private_key(ec.SECP256R1())
+    # Both: brokers are servers to clients and clients to one another.
+    both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    builder = (
+        _builder(_name(name), authority.certificate.subject, key, authority.key, now, ends)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(both, critical=False)
+    )
+    return _Signed(key, builder.sign(authority.key, hashes.SHA256()), authority.chain)
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    now: float,
+    ends: float,
+) -> x509.CertificateBuilder:
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_utc(now - _BACKDATE_S))
+        .not_valid_after(_utc(ends))
+        .add_extension(identifier, critical=False)
+        .add_extension(issued_by, critical=False)
+    )
+
+
+def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    if not hosts:
+        raise errors.InvalidInput("a certificate needs at least one host name or address")
+    return [_host(host) for host in dict.fromkeys(hosts)]
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass  # not an address, so it must be a name
+    try:
+        ascii_name = host.encode("idna").decode()
+        if not ascii_name or any(c.isspace() or c in "/@:" for c in ascii_name):
+            raise ValueError("not a host name")
+        return x509.DNSName(ascii_name)
+    except ValueError as error:
+        raise errors.InvalidInput(f"{host[:100]!r} is neither an address nor a host name: {error}") from None
+
+
+def _hosts(certificate: x509.Certificate) -> set[x509.GeneralName]:
+    return set(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+
+
+def _name(text: str) -> x509.Name:
+    # X.509 gives a common name 64 characters; the names that are verified are the alternative ones.
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text if len(text) <= 64 else text[-64:])])
+
+
+def _common_name(certificate: x509.Certificate) -> str:
+    return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
+def _unexpired(certificates: Iterable[x509.Certificate], now: float) -> list[x509.Certificate]:
+    return [each for each in certificates if each.not_valid_after_utc.timestamp() > now]
+
+
+def _pem(*certificates: x509.Certificate) -> bytes:
+    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
+
+
+def _utc(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)

@@ -78,7 +78,7 @@ def test_mqtt_meets_ours(listeners: tuple[int, int], path: str) -> None:
             pass
         mqtt.sendall(packet(0x10, sized(b"MQTT") + b"\x04\x02\x00\x3c" + sized(b"test-client")))
         assert mqtt.recv(4) == b"\x20\x02\x00\x00"
-        mqtt.sendall(packet(0x30, sized(path.encode()) + b"payload"))
+        mqtt.sendall(packet(0x30, sized(f"topic/{path}".encode()) + b"payload"))
         while not (line := lines.readline()).startswith((b"MSG", b"HMSG")) or b" $" in line:
             pass
     subject = line.split(b" ")[1].decode()

@@ -4,14 +4,14 @@ A topic is a sequence of 1 to 16 levels, each of them any text at all.  It is wr
 
     a path      Course/CPS616/Session/HPJava
     tags        Course=CPS616,Session=HPJava          levels alternate: tag, value, tag, value
-    a subject   Course.CPS616.Session.HPJava          what the broker routes on
+    a subject   topic.Course.CPS616.Session.HPJava    what the broker routes on
 
 and a subscription is a `Pattern`, written in the same three:
 
     Course/*/Session/>        ``*`` is one level, a last ``>`` is one level or more; the rest stands in place
     Course=*,Session=HPJava   every topic that has *at least* these tags, in whatever order and company
     Course=*;Session=HPJava   with semicolons: exactly these, in this order (the path Course/*/Session/HPJava)
-    Course.*.Session.>
+    topic.Course.*.Session.>
 
 **Which notation?**  `parse` decides: text that starts with ``path:``, ``tags:`` or ``subject:`` says so
 itself; of the rest, text with an ``=`` is tags and all other text is a path.
@@ -27,10 +27,11 @@ no value (``Course=CPS616,Session``).  Spaces after a separator are not part of 
 level that would otherwise be a wildcard, it makes it the literal character (``\*``).  A backslash that stands
 there and means itself is doubled.  So every text is a path, and every topic has exactly one.
 
-**Subjects.**  The mapping of ``/``, ``.`` and empty levels is the broker's own for MQTT, so that an MQTT
-client that publishes on ``a//b.c`` and a topic of that path meet on one subject (``a./.b//c``).  What a
-token cannot hold is percent-escaped; so is the beginning of a first level that is reserved: ``muster``, and
-whatever starts with ``$`` or ``_``.  Unicode is not normalised: topics are equal if their code points are.
+**Subjects.**  They begin with a token of their own (`subjects.TOPIC_PREFIX`), so that no topic can be a
+subject of Muster's or of the engine, and permissions can be lists of what is allowed.  The mapping of ``/``,
+``.`` and empty levels is the broker's own for MQTT, so that an MQTT client that publishes on
+``topic/a//b.c`` and the topic ``a//b.c`` meet on one subject (``topic.a./.b//c``).  What a token cannot hold
+is percent-escaped.  Unicode is not normalised: topics are equal if their code points are.
 """
 
 from __future__ import annotations
@@ -60,20 +61,17 @@ Level: TypeAlias = str | Wildcard
 
 # -- subjects ----------------------------------------------------------------------------------------------
 
-_ESCAPED = r"[01][0-9A-F]|20|7F|2A|3E|2F|2B|23|25|24|5F|6D"  # the codes of what may need an escape
+_ESCAPED = r"[01][0-9A-F]|20|7F|2A|3E|2F|2B|23|25"  # the codes of what may need an escape
 _TO_ESCAPE = re.compile(rf"[\x00-\x20\x7f*>/+#]|%(?={_ESCAPED})")
 _TO_UNESCAPE = re.compile(rf"//|%({_ESCAPED})")
 _EMPTY_TOKEN = "/"
 
 
-def _encode(level: str, *, first: bool) -> str:
+def _encode(level: str) -> str:
     """A level as a subject's token. ``+`` and ``#`` could stand there, but no MQTT topic may hold them."""
     if not level:
         return _EMPTY_TOKEN
-    token = _TO_ESCAPE.sub(_percent, level).replace(".", "//")
-    if first and (token[0] in "$_" or token == subjects.PREFIX):
-        return f"%{ord(token[0]):02X}{token[1:]}"
-    return token
+    return _TO_ESCAPE.sub(_percent, level).replace(".", "//")
 
 
 def _percent(match: re.Match[str]) -> str:
@@ -88,10 +86,8 @@ def _decode(token: str) -> str:
 
 def _subject(levels: Sequence[Level]) -> str:
     """The subject of a topic or pattern; refused where it is too long for the broker."""
-    subject = ".".join(
-        level.value if isinstance(level, Wildcard) else _encode(level, first=not position)
-        for position, level in enumerate(levels)
-    )
+    tokens = (level.value if isinstance(level, Wildcard) else _encode(level) for level in levels)
+    subject = ".".join((subjects.TOPIC_PREFIX, *tokens))
     try:
         size = len(subject.encode())
     except UnicodeEncodeError as error:
@@ -105,7 +101,11 @@ def _subject(levels: Sequence[Level]) -> str:
 
 def _levels_of_subject(subject: str) -> Iterator[Level]:
     _bound(subject)
-    tokens = subject.split(".")
+    prefix, *tokens = subject.split(".")
+    if prefix != subjects.TOPIC_PREFIX:
+        raise errors.InvalidInput(
+            f"{subject[:100]!r} is no topic's subject: they begin with {subjects.TOPIC_PREFIX}."
+        )
     for position, token in enumerate(tokens):
         if token == "*":
             yield Wildcard.ONE
@@ -113,9 +113,9 @@ def _levels_of_subject(subject: str) -> Iterator[Level]:
             yield Wildcard.REST
         else:
             level = _decode(token)
-            if _encode(level, first=not position) != token:
+            if _encode(level) != token:
                 raise errors.InvalidInput(
-                    f"{subject[:100]!r} is no topic's subject: {token[:40]!r} is reserved or misescaped"
+                    f"{subject[:100]!r} is no topic's subject: {token[:40]!r} is misescaped"
                 )
             yield level
 
@@ -364,7 +364,7 @@ class Pattern(abc.ABC):
     @property
     def cover(self) -> str:
         """One subject that covers them all: for readers of a stream, whose filters may not overlap."""
-        return self.subjects[0] if len(self.subjects) == 1 else ">"
+        return self.subjects[0] if len(self.subjects) == 1 else f"{subjects.TOPIC_PREFIX}.>"
 
     @staticmethod
     def parse(text: str) -> Pattern:

@@ -1,0 +1,183 @@
+"""A hybrid logical clock: stamps that are close to wall time and never contradict cause and effect.
+
+A stamp is one whole number, milliseconds of wall time above and a counter of 16 bits below, and the node that
+made it.  The rules are few:
+
+- A node's next stamp is one more than its last, or the wall time if that is later.  So its stamps only grow,
+  whatever its wall clock does, and a counter that overflows runs into the milliseconds by itself.
+- Whoever hears a stamp makes no lower one afterwards (`Clock.observe`): effects are stamped after causes.
+- A stamp that is further ahead of wall time than ``max_drift_s`` is refused: one broken clock must not drag
+  the whole fleet into the future.  "Wall time" here is the latest this node ever read: while its own clock is
+  set back, it goes on believing the others.
+- Stamps of different nodes with equal numbers are ordered by the nodes' names.
+
+**Restarts.**  A node that crashed does not know its last stamp.  So it issues stamps only below a ceiling that
+it has stored before (`Reservation`), and begins above that ceiling when it starts again.  One write every few
+seconds buys all the stamps between.  Right after a start, stamps may be ahead of wall time by what was left of
+the reservation.  A clock made without a reservation is for what does not outlive its process.
+
+Nothing here reads the time: the caller brings it, in nanoseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from muster.core import errors, subjects
+
+_COUNTER_BITS = 16
+_MAX_TIME = (1 << 63) - 1  # fits a database's signed integer, until the year 6429
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUV"  # in ASCII's order, so that text sorts as numbers do
+_TEXT = re.compile(rf"([{_DIGITS}]{{13}})-([A-Za-z0-9_-]{{1,128}})\Z")
+
+
+class TooFarAhead(errors.Refused):
+    """A stamp from a clock that runs ahead. ``ahead_s`` is by how much."""
+
+    code = "too-far-ahead"
+
+    def __init__(self, stamp: Stamp, ahead_s: float, max_drift_s: float) -> None:
+        super().__init__(
+            f"the stamp {stamp} is {ahead_s:.3f} s ahead of this node's time; accepted: {max_drift_s:g} s",
+            hint=f"set the clock of {stamp.node}, or of this machine",
+        )
+        self.ahead_s = ahead_s
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stamp:
+    """Sorts as time does; so do its text and its bytes."""
+
+    time: int
+    node: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.time <= _MAX_TIME:
+            raise errors.InvalidInput(f"{self.time} is no stamp's time: it has at most 63 bits")
+        subjects.token(self.node)
+
+    @property
+    def wall_ms(self) -> int:
+        return self.time >> _COUNTER_BITS
+
+    @property
+    def counter(self) -> int:
+        return self.time & ((1 << _COUNTER_BITS) - 1)
+
+    def __str__(self) -> str:
+        """13 digits of base 32, and the node: may stand in a subject, a header, a key."""
+        digits = "".join(_DIGITS[(self.time >> shift) & 31] for shift in range(60, -1, -5))
+        return f"{digits}-{self.node}"
+
+    def __bytes__(self) -> bytes:
+        return self.time.to_bytes(8, "big") + self.node.encode("ascii")
+
+    @classmethod
+    def parse(cls, text: str) -> Stamp:
+        match = _TEXT.match(text)
+        if not match:
+            raise errors.InvalidInput(
+                f"{text[:60]!r} is not a stamp: expected 13 digits of base 32, a -, a node"
+            )
+        return cls(int(match[1], 32), match[2])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Stamp:
+        try:
+            return cls(int.from_bytes(data[:8], "big"), data[8:].decode("ascii"))
+        except UnicodeDecodeError as error:
+            raise errors.InvalidInput("these bytes are not a stamp: the node's name is not ASCII") from error
+
+
+class Reservation(NamedTuple):
+    """What a node stores so that a crash cannot make it repeat a stamp."""
+
+    ceiling: int = 0  # no stamp at or above it has been issued
+    wall_ms: int = 0  # the latest wall time read
+
+    def __str__(self) -> str:
+        return f"{self.ceiling} {self.wall_ms}"
+
+    @classmethod
+    def parse(cls, text: str) -> Reservation:
+        match = re.match(r"([0-9]{1,19}) ([0-9]{1,15})\Z", text)
+        if not match or int(match[1]) > _MAX_TIME:
+            raise errors.InvalidInput(
+                f"{text[:60]!r} is not a clock's reservation: expected two whole numbers"
+            )
+        return cls(int(match[1]), int(match[2]))
+
+
+class Clock:
+    """One node's clock. Not for several threads at once."""
+
+    def __init__(
+        self,
+        node: str,
+        *,
+        max_drift_s: float = 60.0,
+        stored: Reservation | None = None,
+        reserve_s: float = 10.0,
+    ) -> None:
+        """``stored``: what was stored last, `Reservation()` the first time; None: no restart matters."""
+        if reserve_s >= max_drift_s:
+            raise errors.InvalidInput(
+                f"reserve_s = {reserve_s:g} must be below max_drift_s = {max_drift_s:g}, or others would "
+                "refuse the first stamps after a restart"
+            )
+        self.node = subjects.token(node)
+        self.refused = 0  # stamps that were too far ahead
+        self._max_drift_s = max_drift_s
+        self._reserve_ms = int(reserve_s * 1000)
+        self._last = stored.ceiling if stored else 0
+        self._wall_ms = stored.wall_ms if stored else 0
+        self._ceiling = stored.ceiling if stored is not None else None
+
+    def now(self, wall_ns: int) -> Stamp:
+        """The stamp of something that happens here: higher than all before."""
+        return self._issue(max(self._last + 1, self._read(wall_ns) << _COUNTER_BITS))
+
+    def observe(self, stamp: Stamp, wall_ns: int) -> Stamp:
+        """The stamp of hearing ``stamp``: higher than it; or `TooFarAhead`, with nothing changed."""
+        self.check(stamp, wall_ns)
+        return self._issue(max(self._last + 1, stamp.time + 1, self._wall_ms << _COUNTER_BITS))
+
+    def check(self, stamp: Stamp, wall_ns: int) -> None:
+        ahead_s = (stamp.wall_ms - self._read(wall_ns)) / 1000
+        if ahead_s > self._max_drift_s:
+            self.refused += 1
+            raise TooFarAhead(stamp, ahead_s, self._max_drift_s)
+
+    def to_store(self, wall_ns: int) -> Reservation | None:
+        """What to store now and then hand to `stored`; None while at least half of the last is left."""
+        if self._ceiling is None:
+            return None
+        ahead_ms = max(self._read(wall_ns), self._last >> _COUNTER_BITS)
+        if (self._ceiling >> _COUNTER_BITS) - ahead_ms >= self._reserve_ms / 2:
+            return None
+        return Reservation((ahead_ms + self._reserve_ms) << _COUNTER_BITS, self._wall_ms)
+
+    def stored(self, reservation: Reservation) -> None:
+        """``reservation`` is safely stored: stamps below its ceiling may be issued."""
+        if self._ceiling is not None:
+            self._ceiling = max(self._ceiling, reservation.ceiling)
+
+    def ahead_s(self, wall_ns: int) -> float:
+        """How far the last stamp is ahead of wall time: 0 unless a clock was set back or others are ahead."""
+        return max(0.0, (self._last >> _COUNTER_BITS) / 1000 - wall_ns / 1e9)
+
+    def _read(self, wall_ns: int) -> int:
+        self._wall_ms = max(self._wall_ms, wall_ns // 1_000_000)
+        return self._wall_ms
+
+    def _issue(self, time: int) -> Stamp:
+        if self._ceiling is not None and time >= self._ceiling:
+            raise errors.Unavailable(
+                f"the clock of {self.node} has no stamps left that a restart could not repeat",
+                hint="store what `to_store` returns, then hand it to `stored`",
+            )
+        stamp = Stamp(time, self.node)
+        self._last = time
+        return stamp

@@ -11,10 +11,10 @@ made it.  The rules are few:
   set back, it goes on believing the others.
 - Stamps of different nodes with equal numbers are ordered by the nodes' names.
 
-**Restarts.**  A node that crashed does not know its last stamp.  So it issues stamps only below a ceiling that
-it has stored before (`Reservation`), and begins above that ceiling when it starts again.  One write every few
-seconds buys all the stamps between.  Right after a start, stamps may be ahead of wall time by what was left of
-the reservation.  A clock made without a reservation is for what does not outlive its process.
+**Restarts.**  A node that crashed does not know its last stamp.  So it issues stamps only below a ceiling
+that it has stored before (`Reservation`), and begins above that ceiling when it starts again.  One write
+every few seconds buys all the stamps between.  Right after a start, stamps may be ahead of wall time by what
+was left of the reservation.  A clock made without a reservation is for what does not outlive its process.
 
 Nothing here reads the time: the caller brings it, in nanoseconds since 1970.
 """

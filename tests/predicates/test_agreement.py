@@ -1,0 +1,164 @@
+"""The proof: random conditions mean the same to every back end, to the reference and to other SQL engines.
+
+Each condition and its negation are asked for the rows where they are true: together, that tells all three
+truth values apart.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import duckdb
+import pytest
+
+from muster.core import errors
+from muster.predicates import ast, closure, columns, dialects, explain, normal, parser, sql, text, vectors
+from tests.predicates import randomly, reference
+
+SEED = 20_240_607
+ROWS = 100
+CONDITIONS = 3_000
+
+Row = dict[str, Any]
+
+
+class Case(NamedTuple):
+    condition: ast.Condition
+    true: list[int]  # the rows where it is
+    false: list[int]
+
+
+def cases(count: int, rows: list[Row], seed: int) -> list[Case]:
+    rng = random.Random(seed)
+    made = []
+    for _ in range(count):
+        condition = randomly.condition(rng)
+        truths = [reference.truth(condition, row) for row in rows]
+        true = [number for number, truth in enumerate(truths) if truth is True]
+        made.append(Case(condition, true, [number for number, truth in enumerate(truths) if truth is False]))
+    return made
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    rng = random.Random(SEED)
+    return [randomly.row(rng) for _ in range(ROWS)]
+
+
+@pytest.fixture(scope="module")
+def sample(rows: list[Row]) -> list[Case]:
+    return cases(CONDITIONS, rows, SEED)
+
+
+def test_the_sample_has_every_truth_in_it(sample: list[Case]) -> None:
+    true, false = sum(len(case.true) for case in sample), sum(len(case.false) for case in sample)
+    assert min(true, false, ROWS * CONDITIONS - true - false) > 0.15 * ROWS * CONDITIONS
+
+
+def test_text_closures_vectors_and_explanations_agree(rows: list[Row], sample: list[Case]) -> None:
+    table = columns.Table.of(randomly.MODEL, rows)
+    for condition, true, false in sample:
+        assert parser.parse(text.write(condition)) == condition
+        for meant, wanted in ((condition, true), (ast.Not(condition), false)):
+            matches = closure.compile(meant)
+            assert [n for n, row in enumerate(rows) if matches(row.get)] == wanted, text.write(meant)
+            assert vectors.evaluate(meant, table).nonzero()[0].tolist() == wanted, text.write(meant)
+        truth = explain.explain(condition, rows[0]).truth
+        assert truth is (True if 0 in true else False if 0 in false else None)
+
+
+def test_closures_agree_on_messages_that_keep_to_no_model() -> None:
+    rng = random.Random(SEED + 1)
+    rows = [randomly.untyped_row(rng) for _ in range(ROWS)]
+    for condition, true, false in cases(1_500, rows, SEED + 1):
+        for meant, wanted in ((condition, true), (ast.Not(condition), false)):
+            matches = closure.compile(meant)
+            answers = [matches(row.get) for row in rows]
+            assert {type(answer) for answer in answers} == {bool}
+            assert [n for n, answer in enumerate(answers) if answer] == wanted, text.write(meant)
+
+
+def test_normal_forms_mean_the_same(rows: list[Row], sample: list[Case]) -> None:
+    capped = 0
+    for condition, true, false in sample[:300]:
+        for form in (normal.negation_normal(condition), normal.canonical(condition)):
+            truths = [reference.truth(form, row) for row in rows]
+            assert [n for n, truth in enumerate(truths) if truth is True] == true
+            assert [n for n, truth in enumerate(truths) if truth is False] == false
+        try:
+            conjunctions = normal.disjunctive_normal(condition, cap=100)
+        except errors.LimitExceeded:
+            capped += 1
+            continue
+        found = [
+            number
+            for number, row in enumerate(rows)
+            if any(all(reference.truth(part, row) for part in parts) for parts in conjunctions)
+        ]
+        assert found == true
+    assert capped < 150
+
+
+# SQL engines. Each is a function from conditions, as SQL, to the rows that they select.
+
+Engine = Callable[[list[str]], list[list[int]]]
+
+
+def agree(engine: Engine, dialect: dialects.Dialect, sample: list[Case], *, batch: int = 20) -> None:
+    for start in range(0, len(sample), batch):
+        meant: list[ast.Condition] = []
+        wanted: list[list[int]] = []
+        for case in sample[start : start + batch]:
+            meant += [case.condition, ast.Not(case.condition)]
+            wanted += [case.true, case.false]
+        wheres = [sql.write(each, randomly.MODEL, dialect) for each in meant]
+        for each, where, found, right in zip(meant, wheres, engine(wheres), wanted, strict=True):
+            assert found == right, f"{text.write(each)}\n{where}"
+
+
+def flags(wheres: list[str]) -> str:
+    """One query for many conditions."""
+    answers = ", ".join(f"CASE WHEN {where} THEN 1 ELSE 0 END AS q{n}" for n, where in enumerate(wheres))
+    return f"SELECT {answers} FROM t ORDER BY number"
+
+
+def selected(count: int, answers: list[Any]) -> list[list[int]]:
+    return [[number for number, answer in enumerate(answers) if answer[query]] for query in range(count)]
+
+
+def test_duckdb_agrees(rows: list[Row], sample: list[Case]) -> None:
+    with duckdb.connect() as connection:
+        connection.execute("SET threads = 1")
+        connection.execute(
+            'CREATE TABLE t (number BIGINT, s VARCHAR, "sender.s" VARCHAR, i BIGINT, j BIGINT,'
+            ' f DOUBLE, g DOUBLE, b BOOLEAN, c BOOLEAN, "set" VARCHAR[])'
+        )
+        for number, row in enumerate(rows):
+            cells = [sorted(cell) if isinstance(cell, frozenset) else cell for cell in row.values()]
+            connection.execute("INSERT INTO t VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [number, *cells])
+
+        def engine(wheres: list[str]) -> list[list[int]]:
+            return selected(len(wheres), connection.execute(flags(wheres)).fetchall())
+
+        agree(engine, dialects.DUCKDB, sample[:2_000])
+
+
+def test_sqlite_agrees(rows: list[Row], sample: list[Case]) -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute(
+        'CREATE TABLE t (number INTEGER, s TEXT, "sender.s" TEXT, i INTEGER, j INTEGER,'
+        ' f REAL, g REAL, b INTEGER, c INTEGER, "set" TEXT)'
+    )
+    for number, row in enumerate(rows):
+        cells = [json.dumps(sorted(cell)) if isinstance(cell, frozenset) else cell for cell in row.values()]
+        connection.execute("INSERT INTO t VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [number, *cells])
+
+    def engine(wheres: list[str]) -> list[list[int]]:
+        return selected(len(wheres), connection.execute(flags(wheres)).fetchall())
+
+    agree(engine, dialects.SQLITE, sample[:1_000])
+    connection.close()

@@ -1,0 +1,191 @@
+"""Messages that more than one service reads: heartbeat, node report, alert, decision.
+
+Each has a kind with a version in it (``"kind": "alert/1"``).  Within a version, fields may be added, always
+with a default, and readers ignore those they do not know; anything else is a new version.  A message is JSON,
+or the same in MessagePack where a link is thin; `decode` sees which by the first byte.
+
+Who sent a message is never read from it: the broker's subject says so (`muster.core.subjects`).  Times are
+wall time in milliseconds since 1970, which every language's numbers hold exactly.
+
+What is malformed, too large or of an unknown kind is `errors.InvalidInput` or `errors.LimitExceeded`, with a
+reason fit for a counter in ``code``.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from muster.core import errors, health
+
+MAX_BYTES = 1 << 20
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+TimeMs = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
+Metrics = Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
+Labels = Annotated[dict[Name, Text], msgspec.Meta(max_length=64)]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of the messages here, and of those that services declare in their own ``protocol.py``."""
+
+
+class Malformed(errors.InvalidInput):
+    code = "malformed"
+
+
+class UnknownKind(errors.InvalidInput):
+    code = "unknown-kind"
+
+
+class TooLarge(errors.LimitExceeded):
+    code = "too-large"
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat/1"):
+    """A process or resource says that it lives. Its health is its own view; the manager's may differ."""
+
+    name: Name  # of the resource or process, among those its sender speaks for
+    sequence: Count  # grows by one; a gap is a lost heartbeat, a fall is a restart
+    at_ms: TimeMs
+    period_s: Annotated[float, msgspec.Meta(gt=0, le=86400)]  # when to expect the next
+    state: health.State = health.State.UP
+    reason: Text = ""
+    epoch: Count = 0  # the highest manager's epoch it has obeyed
+
+
+class ServiceReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One service on a machine, within its node report."""
+
+    name: Name
+    state: health.State = health.State.UP
+    reason: Text = ""
+    metrics: Metrics = {}
+
+    def __post_init__(self) -> None:
+        _finite(self.metrics)
+
+
+class NodeReport(Message, frozen=True, kw_only=True, tag="node-report/1", omit_defaults=True):
+    """What a sensor saw of its machine. It is also the machine's heartbeat."""
+
+    machine: Name
+    group: Name = "default"
+    zone: Name = "default"
+    boot: Count = 0  # differs after each start of the sensor: sequence numbers begin anew with it
+    sequence: Count  # (machine, boot, sequence) names a report: whoever sees it twice counts it once
+    at_ms: TimeMs
+    period_s: Annotated[float, msgspec.Meta(gt=0, le=86400)]
+    metrics: Metrics = {}
+    services: Annotated[tuple[ServiceReport, ...], msgspec.Meta(max_length=256)] = ()
+
+    def __post_init__(self) -> None:
+        _finite(self.metrics)
+
+
+class Level(enum.Enum):
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class AlertState(enum.Enum):
+    PENDING = "pending"  # true, not yet for long enough
+    FIRING = "firing"
+    RESOLVED = "resolved"
+    ACKNOWLEDGED = "acknowledged"  # somebody has it in hand
+    SILENCED = "silenced"  # true, and nobody is to be told
+
+
+class Alert(Message, frozen=True, kw_only=True, tag="alert/1", omit_defaults=True):
+    """A rule is true of something, or has ceased to be. (rule, about) names it; the latest message holds."""
+
+    rule: Name
+    about: Name  # what it is true of: node:web-7, group:web, budget:reports, system
+    level: Level
+    state: AlertState
+    since_ms: TimeMs  # when this state began
+    at_ms: TimeMs
+    value: float | None = None  # what was measured; None where nothing was, which may be the alert
+    reason: Text = ""
+    labels: Labels = {}
+
+    def __post_init__(self) -> None:
+        if self.value is not None:
+            _finite({"value": self.value})
+
+
+class Outcome(enum.Enum):
+    DECIDED = "decided"  # not carried out yet
+    DONE = "done"
+    REFUSED = "refused"
+    FAILED = "failed"
+    IN_DOUBT = "in-doubt"  # it cannot be known whether it was carried out
+
+
+class Decision(Message, frozen=True, kw_only=True, tag="decision/1", omit_defaults=True):
+    """Who decided or did what, to what, and why: the audit."""
+
+    id: Name  # later records of the same id tell the outcome
+    who: Name  # the identity that decided
+    on_behalf_of: Text = ""  # the user who asked, where somebody did
+    what: Name  # apply, reassign, restart, promote, grant, …
+    target: Name
+    why: Text
+    at_ms: TimeMs
+    epoch: Count = 0  # under which it was decided
+    outcome: Outcome = Outcome.DECIDED
+    details: Labels = {}
+    trace_id: Text = ""
+
+
+class _Nothing(Message, frozen=True, kw_only=True, tag="nothing/0"):
+    """Makes a union of every decoded type: only in a union does the decoder insist on a kind."""
+
+
+M = TypeVar("M", bound=Message)
+
+_json, _msgpack = msgspec.json.Encoder(), msgspec.msgpack.Encoder()
+_decoders: dict[Any, tuple[msgspec.json.Decoder[Any], msgspec.msgpack.Decoder[Any]]] = {}
+
+
+def encode(message: Message, form: Literal["json", "msgpack"] = "json") -> bytes:
+    """`TooLarge` where no reader would take it."""
+    data = _json.encode(message) if form == "json" else _msgpack.encode(message)
+    if len(data) > MAX_BYTES:
+        raise TooLarge(f"a {type(message).__name__} of {len(data)} bytes is over {MAX_BYTES}")
+    return data
+
+
+def decode(data: bytes, kind: type[M], *, max_bytes: int = MAX_BYTES) -> M:
+    """A message of this kind from JSON or MessagePack."""
+    if len(data) > max_bytes:
+        raise TooLarge(f"a message of {len(data)} bytes is over {max_bytes}")
+    if kind not in _decoders:
+        either: Any = kind | _Nothing
+        _decoders[kind] = (msgspec.json.Decoder(either), msgspec.msgpack.Decoder(either))
+    as_json, as_msgpack = _decoders[kind]
+    wanted = kind.__struct_config__.tag
+    try:
+        # 0x7b is { in JSON, and in MessagePack a number, with which no message begins.
+        message = (as_json if data[:1] in (b"{", b"") else as_msgpack).decode(data)
+    except msgspec.ValidationError as error:
+        fault = UnknownKind if "`$.kind`" in str(error) or "field `kind`" in str(error) else Malformed
+        raise fault(f"not a message of kind {wanted}: {str(error)[:300]}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise Malformed(f"neither JSON nor MessagePack: {str(error)[:300]}") from error
+    if not isinstance(message, kind):
+        raise UnknownKind(f"not a message of kind {wanted}")
+    return message
+
+
+def _finite(metrics: dict[str, float]) -> None:
+    """JSON has no infinities and no NaN; a sensor that has no value leaves the metric out."""
+    if not all(map(math.isfinite, metrics.values())):
+        odd = next(name for name, value in metrics.items() if not math.isfinite(value))
+        raise Malformed(f"the metric {odd[:100]!r} is not a finite number")

@@ -4,7 +4,8 @@ Two things speak them: the real one over brokers (`muster.bus.client`) and its i
 (`muster.bus.memory`); one contract suite runs on both.  Services type against these protocols only.
 
 Durable means: when a call of `Stream` or `KeyValue` that writes returns, what it wrote is synced to disk or
-stands on a quorum of brokers.  A plain `publish` promises nothing of the kind.
+stands on a quorum of brokers.  A plain `publish` promises nothing of the kind.  A write that ends in
+`errors.TimedOut` may or may not have been stored; with a ``message_id`` it can be repeated safely.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Protocol, Self
 Headers = Mapping[str, str]
 
 DEFAULT_TIMEOUT_S = 5.0
+DURABLE_TIMEOUT_S = 15.0  # outlasts the election of a stream's leader (4 to 9 s), so that a write waits it out
 
 
 class Overflow(enum.Enum):
@@ -32,6 +34,7 @@ class SubscriptionStatistics:
     delivered: int
     dropped: int
     pending: int
+    failed: int  # times the handler raised
     renewed: int  # times it was found deaf behind a live connection, and subscribed anew
 
 
@@ -51,12 +54,19 @@ Handler = Callable[[Message], Awaitable[None] | None]
 
 
 class Subscription(Protocol):
-    """Iterate it, or give `Bus.subscribe` a handler; not both."""
+    """Iterate it, or give `Bus.subscribe` a handler; not both.
+
+    A plain function as handler is called while the connection reads (fast; it must not block); what a
+    coroutine function does is awaited, one message after the other.
+    """
 
     @property
     def subject(self) -> str: ...
     def __aiter__(self) -> AsyncIterator[Message]: ...
-    async def next(self, *, timeout_s: float | None = None) -> Message: ...
+    async def next(self, *, timeout_s: float | None = None) -> Message:
+        """`errors.TimedOut` when ``timeout_s`` passed, `errors.NotConnected` when it has ended."""
+        ...
+
     async def close(self) -> None: ...
     def statistics(self) -> SubscriptionStatistics: ...
     async def __aenter__(self) -> Self: ...
@@ -76,11 +86,22 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message of an atomic batch."""
+    """One message on its way into a stream."""
 
     subject: str
     data: bytes
     headers: Headers = field(default_factory=dict)
+    message_id: str | None = None
+    """Inside the duplicate window a repeat is stored once."""
+    expected_last_sequence: int | None = None
+    """`errors.Conflict` unless the stream's last sequence is this one."""
+    expected_last_subject_sequence: int | None = None
+    """`errors.Conflict` unless this is the sequence of the subject's last message (0: there is none)."""
+    ttl_s: float | None = None
+    """The stream forgets it after so long; whole seconds, at least one."""
+    deliver_at_ns: int | None = None
+    """Stands aside on ``subject`` until then, and is stored on ``deliver_to`` at that time (wall clock)."""
+    deliver_to: str | None = None
 
 
 class OnFull(enum.Enum):
@@ -88,6 +109,12 @@ class OnFull(enum.Enum):
 
     REFUSE = "refuse"  # publishing raises `errors.LimitExceeded`; nothing that was acknowledged goes
     DROP_OLDEST = "drop-oldest"
+
+
+class Retention(enum.Enum):
+    LIMITS = "limits"  # kept until a limit says otherwise
+    INTEREST = "interest"  # kept while some consumer has not acknowledged it
+    WORK_QUEUE = "workqueue"  # kept until its consumer acknowledged it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +125,10 @@ class StreamSettings:
     subjects: tuple[str, ...]
     max_bytes: int = 1 << 30
     max_age_s: float = 7 * 86400.0  # 0: no limit by age
+    max_messages: int = 0  # 0: no limit
     max_messages_per_subject: int = 0  # 0: no limit
     on_full: OnFull = OnFull.DROP_OLDEST
+    retention: Retention = Retention.LIMITS
     replicas: int = 1
     memory_only: bool = False  # not durable: says so in its name
     duplicate_window_s: float = 120.0
@@ -109,11 +138,26 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    first_sequence: int
+    first_sequence: int  # of the first message that is still there, or last_sequence + 1
     last_sequence: int
     messages: int
     bytes: int
     consumers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much of its budget a stream (or a key/value bucket, which is one) has used."""
+
+    stream: str
+    used_bytes: int
+    limit_bytes: int
+    messages: int
+    on_full: OnFull
+
+    @property
+    def used_ratio(self) -> float:
+        return self.used_bytes / self.limit_bytes if self.limit_bytes > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +179,10 @@ class Delivery(Protocol):
     def message(self) -> StoredMessage: ...
     @property
     def redelivered(self) -> bool: ...
-    async def ack(self, *, confirmed: bool = False) -> None: ...
+    async def ack(self, *, confirmed: bool = False) -> None:
+        """``confirmed``: returns when the broker has taken note, so it is never delivered again."""
+        ...
+
     async def nak(self, *, delay_s: float = 0.0) -> None: ...
 
 
@@ -161,37 +208,48 @@ class Stream(Protocol):
         message_id: str | None = None,
         expected_last_sequence: int | None = None,
         expected_last_subject_sequence: int | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        ttl_s: float | None = None,
+        timeout_s: float = DURABLE_TIMEOUT_S,
     ) -> int:
         """The sequence under which it is stored. `errors.Conflict` where an expectation does not hold.
 
-        Concurrent publishes of one process share a sync (group commit).  With ``message_id``, a repeat inside
-        the duplicate window is stored once and returns the first one's sequence.
+        Concurrent publishes of one connection share a sync (group commit) and are stored in the order of
+        the calls.  With ``message_id``, a repeat inside the duplicate window is stored once and returns the
+        first one's sequence.
         """
         ...
 
+    async def store(self, message: Outgoing, *, timeout_s: float = DURABLE_TIMEOUT_S) -> int:
+        """The same for one message with everything that can be said about it (schedules too)."""
+        ...
+
     async def publish_batch(
-        self, messages: Sequence[Outgoing], *, timeout_s: float = DEFAULT_TIMEOUT_S
+        self, messages: Sequence[Outgoing], *, timeout_s: float = DURABLE_TIMEOUT_S
     ) -> int:
-        """All or none, at consecutive sequences; the last one's is returned."""
+        """All or none, at consecutive sequences; the last one's is returned. At most 1,000."""
         ...
 
     async def get(self, sequence: int) -> StoredMessage: ...
     async def last_for(self, subject: str) -> StoredMessage | None: ...
 
     def read(
-        self, first: int, last: int | None = None, *, subject: str | None = None
+        self, first: int, last: int | None = None, *, subject: str | None = None, gaps: bool = False
     ) -> AsyncIterator[StoredMessage]:
         """From ``first`` to ``last`` inclusive (None: to what is the end now).
 
         Raises `errors.NotFound` if a part of the range has been dropped: a short answer is never silent.
+        With ``gaps``, or of one ``subject``, messages deleted from the middle are passed over, and only what
+        retention took from the front of the range is an error.
         """
         ...
 
     async def consumer(self, settings: ConsumerSettings) -> Consumer: ...
     async def delete_consumer(self, name: str) -> None: ...
     async def delete(self, sequence: int) -> None: ...
-    async def purge(self, *, subject: str | None = None, before: int | None = None) -> int: ...
+    async def purge(self, *, subject: str | None = None, before: int | None = None) -> int:
+        """Remove all, or those of ``subject``, or those below sequence ``before``; how many went."""
+        ...
+
     async def state(self) -> StreamState: ...
 
 
@@ -215,13 +273,23 @@ class Entry:
 
 
 class Watch(Protocol):
-    """First every current entry, then None once, then changes as they come."""
+    """First every current entry, then None once, then changes as they come, each key's in order.
+
+    A change may be passed over only if a later one of the same key is delivered.
+    """
 
     def __aiter__(self) -> AsyncIterator[Entry | None]: ...
     async def close(self) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *_: object) -> None: ...
 
 
 class KeyValue(Protocol):
+    """Keys are any strings; in ``pattern``, ``*`` stands for one dot-separated part and ``>`` for the rest.
+
+    A full bucket refuses new values (`errors.LimitExceeded`) and drops nothing.
+    """
+
     @property
     def bucket(self) -> str: ...
     async def get(self, key: str) -> Entry | None: ...
@@ -245,6 +313,23 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionId:
+    """One connection as the brokers know it; a client that roams gets another."""
+
+    broker: str  # the broker's own id, which is new each time it starts
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BusStatistics:
+    reconnects: int
+    violations: int  # publishes and subscriptions the broker refused for want of permission
+    dropped: int  # over all subscriptions there were
+    renewed: int
+    refused_full: int  # durable publishes refused because a stream's budget was used up
+
+
 class Bus(Protocol):
     """A connection to the bus under one identity."""
 
@@ -257,9 +342,16 @@ class Bus(Protocol):
         """The name of the broker it is connected to now."""
         ...
 
+    @property
+    def connection(self) -> ConnectionId | None:
+        """None while it is not connected."""
+        ...
+
     def on_state(self, listener: Callable[[ConnectionState], None]) -> Callable[[], None]:
         """Hear of changes of `state`; the returned function ends it."""
         ...
+
+    def statistics(self) -> BusStatistics: ...
 
     async def publish(
         self, subject: str, data: bytes, *, headers: Headers | None = None, reply: str | None = None
@@ -272,6 +364,7 @@ class Bus(Protocol):
         group: str | None = None,
         handler: Handler | None = None,
         max_pending: int = 65_536,
+        max_pending_bytes: int = 64 << 20,
         overflow: Overflow = Overflow.DROP_OLDEST,
     ) -> Subscription:
         """When this returns, the broker has it. Members of one ``group`` share the messages among them."""
@@ -297,7 +390,7 @@ class Bus(Protocol):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         headers: Headers | None = None,
     ) -> list[Message]:
-        """Ask everybody and collect answers until there are ``enough`` or time is up."""
+        """Ask everybody and collect answers until there are ``enough`` or time is up; none if nobody listens."""
         ...
 
     async def stream(self, settings: StreamSettings) -> Stream:
@@ -311,6 +404,10 @@ class Bus(Protocol):
     async def streams(self) -> list[str]: ...
     async def delete_stream(self, name: str) -> None: ...
     async def key_value(self, settings: KeyValueSettings) -> KeyValue: ...
+    async def budgets(self) -> list[Budget]:
+        """Used and allowed bytes of every stream of the domain, fullest first."""
+        ...
+
     async def flush(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None: ...
     async def close(self) -> None:
         """Drain: what was received is handed out, what was published is sent; then disconnect."""

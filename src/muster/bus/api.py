@@ -18,7 +18,9 @@ from typing import Protocol, Self
 Headers = Mapping[str, str]
 
 DEFAULT_TIMEOUT_S = 5.0
-DURABLE_TIMEOUT_S = 15.0  # outlasts the election of a stream's leader (4 to 9 s), so that a write waits it out
+DURABLE_TIMEOUT_S = (
+    15.0  # outlasts the election of a stream's leader (4 to 9 s), so that a write waits it out
+)
 
 
 class Overflow(enum.Enum):
@@ -195,6 +197,15 @@ class Consumer(Protocol):
     async def close(self) -> None: ...
 
 
+class Following(Protocol):
+    """Messages of a stream in order, without end; see `Stream.follow`."""
+
+    def __aiter__(self) -> AsyncIterator[StoredMessage]: ...
+    async def close(self) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
 class Stream(Protocol):
     @property
     def name(self) -> str: ...
@@ -240,6 +251,13 @@ class Stream(Protocol):
         Raises `errors.NotFound` if a part of the range has been dropped: a short answer is never silent.
         With ``gaps``, or of one ``subject``, messages deleted from the middle are passed over, and only what
         retention took from the front of the range is an error.
+        """
+        ...
+
+    def follow(self, first: int, *, subject: str | None = None, gaps: bool = False) -> Following:
+        """From ``first`` on, and then each new message as it is stored, across reconnections.
+
+        No position is kept by the broker: the follower knows how far it is.  Gaps are treated as in `read`.
         """
         ...
 
@@ -390,7 +408,7 @@ class Bus(Protocol):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         headers: Headers | None = None,
     ) -> list[Message]:
-        """Ask everybody and collect answers until there are ``enough`` or time is up; none if nobody listens."""
+        """Ask everybody: what they answer until there are ``enough`` or time is up; empty if nobody listens."""
         ...
 
     async def stream(self, settings: StreamSettings) -> Stream:

@@ -1,0 +1,300 @@
+"""Group commit: takes a connection's durable publishes of one stream to the broker, round by round.
+
+The decisions are in `muster.bus.groups`.  What this half promises: every publish gets its own fate, in the
+order of the calls.  A publish is sent again by itself only where that cannot store it twice: where the
+broker said that it stored nothing, where nobody listened (a stream without a leader), or under a
+``message_id``.  Otherwise a publish whose acknowledgement stays away ends, at its own deadline, in
+`errors.TimedOut`, and others do not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import json
+import logging
+import math
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from muster.bus import api, groups, jetstream, wire
+from muster.core import errors
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 5.0  # how long a round waits for its acknowledgements before the next may go
+MAX_PENDING_BYTES = 64 << 20
+MAX_ATOMIC = 1000  # the broker's own limit
+
+_PREFIX = b"NATS/1.0\r\n"
+
+
+class Item:
+    """One message, or the messages of one atomic batch, on the way."""
+
+    __slots__ = (
+        "alarm",
+        "alone",
+        "future",
+        "guarded",
+        "message_id",
+        "parts",
+        "repeatable",
+        "size",
+        "subject",
+    )
+
+    def __init__(self, messages: Sequence[api.Outgoing], future: asyncio.Future[int]) -> None:
+        first = messages[0]
+        self.parts = [(message.subject, message.data, header_lines(message)) for message in messages]
+        self.subject = first.subject
+        self.message_id = first.message_id
+        self.guarded = first.expected_last_subject_sequence is not None
+        self.alone = len(messages) > 1 or first.expected_last_sequence is not None
+        self.repeatable = all(message.message_id is not None for message in messages)
+        self.size = sum(len(data) + len(lines) + 100 for _, data, lines in self.parts)
+        self.future = future
+        self.alarm: asyncio.TimerHandle | None = None
+
+    def settle(self, sequence: int) -> None:
+        if not self.future.done():
+            self.future.set_result(sequence)
+
+    def fail(self, error: errors.MusterError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def may_repeat(self, outcome: errors.Unavailable) -> bool:
+        """Whether sending it again can neither store it twice nor come too late."""
+        return not self.future.done() and (self.repeatable or not isinstance(outcome, errors.TimedOut))
+
+
+def header_lines(message: api.Outgoing) -> bytes:
+    """The message's header lines: its own, and what the broker is to check and do."""
+    for name in message.headers:
+        if name.lower().startswith("nats-"):
+            raise errors.InvalidInput(f"the header {name!r} is the broker's own: use the named arguments")
+    headers = dict(message.headers)
+    if message.message_id is not None:
+        headers["Nats-Msg-Id"] = message.message_id
+    if message.expected_last_sequence is not None:
+        headers["Nats-Expected-Last-Sequence"] = str(message.expected_last_sequence)
+    if message.expected_last_subject_sequence is not None:
+        headers["Nats-Expected-Last-Subject-Sequence"] = str(message.expected_last_subject_sequence)
+    if message.ttl_s is not None:
+        headers["Nats-TTL"] = ttl(message.ttl_s)
+    if message.deliver_at_ns is not None:
+        if message.deliver_to is None:
+            raise errors.InvalidInput(
+                "a message for later needs deliver_to: the subject it is stored on then"
+            )
+        headers["Nats-Schedule"] = f"@at {jetstream.stamp(message.deliver_at_ns)}"
+        headers["Nats-Schedule-Target"] = message.deliver_to
+    return wire.encode_headers(headers)[len(_PREFIX) : -2] if headers else b""
+
+
+def ttl(ttl_s: float) -> str:
+    """Whole seconds, rounded up: the broker counts no finer, and forgetting late is safer than early."""
+    if not 1 <= ttl_s < 10**9:
+        raise errors.InvalidInput(f"a time to live of {ttl_s:g} s: the broker takes 1 s or more")
+    return f"{math.ceil(ttl_s)}s"
+
+
+class Committer:
+    """The publishes of one connection to one stream."""
+
+    def __init__(self, stream: str, over: wire.Wire, on_full: Callable[[], None]) -> None:
+        self._stream = stream
+        self._wire = over
+        self._on_full = on_full
+        self._queue: deque[Item] = deque()
+        self._queued_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        self._batch_prefix = secrets.token_hex(8)
+        self._batches = itertools.count(1)
+
+    async def publish(self, messages: Sequence[api.Outgoing], timeout_s: float) -> int:
+        """One message, or several as one atomic batch. The sequence of the last."""
+        if not 1 <= len(messages) <= MAX_ATOMIC:
+            raise errors.LimitExceeded(
+                f"a batch of {len(messages)} messages: 1 to {MAX_ATOMIC} can be stored at once"
+            )
+        loop = asyncio.get_running_loop()
+        item = Item(messages, loop.create_future())
+        if self._queued_bytes + item.size > MAX_PENDING_BYTES and self._queue:
+            raise errors.Overloaded(
+                f"{self._queued_bytes} bytes wait to be stored in {self._stream!r} already", retry_after_s=1.0
+            )
+        item.alarm = loop.call_later(timeout_s, self._expired, item, timeout_s)
+        self._queue.append(item)
+        self._queued_bytes += item.size
+        if self._task is None:
+            self._task = loop.create_task(self._run(), name=f"commits of {self._stream}")
+        try:
+            return await item.future
+        except errors.LimitExceeded as error:
+            if isinstance(error, jetstream.Full):
+                self._on_full()
+            raise
+        finally:
+            item.alarm.cancel()
+
+    def _expired(self, item: Item, timeout_s: float) -> None:
+        item.fail(
+            errors.TimedOut(
+                f"{self._stream!r} did not acknowledge within {timeout_s:g} s; it may be stored all the same",
+                hint="with a message_id it can be published again safely",
+            )
+        )
+
+    async def drained(self) -> None:
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    # Rounds.
+
+    async def _run(self) -> None:
+        try:
+            await self._wire.ready()
+            while self._queue:
+                self._wire.check_open()
+                waiting = self._take_round()
+                if waiting:
+                    again = await self._round(*waiting)
+                    if again:
+                        self._queue.extendleft(reversed(again))
+                        self._queued_bytes += sum(item.size for item in again)
+                        await asyncio.sleep(0.05 + random.random() * 0.1)
+        except errors.MusterError as error:
+            while self._queue:
+                self._queue.popleft().fail(error)
+        finally:
+            self._queued_bytes = sum(item.size for item in self._queue)
+            self._task = None
+
+    def _take_round(self) -> tuple[list[Item], bool] | None:
+        while self._queue and self._queue[0].future.done():  # timed out or cancelled while it waited
+            self._queued_bytes -= self._queue.popleft().size
+        if not self._queue:
+            return None
+        head = list(itertools.islice(self._queue, groups.MAX_BATCH))
+        count, together = groups.next_round(head)
+        for item in head[:count]:
+            self._queue.popleft()
+            self._queued_bytes -= item.size
+        return [item for item in head[:count] if not item.future.done()], together
+
+    async def _round(self, items: list[Item], together: bool) -> list[Item]:
+        """Send them, and give each its fate. Returns those to be sent again."""
+        if together and len(items) >= groups.MIN_BATCH:
+            return await self._round_together(items)
+        answers = await self._post([self._single(item) for item in items], items)
+        again = []
+        for item, answer in zip(items, answers, strict=True):
+            outcome = self._outcome(answer)
+            if isinstance(outcome, int):
+                item.settle(outcome)
+            elif isinstance(outcome, errors.Unavailable):
+                if item.may_repeat(outcome):
+                    again.append(item)
+            else:
+                item.fail(outcome)
+        return again
+
+    async def _round_together(self, items: list[Item]) -> list[Item]:
+        parts = [part for item in items for part in item.parts]
+        answers = await self._post([lambda reply: self._send_batch(parts, reply)], [None])
+        outcome = self._outcome(answers[0])
+        if isinstance(outcome, int):
+            for place, item in enumerate(items):
+                item.settle(outcome - len(items) + 1 + place)
+            return []
+        if isinstance(outcome, errors.Unavailable):
+            return [item for item in items if item.may_repeat(outcome)]
+        # The broker refused the whole for the sake of some: find them by halves.
+        middle = len(items) // 2
+        again = await self._round(items[:middle], True)
+        return again + await self._round(items[middle:], True)
+
+    def _single(self, item: Item) -> Callable[[str], None]:
+        if len(item.parts) > 1:
+            return lambda reply: self._send_batch(item.parts, reply)
+        subject, data, lines = item.parts[0]
+        raw_headers = b"%b%b\r\n" % (_PREFIX, lines) if lines else None
+
+        def send(reply: str) -> None:
+            self._wire.send(subject, data, reply, raw_headers)
+
+        return send
+
+    def _send_batch(self, parts: Sequence[tuple[str, bytes, bytes]], reply: str) -> None:
+        batch = f"{self._batch_prefix}-{next(self._batches)}".encode()
+        last = len(parts)
+        for place, (subject, data, lines) in enumerate(parts, 1):
+            commit = b"Nats-Batch-Commit: 1\r\n" if place == last else b""
+            raw_headers = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b%b\r\n" % (
+                _PREFIX, batch, place, commit, lines,
+            )  # fmt: skip
+            self._wire.send(subject, data, reply if place == last else "", raw_headers)
+
+    async def _post(
+        self, sends: Sequence[Callable[[str], None]], items: Sequence[Item | None]
+    ) -> list[wire.Answer | errors.MusterError]:
+        """Send all at once and wait for the answer to each, no longer than patience lasts.
+
+        The acknowledgement of an item that we may not send again is listened for until its own deadline.
+        """
+        loop = asyncio.get_running_loop()
+        answers: list[wire.Answer | errors.MusterError] = [_UNKNOWN] * len(sends)
+        done: asyncio.Future[None] = loop.create_future()
+        left = len(sends)
+
+        def received(place: int, answer: wire.Answer | errors.MusterError) -> None:
+            nonlocal left
+            item = items[place]
+            if done.done():
+                if item is not None and isinstance(outcome := self._outcome(answer), int):
+                    item.settle(outcome)
+            elif answers[place] is _UNKNOWN:
+                answers[place], left = answer, left - 1
+                if left == 0:
+                    done.set_result(None)
+
+        for place, (send, item) in enumerate(zip(sends, items, strict=True)):
+            receive = functools.partial(received, place)
+            reply, end = self._wire.expect("", receive, receive)
+            if item is not None and not item.repeatable:
+                item.future.add_done_callback(functools.partial(_then, end))
+            else:
+                done.add_done_callback(functools.partial(_then, end))
+            try:
+                send(reply)
+            except errors.MusterError as error:
+                received(place, error)
+        if sends and not done.done():
+            alarm = loop.call_later(PATIENCE_S, done.cancel)
+            await asyncio.wait([done])
+            alarm.cancel()
+        return answers
+
+    def _outcome(self, answer: wire.Answer | errors.MusterError) -> int | errors.MusterError:
+        """The sequence, or what went wrong. `errors.TimedOut` means that nobody knows."""
+        if isinstance(answer, errors.MusterError):
+            return answer
+        if wire.nobody_listens(answer):
+            return errors.Unavailable(f"the stream {self._stream!r} has no leader now")
+        report: dict[str, Any] = json.loads(answer.data)
+        if "error" in report:
+            return jetstream.error_of(report["error"], f"storing in {self._stream}")
+        return int(report["seq"])
+
+
+def _then(end: Callable[[], object], _: object) -> None:
+    end()
+
+
+_UNKNOWN = errors.TimedOut("no acknowledgement yet")

@@ -1,0 +1,223 @@
+"""Reading a stream without end and without a position kept by the broker.
+
+A short-lived consumer without acknowledgements pushes messages into our inbox, numbered.  A hole in the
+numbers, a beat that tells of messages we did not get, silence, or a new connection: the consumer is thrown
+away and made again from the message after the last one seen.  So what comes out is gapless and in order,
+whatever happened to connections and brokers.  A slow reader holds the broker back: its requests for flow
+control stand in the queue among the messages, and are answered when the reader gets there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Self
+
+from muster.bus import api, jetstream, wire
+from muster.core import errors
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 5.0
+BEATS_MISSED = 2.5
+
+
+class Following:
+    """See `api.Following`.
+
+    ``first`` is the sequence to begin with; without one, the last message of every subject comes first.
+    `step` gives None once, where everything that was there at the beginning has been read.
+    """
+
+    def __init__(
+        self,
+        storage: jetstream.Api,
+        stream: str,
+        *,
+        first: int | None,
+        filters: Sequence[str] = (),
+        strict: bool = False,
+        headers_only: bool = False,
+    ) -> None:
+        if first is not None and first < 1:
+            raise errors.InvalidInput("sequences begin with 1")
+        self._api = storage
+        self._wire = storage.wire
+        self._stream = stream
+        self._filters = list(filters)
+        self._strict = strict  # not a single sequence may be missing
+        self._whole = first is not None  # nothing may have been dropped from the front
+        self._headers_only = headers_only
+        self._next = first
+        self._queue: deque[api.StoredMessage | str | None] = deque()  # a str is a flow control reply subject
+        self._arrived = asyncio.Event()
+        self._broken = asyncio.Event()
+        self._beat_at = 0.0
+        self._consumer_sequence = 0
+        self._caught_up = False
+        self._error: errors.MusterError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ended = False
+
+    # The reading side: messages, and None once when it has caught up.
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> api.StoredMessage:
+        while True:
+            message = await self.step()
+            if message is not None:
+                return message
+
+    async def step(self) -> api.StoredMessage | None:
+        """The next message, or None at the place where everything that was there at first has been read."""
+        if self._task is None and not self._ended:
+            self._task = asyncio.create_task(self._run(), name=f"following {self._stream}")
+        while True:
+            while not self._queue:
+                if self._error is not None:
+                    raise self._error
+                if self._ended:
+                    raise StopAsyncIteration
+                self._arrived.clear()
+                await self._arrived.wait()
+            one = self._queue.popleft()
+            if isinstance(one, str):
+                with contextlib.suppress(errors.Unavailable):
+                    self._wire.send(one, b"")
+                continue
+            return one
+
+    async def close(self) -> None:
+        self._ended = True
+        self._arrived.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # The receiving side.
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._once()
+        except errors.MusterError as error:
+            self._error = error
+            self._arrived.set()
+
+    async def _once(self) -> None:
+        """One consumer, from its making until it can be trusted no more."""
+        loop = asyncio.get_running_loop()
+        name = f"follow-{secrets.token_hex(8)}"
+        self._broken.clear()
+        self._consumer_sequence = 0
+        self._beat_at = loop.time()
+        generation = self._wire.generation
+        inbox = self._wire.fresh_inbox()
+        number = await self._wire.listen(inbox, "", self._take, timeout_s=jetstream.TRY_S)
+        try:
+            report = await self._api.call(
+                f"CONSUMER.CREATE.{self._stream}.{name}",
+                {"stream_name": self._stream, "config": self._config(name, inbox)},
+            )
+            if self._whole:
+                await self._check_kept()
+            if (
+                not self._caught_up
+                and report["num_pending"] == 0
+                and report["delivered"]["consumer_seq"] == 0
+            ):
+                self._catch_up()
+            while self._wire.generation == generation and not self._broken.is_set():
+                silent_s = loop.time() - self._beat_at
+                if silent_s > BEAT_S * BEATS_MISSED:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(1.0, BEAT_S)):
+                        await self._broken.wait()
+        except jetstream.Refusal as error:
+            raise errors.InvalidInput(error.message) from error
+        finally:
+            self._wire.forget(number)
+            if not self._wire.is_closed and self._wire.is_connected:
+                # Nobody waits for the answer; a consumer we cannot reach goes by itself after a while.
+                with contextlib.suppress(errors.MusterError):
+                    self._wire.send(f"{jetstream.PREFIX}.CONSUMER.DELETE.{self._stream}.{name}", b"")
+
+    def _config(self, name: str, inbox: str) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "name": name,
+            "deliver_subject": inbox,
+            "ack_policy": "none",
+            "max_deliver": 1,
+            "replay_policy": "instant",
+            "flow_control": True,
+            "idle_heartbeat": round(BEAT_S * 1e9),
+            "inactive_threshold": round(60e9),
+            "mem_storage": True,
+            "num_replicas": 1,
+            "headers_only": self._headers_only,
+        }
+        if self._filters:
+            config["filter_subjects"] = self._filters
+        if self._next is None:
+            config["deliver_policy"] = "last_per_subject"
+        else:
+            config.update(deliver_policy="by_start_sequence", opt_start_seq=self._next)
+        return config
+
+    async def _check_kept(self) -> None:
+        state = (await self._api.call(f"STREAM.INFO.{self._stream}"))["state"]
+        kept = state["first_seq"] if state["messages"] else state["last_seq"] + 1
+        if self._next is not None and self._consumer_sequence == 0 and kept > self._next:
+            raise self._dropped(kept)
+
+    def _dropped(self, kept: int) -> errors.NotFound:
+        return errors.NotFound(f"{self._stream!r} does not hold {self._next} to {kept - 1} any more")
+
+    def _take(self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None) -> None:
+        self._beat_at = asyncio.get_running_loop().time()
+        if wire.status_of(raw_headers) == 100:
+            headers = wire.decode_headers(raw_headers)
+            stalled = reply.decode() or headers.get("Nats-Consumer-Stalled")
+            if stalled:
+                self._put(stalled)
+            if int(headers.get("Nats-Last-Consumer", 0)) > self._consumer_sequence:
+                self._broken.set()  # it sent more than we got
+            return
+        if self._broken.is_set() or not reply:
+            return
+        told = jetstream.Delivered(reply)
+        if told.consumer_sequence != self._consumer_sequence + 1:
+            self._broken.set()
+            return
+        if self._strict and told.sequence != self._next:
+            self._error = self._dropped(told.sequence)
+            self._arrived.set()
+            self._broken.set()
+            return
+        self._consumer_sequence = told.consumer_sequence
+        self._next = told.sequence + 1
+        headers = jetstream.public_headers(wire.decode_headers(raw_headers))
+        self._put(api.StoredMessage(subject.decode(), data, headers, told.sequence, told.stored_at_ns))
+        if told.pending == 0 and not self._caught_up:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        self._caught_up = True
+        self._put(None)
+
+    def _put(self, one: api.StoredMessage | str | None) -> None:
+        self._queue.append(one)
+        self._arrived.set()

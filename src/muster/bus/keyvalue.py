@@ -1,0 +1,197 @@
+"""Key/value buckets: each is a stream that keeps the last value of every key.
+
+A key's revision is the sequence under which its value stands in the stream, so revisions of a bucket only
+ever grow, deletions included.  Deleted and expired keys leave a marker for a while, by which watchers learn
+of it.  The layout is the one that brokers' own tools understand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from typing import Self
+
+from muster.bus import api, following, jetstream, streams
+from muster.core import errors, subjects
+
+MARKER_TTL_S = 3600  # how long a deletion stays visible to those who were away
+EXPIRY_MARKER_TTL_S = 60
+
+_OPERATION = "KV-Operation"
+_ESCAPED = re.compile(r"=([0-9A-F]{2})")
+_PLAIN = re.compile(r"[A-Za-z0-9_/-]+\Z")
+
+
+def encode_key(key: str, *, pattern: bool = False) -> str:
+    """Any string as the last levels of a subject, and back without loss.
+
+    Dots separate levels; in each, what is not a letter, digit, ``_``, ``-`` or ``/`` becomes ``=`` and two
+    hexadecimal digits for each byte; an empty level becomes ``=`` alone.
+    """
+    return ".".join(_encode_level(level, pattern) for level in key.split("."))
+
+
+def _encode_level(level: str, pattern: bool) -> str:
+    if _PLAIN.match(level) or (pattern and level in ("*", ">")):
+        return level
+    if not level:
+        return "="
+    return "".join(
+        char
+        if _PLAIN.match(char)
+        else "".join(f"={byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
+        for char in level
+    )
+
+
+def decode_key(encoded: str) -> str:
+    return ".".join(_decode_level(level) for level in encoded.split("."))
+
+
+def _decode_level(level: str) -> str:
+    if "=" not in level:
+        return level
+    if level == "=":
+        return ""
+    raw = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), level).encode("latin-1")
+    return raw.decode("utf-8", "surrogatepass")
+
+
+async def ensure(storage: streams.Streams, settings: api.KeyValueSettings) -> KeyValue:
+    bucket = subjects.token(settings.bucket)
+    if settings.max_bytes <= 0 or not 1 <= settings.history <= 64:
+        raise errors.InvalidInput(f"the bucket {bucket!r} needs a budget, and a history of 1 to 64")
+    config = streams.wanted(
+        api.StreamSettings(
+            name=f"KV_{bucket}",
+            subjects=(f"$KV.{bucket}.>",),
+            max_bytes=settings.max_bytes,
+            max_age_s=0,
+            max_messages_per_subject=settings.history,
+            on_full=api.OnFull.REFUSE,
+            replicas=settings.replicas,
+            memory_only=settings.memory_only,
+        )
+    )
+    config |= {
+        "deny_purge": False,
+        "deny_delete": True,
+        "allow_rollup_hdrs": True,
+        "subject_delete_marker_ttl": EXPIRY_MARKER_TTL_S * 1_000_000_000,
+    }
+    return KeyValue(storage, bucket, streams.Stream(storage, await storage.configure(config)))
+
+
+class KeyValue:
+    """See `api.KeyValue`."""
+
+    def __init__(self, storage: streams.Streams, bucket: str, stream: streams.Stream) -> None:
+        self._storage = storage
+        self._bucket = bucket
+        self._stream = stream
+        self._prefix = f"$KV.{bucket}."
+
+    def __repr__(self) -> str:
+        return f"<bucket {self._bucket!r}>"
+
+    @property
+    def bucket(self) -> str:
+        return self._bucket
+
+    async def get(self, key: str) -> api.Entry | None:
+        found = await self._stream.last_for(self._prefix + encode_key(key))
+        entry = self.entry(found) if found is not None else None
+        return entry if entry is not None and entry.value is not None else None
+
+    def entry(self, message: api.StoredMessage) -> api.Entry:
+        gone = _OPERATION in message.headers or jetstream.MARKER_REASON in message.headers
+        return api.Entry(
+            key=decode_key(message.subject[len(self._prefix) :]),
+            value=None if gone else message.data,
+            revision=message.sequence,
+            created_at_ns=message.stored_at_ns,
+        )
+
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+        revision = 0
+        for _ in range(8):
+            with contextlib.suppress(errors.Conflict):
+                return await self.update(key, value, revision=revision, ttl_s=ttl_s)
+            last = await self._stream.last_for(self._prefix + encode_key(key))
+            if last is None:
+                revision = 0
+            elif self.entry(last).value is None:
+                revision = last.sequence  # what stands there is the marker of a deletion
+            else:
+                break
+        raise errors.AlreadyExists(f"the key {key!r} of {self._bucket!r} is there already")
+
+    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+        return await self._stream.publish(self._prefix + encode_key(key), value, ttl_s=ttl_s)
+
+    async def update(self, key: str, value: bytes, *, revision: int, ttl_s: float | None = None) -> int:
+        return await self._stream.publish(
+            self._prefix + encode_key(key), value, expected_last_subject_sequence=revision, ttl_s=ttl_s
+        )
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        await self._stream.publish(
+            self._prefix + encode_key(key),
+            b"",
+            headers={_OPERATION: "DEL"},
+            expected_last_subject_sequence=revision,
+            ttl_s=MARKER_TTL_S,
+        )
+
+    async def keys(self, pattern: str = ">") -> list[str]:
+        found: dict[str, bool] = {}
+        async with self._follow(pattern, headers_only=True) as messages:
+            while (message := await messages.step()) is not None:
+                entry = self.entry(message)
+                found[entry.key] = entry.value is not None
+        return sorted(key for key, there in found.items() if there)
+
+    async def watch(self, pattern: str = ">") -> Watch:
+        return Watch(self, self._follow(pattern))
+
+    def _follow(self, pattern: str, *, headers_only: bool = False) -> following.Following:
+        return following.Following(
+            self._storage.api,
+            self._stream.name,
+            first=None,
+            filters=(self._prefix + encode_key(pattern, pattern=True),),
+            headers_only=headers_only,
+        )
+
+
+class Watch:
+    """See `api.Watch`."""
+
+    def __init__(self, bucket: KeyValue, messages: following.Following) -> None:
+        self._bucket = bucket
+        self._messages = messages
+        self._initial = True
+
+    async def __aiter__(self) -> AsyncIterator[api.Entry | None]:
+        while True:
+            try:
+                message = await self._messages.step()
+            except StopAsyncIteration:
+                return
+            if message is None:
+                self._initial = False
+                yield None
+                continue
+            entry = self._bucket.entry(message)
+            if entry.value is not None or not self._initial:  # nobody needs to hear of what went before
+                yield entry
+
+    async def close(self) -> None:
+        await self._messages.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,36 @@
+"""Subjects against patterns: ``*`` stands for one level, ``>`` at the end for one or more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def matches(pattern: str, subject: str) -> bool:
+    if pattern == subject:
+        return True
+    wanted, given = pattern.split("."), subject.split(".")
+    for place, token in enumerate(wanted):
+        if token == ">" and place == len(wanted) - 1:
+            return len(given) > place
+        if place >= len(given) or token not in ("*", given[place]):
+            return False
+    return len(wanted) == len(given)
+
+
+class Patterns:
+    """Whether any of several patterns matches; the answers for recent subjects are remembered."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = tuple(patterns)
+        self._known: dict[str, bool] = {}
+
+    def __str__(self) -> str:
+        return ", ".join(self._patterns)
+
+    def match(self, subject: str) -> bool:
+        known = self._known.get(subject)
+        if known is None:
+            if len(self._known) >= 4096:
+                self._known.clear()
+            known = self._known[subject] = any(matches(pattern, subject) for pattern in self._patterns)
+        return known

@@ -1,0 +1,353 @@
+"""Durable streams on the brokers' storage."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from muster.bus import api, committer, consumers, following, jetstream, matching, wire
+from muster.core import errors, subjects
+
+READ_BATCH = 500
+READ_BATCH_BYTES = 4 << 20
+
+
+class Streams:
+    """What one connection knows of streams: shared by all of its handles."""
+
+    def __init__(self, over: wire.Wire) -> None:
+        self.wire = over
+        self.api = jetstream.Api(over)
+        self.refused_full = 0
+        self._committers: dict[str, committer.Committer] = {}
+
+    def committer(self, name: str) -> committer.Committer:
+        if name not in self._committers:
+            self._committers[name] = committer.Committer(name, self.wire, self._count_full)
+        return self._committers[name]
+
+    def _count_full(self) -> None:
+        self.refused_full += 1
+
+    async def drained(self) -> None:
+        for one in self._committers.values():
+            await one.drained()
+
+    async def ensure(self, settings: api.StreamSettings) -> Stream:
+        return Stream(self, await self.configure(wanted(settings)))
+
+    async def configure(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Create the stream, or bring it to ``config``. Returns what the broker made of it."""
+        name = config["name"]
+        try:
+            return (await self.api.call(f"STREAM.CREATE.{name}", config))["config"]  # type: ignore[no-any-return]
+        except jetstream.Refusal as error:
+            if error.err_code != jetstream.NAME_IN_USE:
+                raise errors.InvalidInput(error.message) from error
+        there = (await self.api.call(f"STREAM.INFO.{name}"))["config"]
+        try:
+            return (await self.api.call(f"STREAM.UPDATE.{name}", there | config))["config"]  # type: ignore[no-any-return]
+        except jetstream.Refusal as error:
+            raise errors.InvalidInput(
+                error.message,
+                hint="some settings of a stream cannot change: delete it, or choose another name",
+            ) from error
+
+    async def open(self, name: str) -> Stream:
+        return Stream(self, (await self.api.call(f"STREAM.INFO.{subjects.token(name)}"))["config"])
+
+    async def names(self) -> list[str]:
+        return [name for page in await self._pages("STREAM.NAMES") for name in page or []]
+
+    async def budgets(self) -> list[api.Budget]:
+        found = [
+            api.Budget(
+                stream=info["config"]["name"],
+                used_bytes=info["state"]["bytes"],
+                limit_bytes=max(0, info["config"]["max_bytes"]),
+                messages=info["state"]["messages"],
+                on_full=_on_full(info["config"]),
+            )
+            for page in await self._pages("STREAM.LIST")
+            for info in page or []
+        ]
+        return sorted(found, key=lambda budget: -budget.used_ratio)
+
+    async def _pages(self, name: str) -> list[list[Any]]:
+        pages: list[list[Any]] = []
+        offset = 0
+        while True:
+            report = await self.api.call(name, {"offset": offset})
+            page = report.get("streams") or []
+            pages.append(page)
+            offset += len(page)
+            if not page or offset >= report["total"]:
+                return pages
+
+    async def remove(self, name: str) -> None:
+        await self.api.call(f"STREAM.DELETE.{subjects.token(name)}")
+
+
+def wanted(settings: api.StreamSettings) -> dict[str, Any]:
+    """The broker's configuration for our settings."""
+    if settings.max_bytes <= 0:
+        raise errors.InvalidInput(f"the stream {settings.name!r} needs a budget: max_bytes must be positive")
+    age_ns = round(settings.max_age_s * 1e9)
+    window_ns = round(settings.duplicate_window_s * 1e9)
+    for subject in settings.subjects:
+        wire.check_subject(subject, wildcards=True)
+    return {
+        "name": subjects.token(settings.name),
+        "subjects": list(settings.subjects),
+        "retention": settings.retention.value,
+        "max_bytes": settings.max_bytes,
+        "max_age": age_ns,
+        "max_msgs": settings.max_messages or -1,
+        "max_msgs_per_subject": settings.max_messages_per_subject or -1,
+        "discard": "new" if settings.on_full is api.OnFull.REFUSE else "old",
+        "storage": "memory" if settings.memory_only else "file",
+        "num_replicas": settings.replicas,
+        "duplicate_window": min(window_ns, age_ns) if age_ns else window_ns,
+        "deny_delete": not settings.allow_delete,
+        "deny_purge": not settings.allow_delete,
+        "allow_direct": True,
+        "allow_atomic": True,
+        "allow_msg_ttl": True,
+        "allow_msg_schedules": settings.allow_schedules,
+    }
+
+
+def _on_full(config: dict[str, Any]) -> api.OnFull:
+    return api.OnFull.REFUSE if config["discard"] == "new" else api.OnFull.DROP_OLDEST
+
+
+class Stream:
+    """See `api.Stream`."""
+
+    def __init__(self, streams: Streams, config: dict[str, Any]) -> None:
+        self._streams = streams
+        self._api = streams.api
+        self._wire = streams.wire
+        self._name: str = config["name"]
+        self._covers = matching.Patterns(config.get("subjects") or [])
+        self._replicated = config.get("num_replicas", 1) > 1
+        self._committer = streams.committer(self._name)
+
+    def __repr__(self) -> str:
+        return f"<stream {self._name!r}>"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    # Writing.
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: api.Headers | None = None,
+        message_id: str | None = None,
+        expected_last_sequence: int | None = None,
+        expected_last_subject_sequence: int | None = None,
+        ttl_s: float | None = None,
+        timeout_s: float = api.DURABLE_TIMEOUT_S,
+    ) -> int:
+        message = api.Outgoing(
+            subject,
+            data,
+            headers or {},
+            message_id,
+            expected_last_sequence,
+            expected_last_subject_sequence,
+            ttl_s,
+        )
+        return await self.store(message, timeout_s=timeout_s)
+
+    async def store(self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> int:
+        return await self.publish_batch((message,), timeout_s=timeout_s)
+
+    async def publish_batch(
+        self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
+    ) -> int:
+        for message in messages:
+            wire.check_subject(message.subject)
+            if not self._covers.match(message.subject):
+                raise errors.InvalidInput(
+                    f"the stream {self._name!r} does not cover {message.subject!r}, only {self._covers}"
+                )
+        return await self._committer.publish(messages, timeout_s)
+
+    async def delete(self, sequence: int) -> None:
+        await self._api.call(f"STREAM.MSG.DELETE.{self._name}", {"seq": sequence, "no_erase": True})
+
+    async def purge(self, *, subject: str | None = None, before: int | None = None) -> int:
+        question: dict[str, Any] = {}
+        if subject is not None:
+            wire.check_subject(subject, wildcards=True)
+            question["filter"] = subject
+        if before is not None:
+            question["seq"] = before
+        return int((await self._api.call(f"STREAM.PURGE.{self._name}", question))["purged"])
+
+    # Reading.
+
+    async def state(self) -> api.StreamState:
+        state = (await self._api.call(f"STREAM.INFO.{self._name}"))["state"]
+        return api.StreamState(
+            first_sequence=state["first_seq"] if state["messages"] else state["last_seq"] + 1,
+            last_sequence=state["last_seq"],
+            messages=state["messages"],
+            bytes=state["bytes"],
+            consumers=state["consumer_count"],
+        )
+
+    async def get(self, sequence: int) -> api.StoredMessage:
+        if sequence < 1:
+            raise errors.InvalidInput("sequences begin with 1")
+        found = None if self._replicated else await self._direct("", {"seq": sequence})
+        return found or await self._from_leader({"seq": sequence})
+
+    async def last_for(self, subject: str) -> api.StoredMessage | None:
+        wire.check_subject(subject)
+        if not self._replicated:
+            return await self._direct("." + subject, None)
+        # A replica that lags would answer with an older one: of several, only the leader knows.
+        try:
+            return await self._from_leader({"last_by_subj": subject})
+        except errors.NotFound:
+            return None
+
+    async def _direct(self, suffix: str, question: dict[str, Any] | None) -> api.StoredMessage | None:
+        """Ask whoever has the stream's messages; None where there is no such message."""
+        body = json.dumps(question).encode() if question is not None else b""
+        try:
+            answer = await self._wire.ask(
+                f"{jetstream.PREFIX}.DIRECT.GET.{self._name}{suffix}", body, timeout_s=jetstream.TRY_S
+            )
+        except (errors.TimedOut, wire.NobodyListens):
+            await self.state()  # says why, or waits until there is a leader
+            return await self._from_leader(question or {"last_by_subj": suffix[1:]})
+        if wire.status_of(answer.raw_headers) == 404:
+            return None
+        return jetstream.stored(answer.data, answer.raw_headers)
+
+    async def _from_leader(self, question: dict[str, Any]) -> api.StoredMessage:
+        found = (await self._api.call(f"STREAM.MSG.GET.{self._name}", question))["message"]
+        raw_headers = base64.b64decode(found["hdrs"]) if "hdrs" in found else None
+        return api.StoredMessage(
+            subject=found["subject"],
+            data=base64.b64decode(found.get("data", "")),
+            headers=jetstream.public_headers(wire.decode_headers(raw_headers)),
+            sequence=found["seq"],
+            stored_at_ns=jetstream.nanoseconds(found["time"]),
+        )
+
+    async def read(
+        self, first: int, last: int | None = None, *, subject: str | None = None, gaps: bool = False
+    ) -> AsyncIterator[api.StoredMessage]:
+        if first < 1:
+            raise errors.InvalidInput("sequences begin with 1")
+        if subject is not None:
+            wire.check_subject(subject, wildcards=True)
+        state = await self.state()
+        if last is None:
+            last = state.last_sequence
+        elif last > state.last_sequence:
+            raise errors.NotFound(f"{self._name!r} ends at {state.last_sequence}: {last} is not stored yet")
+        strict = subject is None and not gaps
+        position, ended = first, False
+        while position <= last and not ended:
+            page, ended = await self._page(position, last, subject)
+            if not strict and (kept := (await self.state()).first_sequence) > position:
+                raise self._dropped(position, min(last, kept - 1))
+            for message in page:
+                if strict and message.sequence != position:
+                    raise self._dropped(position, min(last, message.sequence - 1))
+                if message.sequence > last:
+                    return
+                yield message
+                position = message.sequence + 1
+        if strict and position <= last:
+            raise self._dropped(position, last)
+
+    async def _page(self, first: int, last: int, subject: str | None) -> tuple[list[api.StoredMessage], bool]:
+        """Some messages from ``first`` on, and whether the stream holds none after them."""
+        page, remaining = await self._direct_page(first, subject)
+        if remaining or (page and page[-1].sequence >= last):
+            return page, False
+        # Whoever answered has no more, but may lag behind: the leader knows.
+        after = page[-1].sequence + 1 if page else first
+        try:
+            following = await self._from_leader({"seq": after, "next_by_subj": subject or ">"})
+        except errors.NotFound:
+            return page, True
+        return [*page, following], False
+
+    async def _direct_page(self, first: int, subject: str | None) -> tuple[list[api.StoredMessage], int]:
+        """As many messages as one request gives, and how many matching ones remain after them."""
+        question: dict[str, Any] = {"seq": first, "batch": READ_BATCH, "max_bytes": READ_BATCH_BYTES}
+        if subject is not None:
+            question["next_by_subj"] = subject
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + api.DURABLE_TIMEOUT_S
+        while loop.time() < deadline:
+            answers = await self._collect(json.dumps(question).encode())
+            if answers is not None:
+                end = wire.decode_headers(answers.pop().raw_headers)
+                page = [jetstream.stored(answer.data, answer.raw_headers) for answer in answers]
+                return page, int(end.get("Nats-Num-Pending", 0))
+            await self.state()  # says why there was no answer, or waits until there is a leader
+        raise errors.TimedOut(f"nobody who holds {self._name!r} answered within {api.DURABLE_TIMEOUT_S:g} s")
+
+    async def _collect(self, question: bytes) -> list[wire.Answer] | None:
+        """All messages of one batched read, the last being the broker's end mark; None if it broke off."""
+        answers: list[wire.Answer] = []
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def take(answer: wire.Answer) -> None:
+            answers.append(answer)
+            status = wire.status_of(answer.raw_headers)
+            if status and not done.done():
+                done.set_result(status in (204, 404))
+
+        def fail(error: errors.MusterError) -> None:
+            if not done.done():
+                done.set_exception(error)
+
+        await self._wire.ready()
+        reply, end = self._wire.expect("", take, fail)
+        try:
+            self._wire.send(f"{jetstream.PREFIX}.DIRECT.GET.{self._name}", question, reply)
+            async with asyncio.timeout(jetstream.TRY_S):
+                return answers if await done else None
+        except TimeoutError:
+            return None
+        finally:
+            end()
+
+    def _dropped(self, first: int, last: int) -> errors.NotFound:
+        return errors.NotFound(
+            f"{self._name!r} does not hold {first} to {last} any more: retention or a deletion took them"
+        )
+
+    # Following.
+
+    def follow(self, first: int, *, subject: str | None = None, gaps: bool = False) -> following.Following:
+        return following.Following(
+            self._api,
+            self._name,
+            first=first,
+            filters=(subject,) if subject is not None else (),
+            strict=subject is None and not gaps,
+        )
+
+    async def consumer(self, settings: api.ConsumerSettings) -> consumers.Consumer:
+        return await consumers.ensure(self._api, self._name, settings)
+
+    async def delete_consumer(self, name: str) -> None:
+        await self._api.call(f"CONSUMER.DELETE.{self._name}.{subjects.token(name)}")

@@ -1,0 +1,508 @@
+"""The thin layer on nats-py: our own dispatch of messages, requests and errors over its connection.
+
+nats-py keeps what it is good at: the socket, TLS, WebSocket, the parser, the handshake, resubscribing.
+Replaced are the parts on the path of every message (its queue and task for each subscription, its message
+class, its request) and those whose answer to trouble is not ours (an error of the broker closes its client
+for good).  All use of its inner names is in this file, and the contract suite is what tells when they move.
+
+Subscriptions here are *readers*: a plain function called for each message while the socket is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import itertools
+import logging
+import random
+import re
+import ssl
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import nats.errors
+from nats.aio import client as nats_client
+
+from muster.bus import credentials
+from muster.core import errors
+
+log = logging.getLogger(__name__)
+
+Reader = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply, data, raw headers
+
+_NO_RESPONDERS = b"NATS/1.0 503"
+_BAD_IN_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
+_VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.*?)"')
+_UNAUTHORIZED = ("authorization", "authentication", "revoked", "expired")
+
+MAX_SUBJECT_BYTES = 3500  # a control line of the protocol may hold 4096, with other words
+RECONNECT_BASE_S = 0.05
+RECONNECT_CAP_S = 5.0
+PING_INTERVAL_S = 20
+MAX_UNSENT_BYTES = 2 << 20
+
+
+@functools.lru_cache(maxsize=8192)
+def check_subject(subject: str, *, wildcards: bool = False) -> None:
+    """Refuse what the broker would misread. Cached: a process uses few subjects and many messages."""
+    if not subject or _BAD_IN_SUBJECT.search(subject):
+        raise errors.InvalidInput(f"{subject[:100]!r} cannot be a subject: empty, or holds space or control")
+    if len(subject.encode()) > MAX_SUBJECT_BYTES:
+        raise errors.InvalidInput(f"a subject of more than {MAX_SUBJECT_BYTES} bytes: {subject[:60]!r}…")
+    tokens = subject.split(".")
+    for place, token in enumerate(tokens):
+        if not token:
+            raise errors.InvalidInput(f"{subject!r} cannot be a subject: it has an empty level")
+        if token in ("*", ">"):
+            if not wildcards:
+                raise errors.InvalidInput(f"{subject!r} names many subjects; to publish, name one")
+            if token == ">" and place != len(tokens) - 1:
+                raise errors.InvalidInput(f"{subject!r}: '>' can only be the last level")
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    lines = ["NATS/1.0"]
+    for name, value in headers.items():
+        if not _HEADER_NAME.match(name):
+            raise errors.InvalidInput(f"{name!r} cannot be the name of a header")
+        if "\r" in value or "\n" in value or value != value.strip():
+            raise errors.InvalidInput(
+                f"the header {name} cannot hold line breaks or begin or end with space: {value[:60]!r}"
+            )
+        lines.append(f"{name}: {value}")
+    lines.append("\r\n")
+    return "\r\n".join(lines).encode()
+
+
+def decode_headers(raw: bytes | None) -> dict[str, str]:
+    """The pairs; a status line's number is under ``Status`` and its words under ``Description``."""
+    if not raw:
+        return {}
+    first, *lines = raw.decode("utf-8", "replace").split("\r\n")
+    found: dict[str, str] = {}
+    status = first[8:].strip()
+    if status:
+        found["Status"], _, found["Description"] = status.partition(" ")
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if colon:
+            found[name] = value.strip()
+    return found
+
+
+def status_of(raw: bytes | None) -> int:
+    """The number on the status line, 0 where there is none."""
+    if raw is None or raw[8:9] != b" ":
+        return 0
+    digits = raw[9:12]
+    return int(digits) if digits.isdigit() else 0
+
+
+class NobodyListens(errors.Unavailable):
+    """The broker answered in place of a subscriber: there is none."""
+
+
+class Answer:
+    """What came back to a request, before anybody looked into it."""
+
+    __slots__ = ("data", "raw_headers", "reply", "subject")
+
+    def __init__(self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None) -> None:
+        self.subject = subject
+        self.reply = reply
+        self.data = data
+        self.raw_headers = raw_headers
+
+
+class _Call:
+    """Somebody waiting for what arrives under one token of our inbox."""
+
+    __slots__ = ("fail", "subject", "take")
+
+    def __init__(
+        self, subject: str, take: Callable[[Answer], None], fail: Callable[[errors.MusterError], None]
+    ) -> None:
+        self.subject = subject
+        self.take = take
+        self.fail = fail
+
+
+class Wire(nats_client.Client):
+    """One connection. Its owner is told of changes of its state, and of subscriptions refused."""
+
+    def __init__(
+        self, inbox: str, on_change: Callable[[str], None], on_refused: Callable[[str], None]
+    ) -> None:
+        super().__init__()
+        self._readers: dict[int, Reader] = {}
+        self._inbox = inbox
+        self._mux_prefix = f"{inbox}.{self._nuid.next().decode()}."
+        self._mux_start = len(self._mux_prefix)
+        self._mux_started: asyncio.Future[None] | None = None
+        self._tokens = itertools.count(1)
+        self._calls: dict[bytes, _Call] = {}
+        self._refused_subjects: set[str] = set()
+        self._on_change = on_change
+        self._on_refused = on_refused
+        self._attempts = 0
+        self._auth_failures = 0
+        self.cause: errors.MusterError | None = None  # why it is closed, if not because we asked
+        self.violations = 0
+        self.generation = 0  # grows with each connection made
+
+    # Connecting.
+
+    async def open(
+        self,
+        server: str,
+        *,
+        name: str,
+        creds: credentials.Source | None,
+        tls: ssl.SSLContext | None,
+        tls_hostname: str | None,
+        connect_timeout_s: float,
+    ) -> None:
+        """Connect to ``server``. From then on the connection keeps itself alive, also by way of others."""
+        refusals: list[Exception] = []
+
+        async def failed(error: Exception) -> None:
+            refusals.append(error)
+
+        async def nothing() -> None:
+            return
+
+        options: dict[str, Any] = {}
+        if creds is not None:
+            current = credentials.load(creds)  # a bad file is told before anything is tried
+
+            def sign(nonce: str) -> bytes:
+                nonlocal current
+                current = credentials.load(creds)
+                return base64.b64encode(current.sign(nonce.encode()))
+
+            # nats-py asks for the signature first: the token is of the same reading.
+            options.update(signature_cb=sign, user_jwt_cb=lambda: current.token.encode())
+        given = urllib.parse.urlsplit(server)
+        if given.password is not None:
+            # As options, because the addresses of other brokers that this one tells us hold no password.
+            options.update(
+                user=urllib.parse.unquote(given.username or ""), password=urllib.parse.unquote(given.password)
+            )
+        if tls is not None:
+            options["tls"] = tls
+        if tls_hostname is not None:
+            options["tls_hostname"] = tls_hostname
+        try:
+            await super().connect(
+                [server],
+                name=name,
+                inbox_prefix=self._inbox,
+                error_cb=failed,
+                disconnected_cb=nothing,
+                closed_cb=nothing,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=connect_timeout_s,  # type: ignore[arg-type]
+                ping_interval=PING_INTERVAL_S,
+                max_outstanding_pings=2,
+                pending_size=MAX_UNSENT_BYTES,
+                reconnect_to_server_handler=self._next_server,
+                **options,
+            )
+        except (OSError, nats.errors.Error, ImportError) as error:
+            await self._abandon()
+            # The last word of nats-py is often "no servers available": the reason is what was said before.
+            telling = refusals[-1] if isinstance(error, nats.errors.NoServersError) and refusals else error
+            raise _connection_error(telling, server) from error
+        except BaseException:
+            await self._abandon()
+            raise
+        self.options.update(allow_reconnect=True, max_reconnect_attempts=-1)
+        self._error_cb = self._failed
+        self._disconnected_cb = self._disconnected
+        self._reconnected_cb = self._reconnected
+        self._closed_cb = self._closed_for_good
+        self.generation = 1
+
+    async def _abandon(self) -> None:
+        if self._flush_queue is not None:
+            await super().close()
+
+    async def _connect_to_server(self, s: Any) -> None:
+        try:
+            await super()._connect_to_server(s)
+        except (OSError, nats.errors.Error, asyncio.CancelledError, ImportError):
+            raise
+        except Exception as error:  # any other (a WebSocket handshake's) would end nats-py's retries
+            raise ConnectionError(str(error)) from error
+
+    def _next_server(
+        self, servers: list[nats_client.Server], info: dict[str, Any]
+    ) -> tuple[nats_client.Server, float]:
+        """Another broker than the last, after a delay that doubles up to a cap, half of it random."""
+        here = self._current_server.uri.netloc if self._current_server else None
+        others = [server for server in servers if server.uri.netloc != here] or servers
+        delay_s = min(RECONNECT_CAP_S, RECONNECT_BASE_S * 2 ** min(self._attempts, 20))
+        self._attempts += 1
+        return random.choice(others), delay_s * (0.5 + random.random() / 2)
+
+    async def _failed(self, error: Exception) -> None:
+        if _is_refusal(str(error)) and not self.is_connected:
+            self._auth_failures += 1
+            if self._auth_failures >= 2:
+                self.cause = _connection_error(error)
+                self._giving_up = asyncio.create_task(super().close())
+                return
+        log.debug("connection trouble: %s", error)
+
+    async def _disconnected(self) -> None:
+        self._on_change("disconnected")
+
+    async def _reconnected(self) -> None:
+        self._attempts = self._auth_failures = 0
+        self.generation += 1
+        self._on_change("connected")
+
+    async def _closed_for_good(self) -> None:
+        if self.cause is None:
+            self.cause = errors.NotConnected("the connection is closed")
+        for call in list(self._calls.values()):
+            call.fail(self.cause)
+        self._on_change("closed")
+
+    async def _process_err(self, err_msg: str) -> None:
+        """An error line of the broker (in lower case, as the parser gives it)."""
+        violation = _VIOLATION.search(err_msg)
+        if violation is None:
+            # Everything else ends in the broker closing the connection: try again, perhaps elsewhere.
+            log.warning("the broker says: %s", err_msg.strip("'"))
+            await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
+            return
+        kind, subject = violation.groups()
+        self.violations += 1
+        log.warning("the broker refuses to let this identity %s %r", _VERBS[kind], subject)
+        if kind == "subscription":
+            self._refused_subjects.add(subject)
+            self._on_refused(subject)
+            return
+        for call in list(self._calls.values()):
+            if call.subject.lower() == subject:
+                call.fail(errors.Forbidden(f"this identity may not publish to {call.subject!r}"))
+
+    def know(self, servers: list[str]) -> None:
+        """Other brokers to turn to. Those the broker itself told of are known already."""
+        known = [server.uri.geturl() for server in self._server_pool]
+        self.set_server_pool(list(dict.fromkeys([*known, *servers])))
+
+    @property
+    def server_name(self) -> str | None:
+        return self._server_info.get("server_name")
+
+    @property
+    def server_id(self) -> str:
+        return str(self._server_info.get("server_id", ""))
+
+    # Receiving.
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
+    ) -> None:
+        reader = self._readers.get(sid)
+        if reader is not None:
+            reader(subject, reply, data, headers)
+
+    async def listen(self, subject: str, group: str, reader: Reader, *, timeout_s: float) -> int:
+        """Subscribe, and return the subscription's number once the broker has it."""
+        check_subject(subject, wildcards=True)
+        if group and _BAD_IN_SUBJECT.search(group):
+            raise errors.InvalidInput(f"{group!r} cannot be the name of a group")
+        self.check_open()
+        self._refused_subjects.discard(subject.lower())
+        subscription = await super().subscribe(subject, queue=group)
+        number: int = subscription._id
+        self._readers[number] = reader
+        try:
+            await self.round_trip(timeout_s)
+            if subject.lower() in self._refused_subjects:
+                raise errors.Forbidden(f"this identity may not subscribe to {subject!r}")
+        except BaseException:
+            self.forget(number)
+            raise
+        return number
+
+    def forget(self, number: int) -> None:
+        """Unsubscribe; the broker hears of it with the next flush, in this turn of the loop."""
+        self._readers.pop(number, None)
+        if self._subs.pop(number, None) is not None and self.is_connected:
+            self._append(b"UNSUB %d\r\n" % number)
+
+    def listen_again(self, number: int) -> None:
+        """Say SUB again under the same number: nothing changes where the broker still has it."""
+        subscription = self._subs.get(number)
+        if subscription is not None and self.is_connected:
+            group = f" {subscription._queue}" if subscription._queue else ""
+            self._append(f"SUB {subscription._subject}{group} {number}\r\n".encode())
+
+    def numbers(self) -> list[int]:
+        return list(self._subs)
+
+    # Sending.
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise self.cause or errors.NotConnected("the connection is closed")
+
+    def _append(self, command: bytes) -> None:
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        queue = self._flush_queue
+        if queue is not None and queue.empty() and self.is_connected:
+            queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    def send(self, subject: str, data: bytes, reply: str = "", raw_headers: bytes | None = None) -> bool:
+        """Queue a message for the socket. True when so much is queued that the caller should `ease`."""
+        size = len(data)
+        if raw_headers is None:
+            command = b"%b%b\r\n" % (f"PUB {subject} {reply} {size}\r\n".encode(), data)
+        else:
+            size += len(raw_headers)
+            head = f"HPUB {subject} {reply} {len(raw_headers)} {size}\r\n".encode()
+            command = b"%b%b%b\r\n" % (head, raw_headers, data)
+        if size > self._max_payload:
+            raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {self._max_payload}")
+        if not self.is_connected:
+            self.check_open()
+            if self._pending_data_size + len(command) > MAX_UNSENT_BYTES:
+                raise errors.NotConnected("not connected, and the buffer for what is to be sent is full")
+        self._append(command)
+        return self._pending_data_size > MAX_UNSENT_BYTES
+
+    async def ease(self) -> None:
+        """Wait until what is queued has gone to the socket: this is how a slow network slows a publisher."""
+        await self._flush_pending(force_flush=True)
+
+    async def round_trip(self, timeout_s: float) -> None:
+        """What was sent so far has been read by the broker when this returns."""
+        self.check_open()
+        try:
+            await super().flush(timeout=timeout_s)  # type: ignore[arg-type]
+        except nats.errors.TimeoutError:
+            raise errors.TimedOut(f"the broker did not answer within {timeout_s} s") from None
+        except nats.errors.ConnectionClosedError:
+            raise self.cause or errors.NotConnected("the connection is closed") from None
+
+    # Asking.
+
+    def fresh_inbox(self) -> str:
+        return f"{self._inbox}.{self._nuid.next().decode()}"
+
+    async def _start_mux(self) -> None:
+        """One wildcard subscription receives all answers; shared by all who ask first at once."""
+        if self._mux_started is None:
+            self._mux_started = asyncio.get_running_loop().create_future()
+            try:
+                await self.listen(self._mux_prefix + "*", "", self._answered, timeout_s=10.0)
+            except BaseException as error:
+                started, self._mux_started = self._mux_started, None
+                started.set_exception(error)
+                started.exception()
+                raise
+            self._mux_started.set_result(None)
+        else:
+            await asyncio.shield(self._mux_started)
+
+    def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        call = self._calls.get(subject[self._mux_start :])
+        if call is not None:
+            call.take(Answer(subject, reply, data, headers))
+
+    async def ready(self) -> None:
+        """Answers can be received when this returns."""
+        if self._mux_started is None or not self._mux_started.done():
+            await self._start_mux()
+
+    def expect(
+        self, subject: str, take: Callable[[Answer], None], fail: Callable[[errors.MusterError], None]
+    ) -> tuple[str, Callable[[], object]]:
+        """A fresh reply subject whose messages go to ``take``, and the function that ends it.
+
+        Call `ready` before.
+        """
+        token = b"%x" % next(self._tokens)
+        calls = self._calls
+        calls[token] = _Call(subject, take, fail)
+        return self._mux_prefix + token.decode(), lambda: calls.pop(token, None)
+
+    async def ask(
+        self, subject: str, data: bytes, raw_headers: bytes | None = None, *, timeout_s: float
+    ) -> Answer:
+        """Send a request and wait for one answer; `errors.Unavailable` at once if nobody listens."""
+        await self.ready()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def take(answer: Answer) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        def fail(error: errors.MusterError) -> None:
+            if not future.done():
+                future.set_exception(error)
+
+        reply, done = self.expect(subject, take, fail)
+        alarm = loop.call_later(
+            timeout_s,
+            lambda: fail(errors.TimedOut(f"no answer from {subject!r} within {timeout_s:g} s")),
+        )
+        try:
+            if self.send(subject, data, reply, raw_headers):
+                await self.ease()
+            answer = await future
+        finally:
+            alarm.cancel()
+            done()
+        if nobody_listens(answer):
+            raise NobodyListens(f"nobody listens on {subject!r}")
+        return answer
+
+
+def nobody_listens(answer: Answer) -> bool:
+    """The broker's own answer to a request for which there is no subscription."""
+    return (
+        not answer.data and answer.raw_headers is not None and answer.raw_headers.startswith(_NO_RESPONDERS)
+    )
+
+
+_VERBS = {"publish": "publish to", "subscription": "subscribe to"}
+
+
+def _is_refusal(text: str) -> bool:
+    text = text.lower()
+    return any(word in text for word in _UNAUTHORIZED)
+
+
+def _connection_error(error: Exception, server: str = "") -> errors.MusterError:
+    """The library's or system's error in our words."""
+    text = str(error).removeprefix("nats: ").strip().strip("'") or type(error).__name__
+    if isinstance(error, errors.MusterError):
+        return error
+    if isinstance(error, nats.errors.AuthorizationError) or _is_refusal(text):
+        return errors.Unauthorized(
+            f"the broker refuses these credentials: {text}",
+            hint="check that they are this domain's, have not expired and were not revoked",
+        )
+    where = re.sub(r"//[^@/]*@", "//", server) or "any known address"  # never show a password
+    if isinstance(error, ssl.SSLError):
+        return errors.Unavailable(
+            f"no secure connection to {where}: {text}",
+            hint="check the certificate authority and the host's name in the broker's certificate",
+        )
+    if isinstance(error, ImportError):
+        return errors.MissingPart(f"{text}", hint="pip install 'muster-fabric[websocket]'")
+    if isinstance(error, nats.errors.Error) and "url" in text:
+        return errors.InvalidInput(f"not the address of a broker: {where} ({text})")
+    return errors.NotConnected(f"no broker answers at {where}: {text}")

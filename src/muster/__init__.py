@@ -5,4 +5,21 @@ the two): ``cli``, ``app``, ``testing``, then the services, then ``bus``, ``stor
 ``predicates``, then ``core``.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muster.bus.connecting import connect
+
+__all__ = ["__version__", "connect"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # Imported when first asked for: `import muster` alone must stay quick.
+    if name == "connect":
+        from muster.bus import connecting
+
+        return connecting.connect
+    raise AttributeError(f"module 'muster' has no attribute {name!r}")

@@ -408,7 +408,7 @@ class Bus(Protocol):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         headers: Headers | None = None,
     ) -> list[Message]:
-        """Ask everybody: what they answer until there are ``enough`` or time is up; empty if nobody listens."""
+        """Ask everybody: the answers until there are ``enough`` or time is up; empty if nobody listens."""
         ...
 
     async def stream(self, settings: StreamSettings) -> Stream:

@@ -265,10 +265,12 @@ class Client:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take(answer: wire.Answer) -> None:
+            if done.done():
+                return
             nobody = wire.nobody_listens(answer)
             if not nobody:
                 answers.append(self._message(answer))
-            if (nobody or len(answers) == enough) and not done.done():
+            if nobody or len(answers) == enough:
                 done.set_result(None)
 
         def fail(error: errors.MusterError) -> None:
@@ -380,7 +382,7 @@ class Client:
             return
         mine = list(self._subscriptions.items())
         for number, _ in mine:
-            self._wire.forget(number)
+            self._wire.forget(number, still_read=True)
         with contextlib.suppress(errors.Unavailable):
             # Once the broker has read the last line, everything it sent before has been accepted.
             await self._wire.round_trip(CLOSE_TIMEOUT_S)

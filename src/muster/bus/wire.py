@@ -260,7 +260,8 @@ class Wire(nats_client.Client):
         log.debug("connection trouble: %s", error)
 
     async def _disconnected(self) -> None:
-        self._on_change("disconnected")
+        if not self.is_closed:
+            self._on_change("disconnected")
 
     async def _reconnected(self) -> None:
         self._attempts = self._auth_failures = 0
@@ -313,7 +314,27 @@ class Wire(nats_client.Client):
     ) -> None:
         reader = self._readers.get(sid)
         if reader is not None:
-            reader(subject, reply, data, headers)
+            try:
+                reader(subject, reply, data, headers)
+            except Exception:  # whatever a reader trips over, the next message is for another
+                log.exception("a message on %r could not be taken in", subject)
+
+    async def _read_loop(self) -> None:
+        await super()._read_loop()
+        if self.is_connected:  # it ended for no reason it knows: a socket nobody reads must not look alive
+            await self._process_op_err(nats.errors.Error("nats: reading ended"))
+
+    async def _process_pong(self) -> None:
+        if self._pongs:
+            future = self._pongs.pop(0)
+            if not future.done():  # nats-py's own trips over a flush that timed out
+                future.set_result(True)
+            self._pings_outstanding = 0
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        # In line with what waits to be sent: nats-py's own overtakes it, and a flush would promise too much.
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        self._append(nats_client.PING_PROTO)
 
     async def listen(self, subject: str, group: str, reader: Reader, *, timeout_s: float) -> int:
         """Subscribe, and return the subscription's number once the broker has it."""
@@ -334,9 +355,10 @@ class Wire(nats_client.Client):
             raise
         return number
 
-    def forget(self, number: int) -> None:
-        """Unsubscribe; the broker hears of it with the next flush, in this turn of the loop."""
-        self._readers.pop(number, None)
+    def forget(self, number: int, *, still_read: bool = False) -> None:
+        """Unsubscribe. The broker hears of it soon; ``still_read``: what it sends before that is read."""
+        if not still_read:
+            self._readers.pop(number, None)
         if self._subs.pop(number, None) is not None and self.is_connected:
             self._append(b"UNSUB %d\r\n" % number)
 

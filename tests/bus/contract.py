@@ -1,0 +1,745 @@
+"""What every bus does: run on the real one and on its in-memory twin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from muster.bus import api
+from muster.core import errors
+from muster.testing.eventually import eventually
+
+Connect = Callable[..., Awaitable[api.Bus]]
+
+
+async def take(source: Any, count: int) -> list[Any]:
+    """The first ``count`` things of an asynchronous iterator."""
+    found: list[Any] = []
+    if count == 0:
+        return found
+    async with asyncio.timeout(10):
+        async for one in source:
+            found.append(one)
+            if len(found) == count:
+                break
+    return found
+
+
+async def collect(source: Any) -> list[Any]:
+    return [one async for one in source]
+
+
+async def collect_into(found: list[Any], source: Any) -> None:
+    async for one in source:
+        found.append(one)  # noqa: PERF401 - what came before an error is wanted
+
+
+async def fill(publish: Callable[[int], Awaitable[object]], count: int) -> None:
+    for number in range(count):
+        await publish(number)
+
+
+class Messages:
+    """Publish, subscribe, request, gather."""
+
+    async def test_a_message_reaches_a_subscriber_of_another_connection(self, connect: Connect):
+        sender, receiver = await connect("sender"), await connect("receiver")
+        subscription = await receiver.subscribe("news.today")
+        await sender.publish("news.today", b"hello", headers={"Lang": "en"}, reply="answers")
+        message = await subscription.next(timeout_s=5)
+        assert (message.subject, message.data, message.reply) == ("news.today", b"hello", "answers")
+        assert message.headers["Lang"] == "en"
+        assert subscription.statistics().delivered == 1
+
+    async def test_order_of_one_publisher_is_kept(self, connect: Connect):
+        sender, receiver = await connect("sender"), await connect("receiver")
+        subscription = await receiver.subscribe("n")
+        for number in range(500):
+            await sender.publish("n", b"%d" % number)
+        assert [int(m.data) for m in await take(subscription, 500)] == list(range(500))
+
+    @pytest.mark.parametrize(
+        ("pattern", "subject", "expected"),
+        [
+            ("a.*.c", "a.b.c", True),
+            ("a.*.c", "a.b.d", False),
+            ("a.*", "a.b.c", False),
+            ("a.>", "a.b.c", True),
+            ("a.>", "a", False),
+            (">", "a", True),
+            ("a", "a.b", False),
+            ("*.*", "a.b", True),
+        ],
+    )
+    async def test_wildcards(self, connect: Connect, pattern: str, subject: str, expected: bool):
+        bus = await connect("one")
+        wild = await bus.subscribe(pattern)
+        tame = await bus.subscribe(subject)
+        await bus.publish(subject, b"x")
+        await tame.next(timeout_s=5)
+        await bus.flush()
+        assert wild.statistics().pending == expected
+
+    async def test_a_group_shares_the_messages(self, connect: Connect):
+        sender = await connect("sender")
+        members = [await (await connect(f"m{n}")).subscribe("work", group="crew") for n in range(3)]
+        alone = await (await connect("alone")).subscribe("work")
+        for number in range(60):
+            await sender.publish("work", b"%d" % number)
+        assert len(await take(alone, 60)) == 60
+        await sender.flush()
+        await eventually(lambda: sum(member.statistics().pending for member in members) == 60)
+        shares = [await take(member, member.statistics().pending) for member in members]
+        assert sorted(int(m.data) for share in shares for m in share) == list(range(60))
+        assert sum(bool(share) for share in shares) > 1
+
+    async def test_a_request_is_answered(self, connect: Connect):
+        asker, server = await connect("asker"), await connect("server")
+
+        async def answer(message: api.Message) -> None:
+            await message.respond(message.data.upper(), headers={"Served-By": "server"})
+
+        await server.subscribe("shout", handler=answer)
+        reply = await asker.request("shout", b"hey")
+        assert (reply.data, reply.headers["Served-By"]) == (b"HEY", "server")
+
+    async def test_a_request_nobody_listens_to_fails_at_once(self, connect: Connect):
+        bus = await connect("one")
+        async with asyncio.timeout(3):
+            with pytest.raises(errors.Unavailable) as caught:
+                await bus.request("nobody.home", b"", timeout_s=30)
+        assert not isinstance(caught.value, errors.TimedOut)
+
+    async def test_a_request_nobody_answers_times_out(self, connect: Connect):
+        bus = await connect("one")
+        await bus.subscribe("silent")
+        with pytest.raises(errors.TimedOut):
+            await bus.request("silent", b"", timeout_s=0.05)
+
+    async def test_gather_collects_until_there_are_enough(self, connect: Connect):
+        asker = await connect("asker")
+        for number in range(4):
+            server = await connect(f"s{number}")
+
+            async def answer(message: api.Message, number: int = number) -> None:
+                await message.respond(b"%d" % number)
+
+            await server.subscribe("roll.call", handler=answer)
+        answers = await asker.gather("roll.call", b"", enough=4, timeout_s=10)
+        assert sorted(a.data for a in answers) == [b"0", b"1", b"2", b"3"]
+        assert len(await asker.gather("roll.call", b"", enough=2, timeout_s=10)) == 2
+        assert len(await asker.gather("roll.call", b"", timeout_s=0.3)) == 4
+        async with asyncio.timeout(3):
+            assert await asker.gather("nobody.home", b"", timeout_s=30) == []
+
+    async def test_handlers_of_one_subscription_do_not_overlap(self, connect: Connect):
+        bus = await connect("one")
+        running, most, seen, done = 0, 0, [], asyncio.Event()
+
+        async def handler(message: api.Message) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+            seen.append(int(message.data))
+            if len(seen) == 50:
+                done.set()
+
+        await bus.subscribe("h", handler=handler)
+        for number in range(50):
+            await bus.publish("h", b"%d" % number)
+        async with asyncio.timeout(5):
+            await done.wait()
+        assert (most, seen) == (1, list(range(50)))
+
+    async def test_a_handler_that_raises_is_counted_and_goes_on(self, connect: Connect, caplog):
+        bus = await connect("one")
+        seen: list[bytes] = []
+        done = asyncio.Event()
+
+        def handler(message: api.Message) -> None:
+            if message.data == b"bad":
+                raise ValueError("no")
+            seen.append(message.data)
+            done.set()
+
+        subscription = await bus.subscribe("h", handler=handler)
+        await bus.publish("h", b"bad")
+        await bus.publish("h", b"good")
+        async with asyncio.timeout(5):
+            await done.wait()
+        assert subscription.statistics().failed == 1
+        assert seen == [b"good"]
+
+    async def test_closing_a_subscription_ends_its_iteration(self, connect: Connect):
+        bus = await connect("one")
+        subscription = await bus.subscribe("s")
+        await bus.publish("s", b"1")
+        await bus.flush()
+        await subscription.close()
+        await bus.publish("s", b"2")
+        await bus.flush()
+        assert [m.data for m in await collect(subscription)] == [b"1"]
+        with pytest.raises(errors.NotConnected):
+            await subscription.next(timeout_s=1)
+
+    @pytest.mark.parametrize(
+        ("overflow", "kept"),
+        [(api.Overflow.DROP_OLDEST, [6, 7, 8, 9]), (api.Overflow.DROP_NEWEST, [0, 1, 2, 3])],
+    )
+    async def test_a_slow_reader_loses_by_its_policy_and_it_is_counted(
+        self, connect: Connect, overflow: api.Overflow, kept: list[int]
+    ):
+        bus = await connect("one")
+        subscription = await bus.subscribe("s", max_pending=4, overflow=overflow)
+        last = await bus.subscribe("s")
+        for number in range(10):
+            await bus.publish("s", b"%d" % number)
+        await take(last, 10)
+        await bus.flush()
+        assert [int(m.data) for m in await take(subscription, 4)] == kept
+        assert subscription.statistics().dropped == 6
+        assert bus.statistics().dropped == 6
+
+    async def test_a_slow_reader_may_choose_to_be_closed(self, connect: Connect):
+        bus = await connect("one")
+        subscription = await bus.subscribe("s", max_pending=4, overflow=api.Overflow.CLOSE)
+        for number in range(10):
+            await bus.publish("s", b"%d" % number)
+        await bus.flush()
+        seen: list[api.Message] = []
+        with pytest.raises(errors.Overloaded):
+            await collect_into(seen, subscription)
+        assert [int(m.data) for m in seen] == [0, 1, 2, 3]
+        assert subscription.statistics().dropped == 1
+
+    async def test_pending_bytes_are_bounded_too(self, connect: Connect):
+        bus = await connect("one")
+        subscription = await bus.subscribe("s", max_pending_bytes=1000)
+        for _ in range(10):
+            await bus.publish("s", b"x" * 300)
+        await bus.flush()
+        assert subscription.statistics().pending == 3
+        assert subscription.statistics().dropped == 7
+
+    @pytest.mark.parametrize("subject", ["", "a b", "a..b", ".a", "a.", "a\r\nb", "a.*", "a.>", "x" * 10_000])
+    async def test_bad_subjects_are_refused(self, connect: Connect, subject: str):
+        bus = await connect("one")
+        with pytest.raises(errors.InvalidInput):
+            await bus.publish(subject, b"")
+
+    @pytest.mark.parametrize("headers", [{"a b": "x"}, {"": "x"}, {"A": "x\r\nB: y"}, {"ä": "x"}])
+    async def test_bad_headers_are_refused(self, connect: Connect, headers: dict[str, str]):
+        bus = await connect("one")
+        with pytest.raises(errors.InvalidInput):
+            await bus.publish("s", b"", headers=headers)
+
+    async def test_headers_hold_any_text(self, connect: Connect):
+        bus = await connect("one")
+        subscription = await bus.subscribe("s")
+        await bus.publish("s", b"", headers={"Name": "Grüße, 世界: a=b"})
+        assert (await subscription.next(timeout_s=5)).headers["Name"] == "Grüße, 世界: a=b"
+
+    async def test_a_message_too_large_is_refused(self, connect: Connect):
+        bus = await connect("one")
+        with pytest.raises(errors.LimitExceeded):
+            await bus.publish("s", b"x" * (8 << 20))
+
+    async def test_state_and_close(self, connect: Connect):
+        bus = await connect("one")
+        states: list[api.ConnectionState] = []
+        end = bus.on_state(states.append)
+        assert (bus.state, bus.identity) == (api.ConnectionState.CONNECTED, "one")
+        assert bus.connection is not None
+        assert bus.broker
+        subscription = await bus.subscribe("s")
+        for number in range(10):
+            await bus.publish("s", b"%d" % number)
+        await bus.close()
+        assert bus.state is api.ConnectionState.CLOSED
+        assert states == [api.ConnectionState.CLOSED]
+        assert len(await collect(subscription)) == 10, "what was received is handed out"
+        with pytest.raises(errors.NotConnected):
+            await bus.publish("s", b"")
+        end()
+        await bus.close()
+
+
+def settings(name: str = "log", **more: Any) -> api.StreamSettings:
+    return api.StreamSettings(name, more.pop("subjects", (f"{name}.>",)), max_bytes=8 << 20, **more)
+
+
+def small(name: str, on_full: api.OnFull) -> api.StreamSettings:
+    return api.StreamSettings(name, (f"{name}.>",), max_bytes=50_000, on_full=on_full)
+
+
+class Streams:
+    """Durable streams."""
+
+    async def test_what_is_published_can_be_read(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        for number in range(5):
+            assert (
+                await stream.publish(f"log.{number % 2}", b"%d" % number, headers={"N": str(number)})
+                == number + 1
+            )
+        assert [(m.subject, m.data, m.headers["N"], m.sequence) for m in await collect(stream.read(1))] == [
+            (f"log.{n % 2}", b"%d" % n, str(n), n + 1) for n in range(5)
+        ]
+        assert [m.sequence for m in await collect(stream.read(2, 4))] == [2, 3, 4]
+        assert [m.sequence for m in await collect(stream.read(1, subject="log.1"))] == [2, 4]
+        assert (await stream.get(3)).data == b"2"
+        last = await stream.last_for("log.1")
+        assert last is not None
+        assert (last.data, last.sequence) == (b"3", 4)
+        assert await stream.last_for("log.none") is None
+        state = await stream.state()
+        assert (state.first_sequence, state.last_sequence, state.messages) == (1, 5, 5)
+
+    async def test_subscribers_hear_what_is_stored(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        subscription = await bus.subscribe("log.>")
+        await stream.publish("log.a", b"x")
+        assert (await subscription.next(timeout_s=5)).data == b"x"
+
+    async def test_reading_past_the_end_or_into_nothing(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        assert await collect(stream.read(1)) == []
+        await stream.publish("log.a", b"x")
+        with pytest.raises(errors.NotFound):
+            await collect(stream.read(1, 2))
+        with pytest.raises(errors.NotFound):
+            await stream.get(2)
+        with pytest.raises(errors.InvalidInput):
+            await collect(stream.read(0))
+
+    async def test_a_short_answer_is_never_silent(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        for number in range(1, 9):
+            await stream.publish("log.a", b"%d" % number)
+        await stream.delete(4)
+        assert [m.sequence for m in await collect(stream.read(1, gaps=True))] == [1, 2, 3, 5, 6, 7, 8]
+        seen: list[api.StoredMessage] = []
+        with pytest.raises(errors.NotFound):
+            await collect_into(seen, stream.read(1))
+        assert [m.sequence for m in seen] == [1, 2, 3]
+        await stream.delete(8)
+        with pytest.raises(errors.NotFound):
+            await collect(stream.read(5, 8))
+        await stream.purge(before=3)
+        for kwargs in ({}, {"gaps": True}, {"subject": "log.a"}):
+            with pytest.raises(errors.NotFound):
+                await collect(stream.read(1, 7, **kwargs))
+        assert [m.sequence for m in await collect(stream.read(5, 7))] == [5, 6, 7]
+
+    async def test_a_long_read_crosses_many_pages(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        await asyncio.gather(*(stream.publish("log.a", b"%d" % n) for n in range(1600)))
+        assert [m.sequence for m in await collect(stream.read(1))] == list(range(1, 1601))
+
+    async def test_concurrent_publishes_are_stored_once_in_order(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        sequences = await asyncio.gather(*(stream.publish("log.a", b"%d" % n) for n in range(300)))
+        assert sequences == list(range(1, 301))
+        assert [int(m.data) for m in await collect(stream.read(1))] == list(range(300))
+
+    async def test_one_bad_publish_of_many_fails_alone(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        await stream.publish("log.taken", b"first", message_id="known")
+        outcomes = await asyncio.gather(
+            *(
+                stream.publish(
+                    "log.taken" if n == 50 else f"log.{n}",
+                    b"%d" % n,
+                    expected_last_subject_sequence=0 if n in (20, 50) else None,
+                    message_id="known" if n == 70 else None,
+                )
+                for n in range(120)
+            ),
+            return_exceptions=True,
+        )
+        assert isinstance(outcomes[50], errors.Conflict)
+        assert outcomes[50].actual == 1
+        assert outcomes[70] == 1, "a repeat returns the first one's sequence"
+        rest = [o for n, o in enumerate(outcomes) if n not in (50, 70) and isinstance(o, int)]
+        assert sorted(rest) == list(range(2, 120))
+        stored = {m.sequence: m.data for m in await collect(stream.read(1))}
+        assert all(stored[o] == b"%d" % n for n, o in enumerate(outcomes) if n not in (50, 70))
+
+    async def test_two_expectations_on_one_subject_at_once(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        fill = [stream.publish(f"log.{n}", b"") for n in range(30)]
+        race = [stream.publish("log.key", b"%d" % n, expected_last_subject_sequence=0) for n in range(5)]
+        outcomes = await asyncio.gather(*fill[:15], *race, *fill[15:], return_exceptions=True)
+        winners = [o for o in outcomes[15:20] if isinstance(o, int)]
+        assert len(winners) == 1
+        assert all(isinstance(o, errors.Conflict) for o in outcomes[15:20] if o not in winners)
+        assert all(isinstance(o, int) for o in outcomes[:15] + outcomes[20:])
+
+    async def test_expected_last_sequence(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        assert await stream.publish("log.a", b"", expected_last_sequence=0) == 1
+        with pytest.raises(errors.Conflict) as caught:
+            await stream.publish("log.a", b"", expected_last_sequence=0)
+        assert caught.value.actual == 1
+        assert await stream.publish("log.a", b"", expected_last_sequence=1) == 2
+
+    async def test_a_message_id_makes_repeats_safe(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        first = await stream.publish("log.a", b"x", message_id="m1")
+        assert await stream.publish("log.a", b"x", message_id="m1") == first
+        assert (await stream.state()).messages == 1
+
+    async def test_a_batch_is_all_or_nothing(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        subscription = await bus.subscribe("log.>")
+        assert await stream.publish_batch([api.Outgoing(f"log.{n}", b"%d" % n) for n in range(3)]) == 3
+        with pytest.raises(errors.Conflict):
+            await stream.publish_batch(
+                [api.Outgoing("log.a", b""), api.Outgoing("log.0", b"", expected_last_subject_sequence=0)]
+            )
+        assert (await stream.state()).messages == 3
+        assert [m.data for m in await take(subscription, 3)] == [b"0", b"1", b"2"]
+        for size in (0, 1001):
+            with pytest.raises(errors.LimitExceeded):
+                await stream.publish_batch([api.Outgoing("log.a", b"")] * size)
+
+    async def test_subjects_the_stream_does_not_cover(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        for subject in ("other.a", "log"):
+            with pytest.raises(errors.InvalidInput):
+                await stream.publish(subject, b"")
+        with pytest.raises(errors.InvalidInput):
+            await stream.publish("log.a", b"", headers={"Nats-Msg-Id": "x"})
+
+    async def test_a_full_stream_refuses_or_forgets_by_its_settings(self, connect: Connect):
+        bus = await connect("one")
+        refusing = await bus.stream(small("r", api.OnFull.REFUSE))
+        with pytest.raises(errors.LimitExceeded):
+            await fill(lambda _: refusing.publish("r.a", b"x" * 1000), 100)
+        state = await refusing.state()
+        assert state.first_sequence == 1
+        assert 30 < state.messages < 50
+        assert bus.statistics().refused_full == 1
+        forgetting = await bus.stream(small("f", api.OnFull.DROP_OLDEST))
+        await fill(lambda _: forgetting.publish("f.a", b"x" * 1000), 100)
+        state = await forgetting.state()
+        assert state.last_sequence == 100
+        assert state.first_sequence > 50
+        budgets = {budget.stream: budget for budget in await bus.budgets()}
+        assert budgets["r"].limit_bytes == 50_000
+        assert budgets["r"].on_full is api.OnFull.REFUSE
+        assert 0.8 < budgets["r"].used_ratio <= 1
+        assert 0.8 < budgets["f"].used_ratio <= 1
+
+    async def test_a_big_message_that_does_not_fit_does_not_hurt_small_ones(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(small("r", api.OnFull.REFUSE))
+        outcomes = await asyncio.gather(
+            *(stream.publish("r.a", b"x" * (100_000 if n == 7 else 100)) for n in range(30)),
+            return_exceptions=True,
+        )
+        assert isinstance(outcomes[7], errors.LimitExceeded)
+        assert sorted(o for o in outcomes if isinstance(o, int)) == list(range(1, 30))
+
+    async def test_a_stream_needs_a_budget(self, connect: Connect):
+        bus = await connect("one")
+        with pytest.raises(errors.InvalidInput):
+            await bus.stream(api.StreamSettings("x", ("x",), max_bytes=0))
+
+    async def test_streams_are_listed_changed_and_deleted(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        await stream.publish("log.a", b"x")
+        again = await bus.stream(settings(max_messages_per_subject=1))
+        await again.publish("log.a", b"y")
+        assert (await again.state()).messages == 1
+        assert await bus.streams() == ["log"]
+        assert (await bus.open_stream("log")).name == "log"
+        await bus.delete_stream("log")
+        assert await bus.streams() == []
+        for attempt in (bus.open_stream("log"), bus.delete_stream("log"), stream.state()):
+            with pytest.raises(errors.NotFound):
+                await attempt
+        with pytest.raises(errors.InvalidInput):
+            await bus.stream(settings("a b"))
+
+    async def test_purge(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        for number in range(6):
+            await stream.publish(f"log.{number % 2}", b"")
+        assert await stream.purge(subject="log.0") == 3
+        assert await stream.purge(before=4) == 1
+        assert await stream.purge() == 2
+        state = await stream.state()
+        assert (state.messages, state.first_sequence, state.last_sequence) == (0, 7, 6)
+
+    async def test_messages_with_a_time_to_live_go(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        await stream.publish("log.a", b"short", ttl_s=1)
+        await stream.publish("log.a", b"long")
+        with pytest.raises(errors.InvalidInput):
+            await stream.publish("log.a", b"", ttl_s=0.5)
+
+        async def one_is_left() -> bool:
+            return (await stream.state()).messages == 1
+
+        await eventually(one_is_left)
+        assert (await stream.get(2)).data == b"long"
+
+    async def test_a_scheduled_message_comes_later(self, connect: Connect, now_ns: Callable[[], int]):
+        bus = await connect("one")
+        stream = await bus.stream(settings(allow_schedules=True))
+        at_ns = now_ns() + 300_000_000
+        await stream.store(
+            api.Outgoing("log.later.1", b"tick", {"Kind": "t"}, deliver_at_ns=at_ns, deliver_to="log.due")
+        )
+        found = await eventually(lambda: stream.last_for("log.due"))
+        assert found is not None
+        assert found.data == b"tick"
+        assert found.headers["Kind"] == "t"
+        assert found.stored_at_ns >= at_ns
+        assert await stream.last_for("log.later.1") is None
+
+    async def test_following_a_stream(self, connect: Connect):
+        bus, other = await connect("one"), await connect("two")
+        stream = await bus.stream(settings())
+        for number in range(5):
+            await stream.publish(f"log.{number % 2}", b"%d" % number)
+        async with stream.follow(2) as following, stream.follow(1, subject="log.1") as odd:
+            assert [m.sequence for m in await take(following, 4)] == [2, 3, 4, 5]
+            assert [m.sequence for m in await take(odd, 2)] == [2, 4]
+            await (await other.open_stream("log")).publish("log.1", b"new")
+            assert (await take(following, 1))[0].data == b"new"
+            assert (await take(odd, 1))[0].data == b"new"
+        await stream.purge(before=4)
+        async with stream.follow(2) as following:
+            with pytest.raises(errors.NotFound):
+                await take(following, 1)
+
+
+class Consumers:
+    """Durable consumers."""
+
+    async def test_fetch_and_acknowledge(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        for number in range(5):
+            await stream.publish("log.a", b"%d" % number)
+        consumer = await stream.consumer(api.ConsumerSettings("c", ack_wait_s=30))
+        first = await consumer.fetch(3)
+        assert [d.message.data for d in first] == [b"0", b"1", b"2"]
+        assert [d.message.sequence for d in first] == [1, 2, 3]
+        assert not any(d.redelivered for d in first)
+        for delivery in first:
+            await delivery.ack(confirmed=True)
+        assert [d.message.data for d in await consumer.fetch(10)] == [b"3", b"4"]
+        assert await consumer.fetch(1, timeout_s=0.05) == []
+        await consumer.close()
+
+    async def test_fetch_waits_for_the_first(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        consumer = await stream.consumer(api.ConsumerSettings("c"))
+        fetching = asyncio.create_task(consumer.fetch(10, timeout_s=20))
+        await asyncio.sleep(0.05)
+        await stream.publish("log.a", b"x")
+        async with asyncio.timeout(5):
+            assert [d.message.data for d in await fetching] == [b"x"]
+
+    async def test_what_is_not_acknowledged_comes_again(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        await stream.publish("log.a", b"x")
+        consumer = await stream.consumer(api.ConsumerSettings("c", ack_wait_s=0.3))
+        (first,) = await consumer.fetch(1)
+        assert not first.redelivered
+        (second,) = await consumer.fetch(1, timeout_s=5)
+        assert second.redelivered
+        await second.nak()
+        (third,) = await consumer.fetch(1, timeout_s=5)
+        assert third.redelivered
+        await third.ack(confirmed=True)
+        assert await consumer.fetch(1, timeout_s=0.5) == []
+
+    async def test_the_position_outlives_the_connection(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        for number in range(4):
+            await stream.publish(f"log.{number % 2}", b"%d" % number)
+        wanted = api.ConsumerSettings("c", filter_subjects=("log.1",))
+        (first,) = await (await stream.consumer(wanted)).fetch(1)
+        await first.ack(confirmed=True)
+        await bus.close()
+        bus = await connect("two")
+        stream = await bus.open_stream("log")
+        consumer = await stream.consumer(wanted)
+        assert [d.message.data for d in await consumer.fetch(5, timeout_s=0.5)] == [b"3"]
+        assert (await stream.state()).consumers == 1
+        await stream.delete_consumer("c")
+        with pytest.raises(errors.NotFound):
+            await stream.delete_consumer("c")
+
+    async def test_start_sequence_and_iteration(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        for number in range(6):
+            await stream.publish("log.a", b"%d" % number)
+        consumer = await stream.consumer(api.ConsumerSettings("c", start_sequence=4))
+        assert [d.message.sequence for d in await take(consumer, 3)] == [4, 5, 6]
+
+
+async def gone(bucket: api.KeyValue, key: str) -> bool:
+    return await bucket.get(key) is None
+
+
+class KeyValues:
+    """Key/value buckets."""
+
+    async def test_values_and_revisions(self, connect: Connect):
+        bus = await connect("one")
+        bucket = await bus.key_value(api.KeyValueSettings("b"))
+        assert await bucket.get("k") is None
+        first = await bucket.create("k", b"1")
+        with pytest.raises(errors.AlreadyExists):
+            await bucket.create("k", b"2")
+        second = await bucket.update("k", b"2", revision=first)
+        assert second > first
+        with pytest.raises(errors.Conflict) as caught:
+            await bucket.update("k", b"3", revision=first)
+        assert caught.value.actual == second
+        third = await bucket.put("k", b"3")
+        entry = await bucket.get("k")
+        assert entry is not None
+        assert (entry.key, entry.value, entry.revision) == ("k", b"3", third)
+        with pytest.raises(errors.Conflict):
+            await bucket.delete("k", revision=second)
+        await bucket.delete("k", revision=third)
+        assert await bucket.get("k") is None
+        fourth = await bucket.create("k", b"4")
+        assert fourth > third, "revisions only grow, deletions included"
+
+    async def test_of_many_who_create_one_wins(self, connect: Connect):
+        buckets = [await (await connect(f"n{n}")).key_value(api.KeyValueSettings("b")) for n in range(5)]
+        outcomes = await asyncio.gather(*(b.create("k", b"") for b in buckets), return_exceptions=True)
+        assert sum(isinstance(o, int) for o in outcomes) == 1
+        assert sum(isinstance(o, errors.AlreadyExists) for o in outcomes) == 4
+
+    KEYS = (
+        "plain",
+        "with space",
+        "a.b.c",
+        "a..b",
+        ".",
+        "",
+        "*",
+        ">",
+        "a.>",
+        "=",
+        "=41",
+        "Grüße/世界",
+        "\n",
+        "a" * 200,
+    )
+
+    async def test_any_string_is_a_key(self, connect: Connect):
+        bus = await connect("one")
+        bucket = await bus.key_value(api.KeyValueSettings("b"))
+        for key in self.KEYS:
+            await bucket.create(key, key.encode())
+        for key in self.KEYS:
+            entry = await bucket.get(key)
+            assert entry is not None
+            assert (entry.key, entry.value) == (key, key.encode())
+        assert await bucket.keys() == sorted(self.KEYS)
+
+    async def test_keys_by_pattern(self, connect: Connect):
+        bus = await connect("one")
+        bucket = await bus.key_value(api.KeyValueSettings("b"))
+        for key in ("a.1", "a.2", "a.2.x", "b.1"):
+            await bucket.put(key, b"")
+        await bucket.delete("a.1")
+        assert await bucket.keys("a.*") == ["a.2"]
+        assert await bucket.keys("a.>") == ["a.2", "a.2.x"]
+        assert await bucket.keys("none.>") == []
+
+    async def test_watch_gives_what_is_there_then_changes(self, connect: Connect):
+        bus, other = await connect("one"), await connect("two")
+        bucket = await bus.key_value(api.KeyValueSettings("b"))
+        await bucket.put("a", b"1")
+        await bucket.put("b", b"1")
+        await bucket.put("a", b"2")
+        await bucket.put("gone", b"")
+        await bucket.delete("gone")
+        watch = await bucket.watch()
+        seen = await take(watch, 3)
+        assert {e.key: e.value for e in seen if e} == {"a": b"2", "b": b"1"}
+        assert seen[-1] is None
+        there = await other.key_value(api.KeyValueSettings("b"))
+        revision = await there.put("c", b"3")
+        await there.delete("b")
+        changes = await take(watch, 2)
+        assert [(e.key, e.value) for e in changes] == [("c", b"3"), ("b", None)]
+        assert changes[0].revision == revision
+        await watch.close()
+
+    async def test_watch_of_an_empty_bucket_says_so(self, connect: Connect):
+        bus = await connect("one")
+        bucket = await bus.key_value(api.KeyValueSettings("b"))
+        async with await bucket.watch("x.*") as watch:
+            assert await take(watch, 1) == [None]
+            await bucket.put("y.1", b"")
+            await bucket.put("x.1", b"v")
+            assert [(e.key, e.value) for e in await take(watch, 1)] == [("x.1", b"v")]
+
+    async def test_keys_expire_and_watchers_hear_of_it(self, connect: Connect):
+        bus = await connect("one")
+        bucket = await bus.key_value(api.KeyValueSettings("b"))
+        revision = await bucket.create("k", b"1", ttl_s=1)
+        async with await bucket.watch() as watch:
+            assert [e and e.value for e in await take(watch, 2)] == [b"1", None]
+            (gone,) = await take(watch, 1)
+            assert (gone.key, gone.value) == ("k", None)
+        assert await bucket.get("k") is None
+        assert await bucket.create("k", b"2") > revision
+
+    async def test_an_update_renews_the_time_to_live(self, connect: Connect):
+        bus = await connect("one")
+        bucket = await bus.key_value(api.KeyValueSettings("b"))
+        revision = await bucket.create("k", b"1", ttl_s=1)
+        for _ in range(4):
+            await asyncio.sleep(0.5)
+            revision = await bucket.update("k", b"1", revision=revision, ttl_s=1)
+        await bucket.update("k", b"for ever", revision=revision)
+        await bucket.create("other", b"", ttl_s=1)
+        await eventually(lambda: gone(bucket, "other"))
+        assert await bucket.get("k") is not None
+
+    async def test_a_full_bucket_refuses(self, connect: Connect):
+        bus = await connect("one")
+        bucket = await bus.key_value(api.KeyValueSettings("b", max_bytes=20_000))
+        with pytest.raises(errors.LimitExceeded):
+            await fill(lambda number: bucket.put(f"k{number}", b"x" * 1000), 30)
+        assert await bucket.get("k0") is not None
+
+
+class Contract(Messages, Streams, Consumers, KeyValues):
+    """All of it."""

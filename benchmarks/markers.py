@@ -1,0 +1,109 @@
+"""Figures in the texts stand between markers, and come from ``results/`` only.
+
+    <!-- bench:bus:request p50 -->0.21 ms<!-- /bench -->            our figure with its unit
+    <!-- bench:bus:request p50:peer -->0.25 ms<!-- /bench -->       or: peer, paper, goal, ratio
+    <!-- bench-table:bus -->                                        the whole table
+    <!-- /bench-table -->
+
+``make bench`` fills them after every run; a test compares them with the files.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from typing import Any
+
+from muster.core import errors
+
+ROOT = pathlib.Path(__file__).parents[1]
+FIELDS = ("ours", "peer", "paper", "goal", "ratio")
+
+_FIGURE = re.compile(r"(<!-- bench:([\w-]+):([^>]+?) -->)(.*?)(<!-- /bench -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- bench-table:([\w-]+) -->\n)(.*?)(<!-- /bench-table -->)", re.DOTALL)
+
+
+def figure(value: float | None) -> str:
+    """Three digits are as many as a measurement here is worth."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
+
+
+def texts(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
+    return [path for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))) if path.exists()]
+
+
+def fill(text: str, results: pathlib.Path) -> str:
+    """The text with the figures of these results."""
+
+    def one(found: re.Match[str]) -> str:
+        metric, _, field = found[3].rpartition(":")
+        if field not in FIELDS or not metric:
+            metric, field = found[3], "ours"
+        row = _row(results, found[2], metric)
+        unit = "" if field == "ratio" else f" {row['unit']}"
+        return f"{found[1]}{figure(row[field])}{unit}{found[5]}"
+
+    def whole(found: re.Match[str]) -> str:
+        return f"{found[1]}{markdown(_load(results, found[2]))}{found[4]}"
+
+    return _TABLE.sub(whole, _FIGURE.sub(one, text))
+
+
+def fill_all(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
+    """The texts that changed."""
+    changed = []
+    for path in texts(root):
+        before = path.read_text()
+        after = fill(before, root / "benchmarks" / "results")
+        if after != before:
+            path.write_text(after)
+            changed.append(path)
+    return changed
+
+
+def markdown(result: dict[str, Any]) -> str:
+    lines = ["| metric | ours | paper | peer | ratio | goal | met |", "|---|---|---|---|---|---|---|"]
+    for row in result["rows"]:
+        peer = f"{figure(row['peer'])} ({row['peer_name']})" if row["peer"] is not None else "–"
+        met = {True: "yes", False: "**missed**", None: "–"}[row["met"]]
+        cells = (
+            f"{row['metric']}, {row['unit']}",
+            figure(row["ours"]),
+            figure(row["paper"]),
+            peer,
+            figure(row["ratio"]),
+            figure(row["goal"]),
+            met,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    about = result["machine"]
+    lines.append(
+        f"\n{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}, "
+        f"nats-server {about['nats_server']}, {about['date']} ({about['run']} run)."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _load(results: pathlib.Path, name: str) -> dict[str, Any]:
+    path = results / f"{name}.json"
+    if not path.exists():
+        raise errors.NotFound(
+            f"a text shows figures of bench-{name}, but it has no results", hint=f"run make bench-{name}"
+        )
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result
+
+
+def _row(results: pathlib.Path, name: str, metric: str) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = _load(results, name)["rows"]
+    for row in rows:
+        if row["metric"] == metric:
+            return row
+    known = ", ".join(row["metric"] for row in rows)
+    raise errors.NotFound(f"bench-{name} measures no {metric!r}", hint=f"it measures: {known}")

@@ -1,0 +1,129 @@
+"""The harness, the result files, and the figures in the texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness, markers, measure, plots
+from muster.core import errors
+
+KEYS = {"metric", "ours", "unit", "better", "paper", "peer", "peer_name", "ratio", "goal", "met"}
+RESULTS = sorted(harness.RESULTS.glob("*.json"))
+
+ROWS = [
+    harness.Row(
+        metric="speed", ours=9000, unit="messages/s", better="higher", paper=5000, peer=10_000,
+        peer_name="nats-py", goal=0.8, goal_is="ratio",
+    ),
+    harness.Row(metric="slow start", ours=4.0, unit="s", better="lower", goal=3.0),
+    harness.Row(metric="round trip", ours=0.2, unit="ms", better="lower", peer=0.25, peer_name="nats-py"),
+]  # fmt: skip
+
+
+def test_ratio_and_met_follow_from_the_figures():
+    speed, start, trip = ROWS
+    assert (speed.ratio, speed.met) == (0.9, True)
+    assert (start.ratio, start.met) == (None, False)
+    assert trip.ratio == pytest.approx(1.25)
+    assert trip.met is None
+
+
+def test_the_table_shows_a_missed_goal_as_missed():
+    lines = harness.table(ROWS).splitlines()
+    assert "MISSED" in lines[3]
+    assert "≤ 3" in lines[3]
+    assert "≥ 0.8 × peer" in lines[2]
+
+
+def test_a_result_file_has_the_agreed_form_and_names_no_machine(tmp_path: Path):
+    written = json.loads(harness.write("example", ROWS, quick=True, results=tmp_path).read_text())
+    assert set(written) == {"name", "machine", "rows"}
+    assert all(set(row) == KEYS for row in written["rows"])
+    assert written["rows"][1]["met"] is False
+    assert set(written["machine"]) == {"cpu", "cores", "memory_gib", "python", "nats_server", "date", "run"}
+
+
+@pytest.mark.may_leak("files", reason="matplotlib keeps its fonts open")
+def test_the_plot_is_a_small_picture(tmp_path: Path):
+    plots.draw("example", ROWS, tmp_path / "example.png")
+    content = (tmp_path / "example.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) < 100_000
+
+
+def test_markers_are_filled_from_the_files(tmp_path: Path):
+    harness.write("example", ROWS, quick=False, results=tmp_path)
+    text = (
+        "fast: <!-- bench:example:speed -->?<!-- /bench -->, "
+        "<!-- bench:example:speed:ratio -->?<!-- /bench --> of the peer's "
+        "<!-- bench:example:speed:peer --><!-- /bench -->\n"
+        "<!-- bench-table:example -->\nold\n<!-- /bench-table -->\n"
+    )
+    filled = markers.fill(text, tmp_path)
+    assert "-->9,000 messages/s<!-- /bench" in filled
+    assert "-->0.9<!-- /bench" in filled
+    assert "-->10,000 messages/s<!--" in filled
+    assert "| slow start, s | 4 | – | – | – | 3 | **missed** |" in filled
+    assert markers.fill(filled, tmp_path) == filled
+
+
+@pytest.mark.parametrize("marker", ["nothing:speed", "example:nothing"])
+def test_a_marker_without_a_figure_is_an_error(tmp_path: Path, marker: str):
+    harness.write("example", ROWS, quick=False, results=tmp_path)
+    with pytest.raises(errors.NotFound):
+        markers.fill(f"<!-- bench:{marker} --><!-- /bench -->", tmp_path)
+
+
+@pytest.mark.parametrize("path", markers.texts(), ids=lambda path: path.name)
+def test_figures_in_the_texts_are_the_files(path: Path):
+    text = path.read_text()
+    assert markers.fill(text, harness.RESULTS) == text, "make bench fills them"
+    assert text.count("<!-- bench") == text.count("<!-- /bench")
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_result_files_are_whole(path: Path):
+    result = json.loads(path.read_text())
+    assert set(result) == {"name", "machine", "rows"}
+    assert result["name"] == path.stem
+    assert result["name"] in harness.names()
+    assert path.with_suffix(".png").exists()
+    for row in result["rows"]:
+        assert set(row) == KEYS
+        assert row["better"] in ("lower", "higher")
+        assert (row["goal"] is None) == (row["met"] is None)
+
+
+def test_percentiles_are_values_that_occurred():
+    values = list(range(1, 101))
+    assert measure.percentile(values, 50) == 50
+    assert measure.percentile(values, 99) == 99
+    assert measure.percentile([7.0], 99) == 7.0
+
+
+def test_sides_take_turns_and_stop_when_time_is_up():
+    order: list[str] = []
+    measure.in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3)
+    assert "".join(order) == "abbaab"
+    order.clear()
+    measure.in_turns({"a": lambda: order.append("a")}, rounds=3, seconds_max=-1)
+    assert order == ["a"]
+
+
+def test_a_call_is_timed_with_few_and_bounded_calls():
+    calls = 0
+
+    def small() -> None:
+        nonlocal calls
+        calls += 1
+
+    assert measure.nanoseconds_a_call(small, rounds=2, round_s=0.001, calls_max=1000) > 0
+    assert calls <= 5000
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]):
+    assert harness.main(["nonsense"]) == 2
+    assert "no benchmark is called 'nonsense'; there are:" in capsys.readouterr().err

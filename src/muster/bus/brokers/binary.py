@@ -31,6 +31,7 @@ FEATURES = (
     Feature("atomic batch publish", (2, 12, 0), "durable publishes that share one sync; transactions"),
     Feature("message schedules", (2, 12, 0), "delayed delivery"),
     Feature("live leaf links", (2, 14, 0), "`muster broker link` and `unlink` without a restart"),
+    Feature("storage evacuation", (2, 15, 0), "taking durable storage from a broker without losing any"),
 )
 MINIMUM: Version = (2, 12, 0)  # without atomic batches nothing that is durable works
 

@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import enum
 import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
-from muster.bus.brokers import binary, config, faults, monitor, supervision
+from muster.bus.brokers import binary, config, faults, monitor, supervision, topology
 from muster.core import errors
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 5.0
+LINK_TIMEOUT_S = 5.0
 POLL_S_MIN, POLL_S_MAX = 0.004, 0.05
 
 # $$ is the shell's number and, after exec, the server's. One line of input means: all is well, go.
@@ -72,7 +75,7 @@ class Broker:
         self._supervision = supervise or supervision.Supervision()
         self._guarded = not outlive_us
         self._listener = listener
-        self._held: list[socket.socket] = []
+        self._held: dict[str, socket.socket] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._leash: int | None = None  # the near end of the guardian's pipe
         self._log_offset = 0
@@ -129,8 +132,7 @@ class Broker:
 
     async def reserve(self) -> None:
         """Settle its ports, before it starts. `start` does it too; a network needs to know earlier."""
-        if not self._held:
-            self.config, self._held = await asyncio.to_thread(_hold_ports, self.config)
+        self.config = await asyncio.to_thread(_hold_ports, self.config, self._held)
 
     async def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """When this returns, the broker accepts clients."""
@@ -138,30 +140,28 @@ class Broker:
             if self.state is not State.STOPPED:
                 raise errors.Conflict(f"broker {self.name} is {self.state.value} already")
             self.failure = None
-            self._set(State.STARTING)
-            try:
-                self.binary = await binary.find(self._program)
-                await self.reserve()
-                await asyncio.to_thread(_prepare, self.config)
-                await self._launch(timeout_s)
-            except BaseException:
-                await self._end()
-                self._release_ports()
-                self._set(State.STOPPED)
-                raise
-            self._supervisor = asyncio.create_task(self._supervise(), name=f"broker {self.name}")
+            await self._begin(timeout_s)
 
     async def stop(self, *, drain_s: float = 0.0, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop it cleanly. With ``drain_s`` it first hands over leadership and sends its clients away, for at
         most that long; whatever does not end by itself within ``timeout_s`` is killed."""
         async with self._lock:
-            if self._supervisor is not None:
-                self._supervisor.cancel()
-                await asyncio.gather(self._supervisor, return_exceptions=True)
-                self._supervisor = None
-            await self._end((signal.SIGUSR2, drain_s), (signal.SIGTERM, timeout_s))
+            await self._finish((signal.SIGUSR2, drain_s), (signal.SIGTERM, timeout_s))
             self._release_ports()
             self._set(State.STOPPED)
+
+    async def restart(
+        self,
+        settings: config.BrokerConfig | None = None,
+        *,
+        drain_s: float = 0.0,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        """Stop it and start it again on the same ports, with other settings if given."""
+        async with self._lock:
+            await self._finish((signal.SIGUSR2, drain_s), (signal.SIGTERM, STOP_TIMEOUT_S))
+            self.config = settings or self.config
+            await self._begin(timeout_s)
 
     async def kill(self) -> None:
         """Stop it as a power cut would. It is not started again."""
@@ -218,6 +218,46 @@ class Broker:
         """Have it read its files again: certificates that were replaced in place, above all."""
         await self.apply(self.config)
 
+    async def link(self, remote: config.LeafRemote, *, timeout_s: float | None = LINK_TIMEOUT_S) -> None:
+        """Join it to another broker with a leaf link, and wait until that is up; ``timeout_s`` None does not
+        wait. A link that does not come up is taken back."""
+        self._require_live_links()
+        for known in self.config.remotes:
+            if known.id == remote.id:
+                raise errors.AlreadyExists(f"broker {self.name} has a link {remote.id!r} already")
+        offset = await asyncio.to_thread(_size, self.config.log_path)
+        await self.apply(dataclasses.replace(self.config, remotes=(*self.config.remotes, remote)))
+        if timeout_s is None:
+            return
+
+        async def up() -> bool:
+            return any(one.up for one in await self.links() if one.id == remote.id)
+
+        try:
+            await poll(up, timeout_s=timeout_s)
+        except TimeoutError:
+            said = await asyncio.to_thread(_read_from, self.config.log_path, offset)
+            await self.unlink(remote.id)
+            raise faults.dead_link(self.name, remote.id, remote.urls, said) from None
+
+    async def unlink(self, id: str) -> None:
+        """Take a leaf link away. When this returns, nothing crosses it any more."""
+        self._require_live_links()
+        remaining = tuple(one for one in self.config.remotes if one.id != id)
+        if len(remaining) == len(self.config.remotes):
+            known = ", ".join(one.id for one in self.config.remotes) or "none"
+            raise errors.NotFound(f"broker {self.name} has no leaf link {id!r}", hint=f"its links: {known}")
+        await self.apply(dataclasses.replace(self.config, remotes=remaining))
+
+    async def links(self) -> list[topology.LinkStatus]:
+        """Its leaf links as they are now."""
+        addresses = {one.id: await _addresses(one.urls) for one in self.config.remotes}
+        return topology.of_leaves(self.name, self.config.remotes, addresses, await self.ask("leafz"))
+
+    def _require_live_links(self) -> None:
+        if self.binary is not None:
+            self.binary.require("live leaf links")
+
     async def _reload(self, process: asyncio.subprocess.Process) -> None:
         before = (await self.ask("varz"))["config_load_time"]
         offset = await asyncio.to_thread(_size, self.config.log_path)
@@ -238,6 +278,27 @@ class Broker:
             raise errors.TimedOut(f"broker {self.name} did not reload in {RELOAD_TIMEOUT_S:g} s") from None
 
     # The process
+
+    async def _begin(self, timeout_s: float) -> None:
+        self._set(State.STARTING)
+        try:
+            self.binary = await binary.find(self._program)
+            await self.reserve()
+            await asyncio.to_thread(_prepare, self.config)
+            await self._launch(timeout_s)
+        except BaseException:
+            await self._end()
+            self._release_ports()
+            self._set(State.STOPPED)
+            raise
+        self._supervisor = asyncio.create_task(self._supervise(), name=f"broker {self.name}")
+
+    async def _finish(self, *steps: tuple[signal.Signals, float]) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
+        await self._end(*steps)
 
     async def _launch(self, timeout_s: float) -> None:
         assert self.binary is not None
@@ -342,9 +403,9 @@ class Broker:
             self._listener(self)
 
     def _release_ports(self) -> None:
-        for held in self._held:
+        for held in self._held.values():
             held.close()
-        self._held = []
+        self._held.clear()
 
 
 async def poll(condition: Callable[[], Awaitable[bool]], *, timeout_s: float) -> None:
@@ -357,33 +418,29 @@ async def poll(condition: Callable[[], Awaitable[bool]], *, timeout_s: float) ->
             pause_s = min(POLL_S_MAX, pause_s * 1.5)
 
 
-def _hold_ports(settings: config.BrokerConfig) -> tuple[config.BrokerConfig, list[socket.socket]]:
-    held: list[socket.socket] = []
-    try:
-        for door, host, port in config.ports(settings):
+def _hold_ports(settings: config.BrokerConfig, held: dict[str, socket.socket]) -> config.BrokerConfig:
+    """Bind every door that is not in ``held`` yet, and put it there; the settings with the ports they got."""
+    for door, host, port in tuple(config.ports(settings)):
+        if door not in held:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             holder = socket.socket(family, kind, protocol)
-            held.append(holder)
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 holder.bind(address)
             except OSError as error:
+                holder.close()
                 raise faults.unbindable(settings.name, config.authority(host, port), error) from error
-            settings = config.with_port(settings, door, holder.getsockname()[1])
-    except BaseException:
-        for holder in held:
-            holder.close()
-        raise
-    return settings, held
+            held[door] = holder
+        settings = config.with_port(settings, door, held[door].getsockname()[1])
+    return settings
 
 
 def _prepare(settings: config.BrokerConfig) -> None:
     try:
         for folder in (settings.directory, settings.store_path):
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise faults.unwritable(settings.name, error) from error
     _write_config(settings)
@@ -400,6 +457,19 @@ def _write_config(settings: config.BrokerConfig) -> None:
         temporary.replace(settings.config_path)
     except OSError as error:
         raise faults.unwritable(settings.name, error) from error
+
+
+async def _addresses(urls: Iterable[str]) -> set[topology.Address]:
+    """Where these lead to. A name that is not known leads nowhere."""
+    found: set[topology.Address] = set()
+    for url in urls:
+        parts = urlsplit(url)
+        with contextlib.suppress(OSError):
+            for _, _, _, _, address in await asyncio.get_running_loop().getaddrinfo(
+                parts.hostname, parts.port or 7422, type=socket.SOCK_STREAM
+            ):
+                found.add((str(address[0]), int(address[1])))
+    return found
 
 
 def _size(path: Path) -> int:

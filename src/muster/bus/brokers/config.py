@@ -88,21 +88,25 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafRemote:
-    """A leaf link that this broker keeps up to another. ``account`` is the local one it joins to the far
-    one."""
+    """A leaf link that this broker keeps up to another."""
 
-    urls: tuple[str, ...]
-    account: str | None = None
+    id: str
+    urls: tuple[str, ...]  # one far end, under all its addresses
+    far: str | None = None  # the name of the far broker, where it is known
+    account: str | None = None  # the local one that it joins to the far one
     credentials_file: Path | None = None
 
 
 class Resolver(enum.Enum):
-    """Where a broker keeps the accounts' documents."""
+    """Where a broker keeps the accounts' documents.
 
-    MEMORY = "memory"  # in its configuration: a change is a rewrite and a reload of every broker
-    FULL = (
-        "full"  # in a directory, shared among the brokers: a change is pushed to one over the system account
-    )
+    In memory they stand in its configuration: a change is a rewrite and a reload of every broker.  In full
+    they lie in a directory, shared among the brokers: a change is pushed to one of them over the system
+    account.
+    """
+
+    MEMORY = "memory"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +163,8 @@ class BrokerConfig:
         return self.directory / "broker.pid"
 
     @property
-    def store_path(self) -> Path | None:
-        return None if self.storage is None else self.storage.directory or self.directory / "store"
+    def store_path(self) -> Path:
+        return (self.storage and self.storage.directory) or self.directory / "store"
 
     @property
     def accounts_path(self) -> Path:
@@ -294,7 +298,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
         document["client_advertise"] = config.advertise
     document |= tls
     if config.storage is not None:
-        document["jetstream"] = _storage(config, config.storage)
+        document["jetstream"] = _storage(config.storage, config.store_path)
     peer_tls = _tls(config.tls, verify=True)
     if config.cluster is not None:
         document["cluster"] = {
@@ -334,19 +338,20 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
         document["mqtt"] = {"host": config.host, "port": config.mqtt.port, **tls}
     if config.trust is not None:
         document |= _trust(config, config.trust)
-    elif config.system_secret is not None:
-        users = [{"user": SYSTEM_USER, "password": config.system_secret}]
-        document["accounts"] = {"$SYS": {"users": users}}
+    else:
+        secret = config.system_secret
+        users = [] if secret is None else [{"user": SYSTEM_USER, "password": secret}]
+        document |= {"system_account": "$SYS", "accounts": {"$SYS": {"users": users}}}
     return document
 
 
-def _storage(config: BrokerConfig, storage: Storage) -> dict[str, Any]:
-    always = storage.sync_interval_s is None
+def _storage(storage: Storage, directory: Path) -> dict[str, Any]:
+    interval_s = storage.sync_interval_s
     document: dict[str, Any] = {
-        "store_dir": config.store_path,
+        "store_dir": directory,
         "max_file_store": storage.file_bytes_max,
         "max_memory_store": storage.memory_bytes_max,
-        "sync_interval": "always" if always else _duration(storage.sync_interval_s or 0.0),
+        "sync_interval": "always" if interval_s is None else _duration(interval_s),
     }
     if storage.domain is not None:
         document["domain"] = storage.domain
@@ -359,7 +364,7 @@ def _remote(remote: LeafRemote, tls: Tls | None) -> dict[str, Any]:
         document["account"] = remote.account
     if remote.credentials_file is not None:
         document["credentials"] = remote.credentials_file
-    if tls is not None and any(urlsplit(url).scheme == "tls" for url in remote.urls):
+    if tls is not None and any(urlsplit(url).scheme in ("tls", "wss") for url in remote.urls):
         document |= _tls(tls, verify=False)
     return document
 

@@ -23,6 +23,7 @@ class Fault(enum.Enum):
     CRASHED = "crashed"
     CRASH_LOOP = "crash-loop"
     RELOAD_REFUSED = "reload-refused"
+    DEAD_LINK = "dead-link"
 
 
 class BrokerFailed(errors.Unavailable):
@@ -136,6 +137,42 @@ def refused_reload(name: str, output: str) -> BrokerFailed | None:
         fault=Fault.RELOAD_REFUSED,
         log_tail=output.splitlines()[-TAIL_LINES:],
         hint="listeners, routes, gateways and names are fixed while the server runs: restart it",
+    )
+
+
+_LEAF_REASONS = (
+    (r"Loop detected", "it would close a ring of links", "take another link of the ring away first"),
+    (
+        r"[Aa]uthorization [Vv]iolation|[Aa]uthentication",
+        "its credentials were refused",
+        "see the credentials",
+    ),
+    (r"TLS|tls:|x509", "the two ends do not agree on TLS", "see the certificates, and tls:// in the address"),
+    (r"no such host|lookup", "the far end's name is not known", "see the address"),
+    (
+        r"connection refused|i/o timeout|no route",
+        "the far end does not answer",
+        "see that it runs and listens",
+    ),
+)
+
+
+def dead_link(name: str, id: str, urls: Sequence[str], output: str) -> BrokerFailed:
+    """For a leaf link that did not come up, from what its near end wrote meanwhile."""
+    complaints = [line for line in output.splitlines() if "[ERR]" in line or "[WRN]" in line]
+    reason, hint = next(
+        (
+            (reason, hint)
+            for pattern, reason, hint in _LEAF_REASONS
+            if any(re.search(pattern, line) for line in complaints)
+        ),
+        ("the far end does not answer", "see that it runs and listens for leaf links"),
+    )
+    return BrokerFailed(
+        f"broker {name}: the link {id} to {' '.join(urls)} did not come up: {reason}",
+        fault=Fault.DEAD_LINK,
+        log_tail=complaints[-TAIL_LINES:],
+        hint=hint,
     )
 
 

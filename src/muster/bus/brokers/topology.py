@@ -1,0 +1,192 @@
+"""What joins brokers, as data: which links there are, which are up, and which may not be made. Pure.
+ A link of leaf kind is kept up by one broker, its near end, towards another or a cluster, its far end.  It
+can be made and unmade while both run.  Routes and gateways follow from membership of a cluster or
+super-cluster: the engine spreads the news of every member to all others and joins each to each, so that a
+single one cannot be added or taken away.
+ Leaf links may not form a ring: what a broker sent would come back to it.  The engine notices, but only by
+cutting links, and not only the newest, for half a minute.  So a link that would close a ring is refused here,
+before it is tried.  Several members of one cluster may each keep a link to the same far end; that is not a
+ring, but insurance.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.bus.brokers import config
+from muster.core import errors
+
+GLOBAL_ACCOUNT = "$G"
+
+
+class Kind(enum.Enum):
+    LEAF = "leaf"
+    ROUTE = "route"
+    GATEWAY = "gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    id: str
+    kind: Kind
+    near: str  # the broker that keeps it up
+    far: str  # the broker, or for a gateway the cluster, at the other end; an address while that is unknown
+    account: str | None
+    up: bool
+    round_trip_s: float | None = None
+    in_messages: int = 0
+    out_messages: int = 0
+    in_bytes: int = 0
+    out_bytes: int = 0
+
+
+Address = tuple[str, int]
+
+
+def of_leaves(
+    near: str,
+    remotes: Sequence[config.LeafRemote],
+    addresses: Mapping[str, Iterable[Address]],
+    leafz: Mapping[str, Any],
+) -> list[LinkStatus]:
+    """The leaf links of one broker, from its monitor page. ``addresses`` are those of each link's far end.
+
+    A far end that is a cluster may have sent us on to a member we never named: a connection that fits no
+    link by address belongs to the first link of its account that has none.
+    """
+    connections = [one for one in leafz.get("leafs") or () if one.get("is_spoke")]
+    found: dict[str, Mapping[str, Any]] = {}
+    for remote in remotes:
+        for one in connections:
+            if _account(remote) == one.get("account") and (one["ip"], one["port"]) in addresses[remote.id]:
+                found[remote.id] = one
+                connections.remove(one)
+                break
+    for remote in remotes:
+        for one in connections:
+            if remote.id not in found and _account(remote) == one.get("account"):
+                found[remote.id] = one
+                connections.remove(one)
+                break
+    return [
+        _status(
+            remote.id, Kind.LEAF, near, remote.far or remote.urls[0], _account(remote), found.get(remote.id)
+        )
+        for remote in remotes
+    ]
+
+
+def of_routes(near: str, routez: Mapping[str, Any]) -> list[LinkStatus]:
+    """One for each peer, whatever the number of connections that the engine keeps to it."""
+    peers: dict[str, Mapping[str, Any]] = {}
+    for one in routez.get("routes") or ():
+        peers.setdefault(one.get("remote_name") or one["remote_id"], one)
+    return [
+        _status(route_id(near, far), Kind.ROUTE, near, far, None, one) for far, one in sorted(peers.items())
+    ]
+
+
+def of_gateways(near: str, gatewayz: Mapping[str, Any]) -> list[LinkStatus]:
+    found = []
+    for far, one in sorted((gatewayz.get("outbound_gateways") or {}).items()):
+        found.append(
+            _status(f"gateway:{near}>{far}", Kind.GATEWAY, near, far, None, one.get("connection") or None)
+        )
+    return found
+
+
+def route_id(a: str, b: str) -> str:
+    return "route:" + "=".join(sorted((a, b)))
+
+
+def leaf_id(near: str, far: str) -> str:
+    return f"{near}>{far}"
+
+
+def _account(remote: config.LeafRemote) -> str:
+    return remote.account or GLOBAL_ACCOUNT
+
+
+def _status(
+    id: str, kind: Kind, near: str, far: str, account: str | None, one: Mapping[str, Any] | None
+) -> LinkStatus:
+    if one is None:
+        return LinkStatus(id, kind, near, far, account, up=False)
+    return LinkStatus(
+        id,
+        kind,
+        near,
+        str(one.get("name") or far) if kind is Kind.LEAF else far,
+        account,
+        up=True,
+        round_trip_s=seconds(one.get("rtt", "")),
+        in_messages=one.get("in_msgs", 0),
+        out_messages=one.get("out_msgs", 0),
+        in_bytes=one.get("in_bytes", 0),
+        out_bytes=one.get("out_bytes", 0),
+    )
+
+
+_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "ns": 1e-9}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|µs|us|ns)")
+
+
+def seconds(duration: str) -> float | None:
+    """The engine's way to write a duration: ``1m2.5s``, ``467µs``."""
+    parts = _DURATION.findall(duration)
+    return sum(float(number) * _UNITS_S[unit] for number, unit in parts) if parts else None
+
+
+def check_new(
+    near: str,
+    far: str,
+    account: str | None,
+    sites: Mapping[str, str],
+    leaves: Iterable[tuple[str, str, str | None]],
+) -> None:
+    """Refuse a leaf link that the engine would refuse, or cut.
+
+    ``sites`` maps each broker to what it is one with: its cluster, its super-cluster, or itself.
+    ``leaves`` are the near end, far end and account of the leaf links there are.
+    """
+    if sites[near] == sites[far]:
+        raise errors.Refused(
+            f"brokers {near} and {far} are joined already, as members of {sites[near]}",
+            hint="routes and gateways are fixed by the engine: every member is joined to every other; "
+            "leaf links join brokers that are not",
+        )
+    neighbours: dict[str, set[str]] = {}
+    for a, b, used_by in leaves:
+        if used_by == account:
+            if (a, b) == (near, far):
+                raise errors.AlreadyExists(f"brokers {near} and {far} are linked already")
+            if (sites[a], sites[b]) == (sites[near], sites[far]) and a != near:
+                return  # the same link, from another member of the same cluster
+            neighbours.setdefault(sites[a], set()).add(sites[b])
+            neighbours.setdefault(sites[b], set()).add(sites[a])
+    path = _path(sites[near], sites[far], neighbours)
+    if path is not None:
+        raise errors.Refused(
+            f"a link from {near} to {far} would close a ring: {' - '.join(path)}",
+            hint="take another link of the ring away first, or keep this one in reserve until one fails",
+        )
+
+
+def _path(start: str, goal: str, neighbours: Mapping[str, set[str]]) -> list[str] | None:
+    came_from = {start: start}
+    queue = [start]
+    for here in queue:
+        for there in sorted(neighbours.get(here, ())):
+            if there not in came_from:
+                came_from[there] = here
+                queue.append(there)
+    if goal not in came_from:
+        return None
+    path = [goal]
+    while path[-1] != start:
+        path.append(came_from[path[-1]])
+    return path[::-1]

@@ -206,7 +206,7 @@ class Network:
         since_s = time.monotonic() - self._storage_removed_at_s.get(name, -REJOIN_S)
         if since_s < REJOIN_S and one.config.cluster is not None:
             raise errors.Unavailable(
-                f"broker {name} gave up its storage {since_s:.0f} s ago; its cluster does not take it back yet",
+                f"broker {name} gave up its storage {since_s:.0f} s ago: its cluster keeps it out",
                 retry_after_s=REJOIN_S - since_s,
                 hint="the engine keeps out what was removed for five minutes; wait, or use another broker",
             )

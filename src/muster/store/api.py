@@ -64,8 +64,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pool: int = 4
     #: Wait for another process's lock, or for a free reader, before the call fails as unavailable.
     busy_timeout_s: float = 5.0
-    #: A batch that PostgreSQL has not answered by then is given up.
-    commit_timeout_s: float = 30.0
+    #: What PostgreSQL has not answered by then is given up.
+    answer_timeout_s: float = 30.0
     #: Keys and values stored, at most; beyond it only deletions and smaller values are accepted.
     bytes_max: int = 8 << 30
     #: The feed keeps this many changes: a reader further behind must scan again.  More costs disk only.
@@ -88,6 +88,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since this process opened the store, and sizes as they are now."""
 
     engine: str
+    #: Whether a commit that returned survives a power cut.
+    durable: bool
     version: int
     commits: int
     batches: int

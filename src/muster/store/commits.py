@@ -116,6 +116,10 @@ class Limits(msgspec.Struct, frozen=True):
     history_changes_max: int
 
 
+def limits(settings: api.Settings) -> Limits:
+    return Limits(settings.bytes_max, settings.history_changes_max)
+
+
 def size(place: Place, value_bytes: int) -> int:
     return len(place[0]) + len(place[1]) + value_bytes + OVERHEAD_BYTES
 

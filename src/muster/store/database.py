@@ -31,12 +31,12 @@ async def open(url: str, *, settings: api.Settings | None = None, password: str 
     where = urls.parse(url)
     opened: engine.Engine
     if isinstance(where, urls.SQLite):
-        from muster.store import sqlite
+        from muster.store.sqlite import engine as sqlite
 
         opened = await sqlite.open(where, settings)
     else:
         try:
-            from muster.store import postgres
+            from muster.store.postgres import engine as postgres
         except ImportError as error:
             raise errors.MissingPart(
                 "PostgreSQL needs the driver psycopg", hint="pip install 'muster-fabric[postgres]'"
@@ -63,7 +63,7 @@ class Store:
         """Given when the store was made: a position or version means nothing in a store of another name."""
         return self._engine.identity
 
-    # -- transactions ----------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------------------------
 
     def transaction(self) -> transactions.Transaction:
         """What it is refused with (`api.Overtaken`, `errors.Conflict`, …) comes at the end of its block."""
@@ -109,7 +109,7 @@ class Store:
             tx.delete(collection, key, expected_version=expected_version, epoch=epoch)
         return tx.version
 
-    # -- reads of this moment --------------------------------------------------------------------------------
+    # -- reads of this moment ----------------------------------------------------------------------------
 
     async def get(self, collection: str, key: str) -> api.Record | None:
         return (await self.get_many(collection, [key])).get(key)
@@ -163,7 +163,7 @@ class Store:
         self._check_open()
         return (await self._engine.head()).position
 
-    # -- the feed --------------------------------------------------------------------------------------------
+    # -- the feed ----------------------------------------------------------------------------------------
 
     async def changes(self, after: int, *, collection: str | None = None, limit: int = 1_000) -> api.Changes:
         """What was committed after that version, in the order of commits; `api.Trimmed` if too long ago."""
@@ -215,7 +215,7 @@ class Store:
         self._tick.set()
         self._tick = asyncio.Event()
 
-    # -- the store itself ------------------------------------------------------------------------------------
+    # -- the store itself --------------------------------------------------------------------------------
 
     async def statistics(self) -> api.Statistics:
         self._check_open()
@@ -223,6 +223,7 @@ class Store:
         counters = self._committer.counters
         return api.Statistics(
             engine=self._engine.name,
+            durable=self._engine.durable,
             version=head.position,
             commits=counters.commits,
             batches=counters.batches,

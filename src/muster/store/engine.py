@@ -17,10 +17,14 @@ class Reader(Protocol):
     def version(self) -> int: ...
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]: ...
     async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
+    async def everything(self, after: commits.Place, limit: int) -> list[tuple[str, api.Record]]:
+        """All collections, ours too, in order."""
+        ...
 
 
 class Engine(Protocol):
     name: str
+    durable: bool
     #: A random name given when the store was made: a position in the feed means nothing in another store.
     identity: str
     #: Whether `listen` hears of other processes' commits; otherwise they are found by polling.

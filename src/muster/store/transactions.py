@@ -97,7 +97,7 @@ class Transaction:
             raise errors.InvalidInput("a transaction has a version only when it has committed")
         return self._version
 
-    # -- reads ---------------------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------------------
 
     async def get(self, collection: str, key: str) -> api.Record | None:
         return (await self.get_many(collection, [key])).get(key)
@@ -148,7 +148,7 @@ class Transaction:
         merged.sort(key=lambda record: record.key, reverse=reverse)
         return merged[:limit]
 
-    # -- writes, kept until the end --------------------------------------------------------------------------
+    # -- writes, kept until the end ----------------------------------------------------------------------
 
     def put(
         self,
@@ -223,7 +223,7 @@ class Transaction:
             )
         self._writes[place] = commits.Write(value, expected_version, epoch)
 
-    # -- life ------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         if self._open or self._version is not None:

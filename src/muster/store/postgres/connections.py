@@ -1,0 +1,155 @@
+"""How PostgreSQL is reached: one connection that writes, a few that read, and what their failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+import psycopg
+from psycopg import pq
+
+from muster.core import errors
+from muster.store import api, urls
+from muster.store.postgres import statements
+
+T = TypeVar("T")
+
+_PASSWORD = re.compile(r"authentication failed|no password supplied")
+_DATABASE = re.compile(r'database ".*" does not exist')
+
+
+class Connections:
+    def __init__(self, where: urls.PostgreSQL, settings: api.Settings, password: str | None) -> None:
+        self.shown = where.shown
+        self._where = where
+        self._settings = settings
+        self._password = password
+        self._writer: statements.Connection | None = None
+        self._idle: list[statements.Connection] = []
+        self._free = asyncio.Semaphore(settings.pool)
+        self._closed = False
+
+    async def connect(self) -> statements.Connection:
+        durability = "on" if self._settings.sync == "full" else "off"
+        limit_ms, idle_ms = (str(max(1, round(n * self._settings.busy_timeout_s))) for n in (1_000, 2_000))
+        given = {"password": self._password} if self._password is not None else {}
+        connection = None
+        try:
+            connection = await psycopg.AsyncConnection.connect(
+                self._where.conninfo,
+                autocommit=True,
+                connect_timeout=max(2, round(self._settings.busy_timeout_s)),
+                application_name="muster",
+                client_encoding="UTF8",
+                **given,  # type: ignore[arg-type]
+            )
+            await connection.execute(
+                "SELECT set_config('search_path', %s, false), set_config('synchronous_commit', %s, false),"
+                " set_config('lock_timeout', %s, false),"
+                " set_config('idle_in_transaction_session_timeout', %s, false)",
+                (self._settings.namespace, durability, limit_ms, idle_ms),
+            )
+        except psycopg.Error as error:
+            if connection is not None:
+                await connection.close()
+            raise translated(error, self.shown) from error
+        return connection
+
+    async def writer(self) -> statements.Connection:
+        """Used by one task at a time."""
+        if self._writer is None or self._writer.closed:
+            self._writer = await self.connect()
+        return self._writer
+
+    async def drop_writer(self) -> None:
+        """Whatever it was doing is undone by the server."""
+        if self._writer is not None:
+            await self._writer.close()
+            self._writer = None
+
+    @contextlib.asynccontextmanager
+    async def reader(self) -> AsyncIterator[statements.Connection]:
+        try:
+            async with asyncio.timeout(self._settings.busy_timeout_s):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise errors.Overloaded(
+                f"all {self._settings.pool} readers of {self.shown} are held by open transactions",
+                hint="end transactions sooner, or raise the pool",
+            ) from error
+        try:
+            connection = await self._usable()
+            try:
+                yield connection
+            finally:
+                await self._give_back(connection)
+        finally:
+            self._free.release()
+
+    async def _usable(self) -> statements.Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            with contextlib.suppress(psycopg.Error):
+                await connection.execute("")  # a restarted server has left dead connections behind
+                return connection
+            await connection.close()
+        return await self.connect()
+
+    async def _give_back(self, connection: statements.Connection) -> None:
+        if connection.info.transaction_status != pq.TransactionStatus.IDLE:
+            with contextlib.suppress(psycopg.Error):
+                await connection.rollback()
+        if connection.info.transaction_status == pq.TransactionStatus.IDLE and not self._closed:
+            self._idle.append(connection)
+        else:
+            await connection.close()
+
+    async def answered(self, work: Awaitable[T]) -> T:
+        """Its result, in time, or what went wrong in our own terms."""
+        try:
+            async with asyncio.timeout(self._settings.answer_timeout_s):
+                return await work
+        except TimeoutError as error:
+            raise errors.TimedOut(
+                f"{self.shown} has not answered for {self._settings.answer_timeout_s} s"
+            ) from error
+        except psycopg.Error as error:
+            raise translated(error, self.shown) from error
+
+    async def close(self) -> None:
+        self._closed = True
+        await self.drop_writer()
+        while self._idle:
+            await self._idle.pop().close()
+
+
+def translated(error: psycopg.Error, shown: str) -> errors.MusterError:
+    match error:
+        case psycopg.errors.DiskFull():
+            return api.Full(f"the disk of {shown} is full: {error}", hint="free disk space, then try again")
+        case psycopg.errors.LockNotAvailable():
+            return errors.Unavailable(f"another process holds the lock of {shown}", retry_after_s=1.0)
+        case psycopg.errors.QueryCanceled():
+            return errors.TimedOut(f"{shown} gave up on a statement: {error}")
+        case psycopg.errors.TooManyConnections():
+            return errors.Overloaded(f"{shown} takes no more connections", hint="raise its max_connections")
+        case psycopg.errors.DataCorrupted() | psycopg.errors.IndexCorrupted():
+            return api.Corrupt(f"{shown} says that its data are damaged: {error}", hint="restore a backup")
+        case psycopg.errors.InsufficientPrivilege():
+            return errors.Forbidden(
+                f"{shown} does not let this user in: {error}", hint="GRANT what is missing"
+            )
+        case psycopg.errors.InvalidPassword() | psycopg.errors.InvalidAuthorizationSpecification():
+            return errors.Unauthorized(f"{shown} refuses the user or password: {error}")
+        case psycopg.OperationalError() if _PASSWORD.search(str(error)):  # refused connections carry no code
+            return errors.Unauthorized(f"{shown} refuses the user or password: {error}")
+        case psycopg.OperationalError() if _DATABASE.search(str(error)):
+            return errors.NotFound(f"{error}", hint="create it, or name another in the address")
+        case psycopg.OperationalError() | psycopg.InterfaceError():
+            return errors.NotConnected(f"{shown} cannot be reached: {error}", retry_after_s=1.0)
+    return errors.InvariantBroken(
+        f"PostgreSQL refused a statement of ours: {error}", story=[type(error).__name__]
+    )

@@ -1,0 +1,254 @@
+"""PostgreSQL (13 or later): the same tables in a schema of their own, shared by several processes.
+
+A batch locks the row of `head` before it reads anything, and holds it until its commit: batches of all
+processes go one after another, and each sees all earlier ones.  That lock is what orders the numbers like
+the commits; what it costs, group commit gives back.  Readers take snapshots and are never in the way.
+
+A process that stops in the middle of a batch is disconnected by the server
+(`idle_in_transaction_session_timeout`), so that it holds up the others for a bounded time only.
+
+A connection lost before COMMIT was sent means that nothing was stored, and the batch is run again on a new
+one. One lost *during* COMMIT leaves the question whether it happened; the server is asked what became of
+that transaction, and only if it cannot be asked in time the callers get `api.OutcomeUnknown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import psycopg
+import psycopg.conninfo
+
+from muster.core import errors
+from muster.store import api, commits, urls
+from muster.store.postgres import connections, statements
+
+T = TypeVar("T")
+
+SERVER_VERSION_MIN = 130_000
+RETRY_WAIT_S = 0.1
+
+_log = logging.getLogger(__name__)
+_NAMESPACE = re.compile(r"[a-z_][a-z0-9_]{0,39}\Z")
+
+
+async def open(where: urls.PostgreSQL, settings: api.Settings, password: str | None) -> Engine:
+    if not _NAMESPACE.match(settings.namespace):
+        raise errors.InvalidInput(
+            f"{settings.namespace[:80]!r} cannot be a namespace: use 1 to 40 of a-z 0-9 _, no digit first"
+        )
+    try:
+        psycopg.conninfo.conninfo_to_dict(where.conninfo)
+    except psycopg.ProgrammingError as error:
+        raise errors.InvalidInput(f"{where.shown} is not a PostgreSQL address: {error}") from error
+    engine = Engine(connections.Connections(where, settings, password), settings)
+    try:
+        await engine.prepare()
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
+
+
+class Engine:
+    name = "postgresql"
+    tells = True
+
+    def __init__(self, reached: connections.Connections, settings: api.Settings) -> None:
+        self.identity = ""
+        self.durable = settings.sync == "full"
+        self._connections = reached
+        self._settings = settings
+        self._channel = f"muster_store_{settings.namespace}"
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Reader]:
+        async with self._connections.reader() as connection:
+            now = await self._connections.answered(statements.begin(connection))
+            yield Reader(now.position, self._connections, connection)
+
+    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+        return await self._read(lambda reading: statements.get_many(reading, collection, keys))
+
+    async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]:
+        return await self._read(lambda reading: statements.scan(reading, wanted, limit, reverse))
+
+    async def changes(
+        self, after: int, collection: str | None, limit: int
+    ) -> tuple[commits.Head, list[api.Change]]:
+        return await self._read(lambda reading: statements.changes(reading, after, collection, limit))
+
+    async def head(self) -> commits.Head:
+        return await self._read(statements.head)
+
+    async def disk_bytes(self) -> int:
+        found = await self._read(
+            lambda reading: statements.rows(
+                reading,
+                "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class"
+                " WHERE relnamespace = %s::regnamespace AND relkind = 'r'",
+                self._settings.namespace,
+            )
+        )
+        return int(found[0][0])
+
+    async def listen(self, wake: Callable[[], None]) -> None:
+        while True:
+            with contextlib.suppress(errors.Unavailable, psycopg.Error):
+                connection = await self._connections.connect()
+                try:
+                    await connection.execute(f"LISTEN {self._channel}")
+                    wake()  # for what was committed before this
+                    async for _ in connection.notifies():
+                        wake()
+                finally:
+                    await connection.close()
+            await asyncio.sleep(self._settings.poll_s)
+
+    async def _read(self, function: Callable[[statements.Connection], Awaitable[T]]) -> T:
+        async with self._connections.reader() as connection:
+            return await self._connections.answered(function(connection))
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    async def commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
+        try:
+            return await self._connections.answered(self._commit_again(batch))
+        except errors.TimedOut as error:
+            raise api.OutcomeUnknown(
+                error.message, hint="read before trying again: it may have been stored"
+            ) from error
+
+    async def _commit_again(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
+        """Again at once where that cannot do it twice: a dead connection, or the server's own wish."""
+        try:
+            return await self._commit(batch)
+        except (_Lost, psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
+            return await self._commit(batch)
+
+    async def _commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
+        connection = await self._connections.writer()
+        try:
+            now, xid = await statements.begin_batch(connection)
+            plan = await statements.plan(connection, batch, now, commits.limits(self._settings))
+            if plan.writes:
+                await statements.carry_out(connection, plan, self._settings.history_bytes_max)
+                await connection.execute("SELECT pg_notify(%s, '')", (self._channel,))
+        except BaseException as error:
+            lost = connection.broken
+            await self._connections.drop_writer()
+            if lost and isinstance(error, psycopg.OperationalError):
+                raise _Lost(str(error)) from error
+            raise
+        try:
+            await connection.execute("COMMIT")
+        except BaseException as error:
+            await self._connections.drop_writer()
+            if not isinstance(error, psycopg.OperationalError) or not await self._was_committed(xid, error):
+                raise
+        return plan.outcomes
+
+    async def _was_committed(self, xid: str, cause: psycopg.Error) -> bool:
+        """What the server says of a transaction whose COMMIT was not answered."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.busy_timeout_s):
+                while True:
+                    with contextlib.suppress(errors.Unavailable, psycopg.Error):
+                        connection = await self._connections.writer()
+                        ((status,),) = await statements.rows(
+                            connection, "SELECT pg_xact_status(%s::xid8)", xid
+                        )
+                        if status in ("committed", "aborted"):
+                            return bool(status == "committed")
+                    await asyncio.sleep(RETRY_WAIT_S)
+        raise api.OutcomeUnknown(
+            f"the connection to {self._connections.shown} broke while committing",
+            hint="read before trying again: it may have been stored",
+        ) from cause
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        await self._connections.answered(self._prepare())
+
+    async def _prepare(self) -> None:
+        connection = await self._connections.writer()
+        version = connection.info.server_version
+        if version < SERVER_VERSION_MIN:
+            raise errors.Refused(
+                f"{self._connections.shown} is PostgreSQL {version // 10_000}; "
+                f"it must be {SERVER_VERSION_MIN // 10_000} or later"
+            )
+        ((fsync,),) = await statements.rows(connection, "SELECT current_setting('fsync')")
+        if fsync != "on":
+            self.durable = False
+            _log.warning("%s runs with fsync off: a power cut can lose commits", self._connections.shown)
+        await connection.execute("BEGIN")
+        await self._migrate(connection)
+        await connection.execute("COMMIT")
+        ((self.identity,),) = await statements.rows(connection, "SELECT identity FROM head")
+
+    async def _migrate(self, connection: statements.Connection) -> None:
+        namespace = self._settings.namespace
+        # Processes that open a new store at once must not both make it.
+        await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._channel,))
+        tables = await statements.rows(
+            connection, "SELECT tablename::text FROM pg_tables WHERE schemaname = %s", namespace
+        )
+        if not tables:
+            await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {namespace}")
+            for statement in statements.TABLES:
+                await connection.execute(statement)
+            await connection.execute(
+                "INSERT INTO head VALUES (0, 0, 0, 0, %s, %s)",
+                (secrets.token_hex(8), statements.SCHEMA_VERSION),
+            )
+        elif ("head",) not in tables:
+            raise api.Corrupt(
+                f"the schema {namespace} of {self._connections.shown} holds something else",
+                hint="name another namespace",
+            )
+        ((found,),) = await statements.rows(connection, "SELECT schema_version FROM head")
+        if found > statements.SCHEMA_VERSION:
+            raise errors.Refused(
+                f"{self._connections.shown} is of a newer Muster "
+                f"(schema {found}; this one knows {statements.SCHEMA_VERSION})",
+                hint="use that version, or restore a backup",
+            )
+        for step in range(found, statements.SCHEMA_VERSION):
+            for statement in statements.MIGRATIONS[step]:
+                await connection.execute(statement)
+        await connection.execute("UPDATE head SET schema_version = %s", (statements.SCHEMA_VERSION,))
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+
+class _Lost(psycopg.OperationalError):
+    """The connection broke before COMMIT was sent."""
+
+
+class Reader:
+    def __init__(
+        self, version: int, reached: connections.Connections, connection: statements.Connection
+    ) -> None:
+        self.version = version
+        self._connections = reached
+        self._connection = connection
+
+    async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+        return await self._connections.answered(statements.get_many(self._connection, collection, keys))
+
+    async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]:
+        return await self._connections.answered(statements.scan(self._connection, wanted, limit, reverse))
+
+    async def everything(self, after: commits.Place, limit: int) -> list[tuple[str, api.Record]]:
+        return await self._connections.answered(statements.everything(self._connection, after, limit))

@@ -1,0 +1,199 @@
+"""The tables, and what is said about them on a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, LiteralString
+
+import msgspec
+import psycopg
+
+from muster.store import api, commits
+
+Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+SCHEMA_VERSION = 1
+
+TABLES: tuple[LiteralString, ...] = (
+    "CREATE TABLE head (position bigint NOT NULL, trimmed bigint NOT NULL, record_bytes bigint NOT NULL,"
+    " history_bytes bigint NOT NULL, identity text NOT NULL, schema_version integer NOT NULL)",
+    'CREATE TABLE record (collection text COLLATE "C" NOT NULL, key bytea NOT NULL, value bytea NOT NULL,'
+    " version bigint NOT NULL, position bigint NOT NULL, epoch bigint NOT NULL,"
+    " PRIMARY KEY (collection, key))",
+    "CREATE TABLE change (position bigint PRIMARY KEY, version bigint NOT NULL,"
+    ' collection text COLLATE "C" NOT NULL,'
+    " key bytea NOT NULL, deleted boolean NOT NULL, epoch bigint NOT NULL, value bytea)",
+)
+
+#: From the schema version that is the key to the next one.
+MIGRATIONS: dict[int, tuple[LiteralString, ...]] = {}
+
+_STORED: LiteralString = """
+SELECT r.collection, r.key, r.version, r.position, r.epoch, octet_length(r.value)
+FROM unnest(%b::text[], %b::bytea[]) AS t (collection, key)
+JOIN record r ON r.collection = t.collection AND r.key = t.key
+"""
+_SUPERSEDE: LiteralString = """
+UPDATE change c SET value = r.value
+FROM unnest(%b::text[], %b::bytea[], %b::bigint[]) AS t (collection, key, position)
+JOIN record r ON r.collection = t.collection AND r.key = t.key
+WHERE c.position = t.position
+"""
+_PUT: LiteralString = """
+INSERT INTO record (collection, key, value, version, position, epoch)
+SELECT * FROM unnest(%b::text[], %b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[])
+ON CONFLICT (collection, key) DO UPDATE SET value = excluded.value, version = excluded.version,
+    position = excluded.position, epoch = excluded.epoch
+"""
+_DELETE: LiteralString = """
+DELETE FROM record r USING unnest(%b::text[], %b::bytea[]) AS t (collection, key)
+WHERE r.collection = t.collection AND r.key = t.key
+"""
+_CHANGE: LiteralString = """
+INSERT INTO change (position, version, collection, key, deleted, epoch, value)
+SELECT * FROM unnest(
+    %b::bigint[], %b::bigint[], %b::text[], %b::bytea[], %b::boolean[], %b::bigint[], %b::bytea[])
+"""
+_TRIM: LiteralString = """
+WITH gone AS (DELETE FROM change WHERE position <= %s RETURNING octet_length(value) AS bytes)
+SELECT coalesce(sum(bytes), 0)::bigint FROM gone
+"""
+_CHANGES: LiteralString = """
+SELECT c.position, c.version, c.collection, c.key, coalesce(c.value, r.value), c.epoch
+FROM change c LEFT JOIN record r
+  ON NOT c.deleted AND c.value IS NULL AND r.collection = c.collection AND r.key = c.key
+WHERE c.position > %s AND (%s::text IS NULL OR c.collection = %s) ORDER BY c.position LIMIT %s
+"""
+
+
+async def rows(connection: Connection, statement: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+    async with connection.cursor(binary=True) as cursor:
+        await cursor.execute(statement, values)
+        return await cursor.fetchall()
+
+
+# -- reading ---------------------------------------------------------------------------------------------
+
+
+async def begin(connection: Connection) -> commits.Head:
+    await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    return await head(connection)  # the first read fixes the moment
+
+
+async def head(connection: Connection) -> commits.Head:
+    (row,) = await rows(connection, "SELECT position, trimmed, record_bytes, history_bytes FROM head")
+    return commits.Head(*row)
+
+
+async def get_many(connection: Connection, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
+    found = await rows(
+        connection,
+        "SELECT key, value, version, epoch FROM record WHERE collection = %s AND key = ANY(%b::bytea[])",
+        collection,
+        list(keys),
+    )
+    return [_record(*row) for row in found]
+
+
+async def scan(
+    connection: Connection, wanted: commits.Range, limit: int | None, reverse: bool
+) -> list[api.Record]:
+    bounds = (wanted.low,) if wanted.high is None else (wanted.low, wanted.high)
+    found = await rows(
+        connection,
+        "SELECT key, value, version, epoch FROM record WHERE collection = %s AND key >= %b"
+        + ("" if wanted.high is None else " AND key < %b")
+        + (" ORDER BY key DESC" if reverse else " ORDER BY key")
+        + " LIMIT %s",
+        wanted.collection,
+        *bounds,
+        limit,
+    )
+    return [_record(*row) for row in found]
+
+
+async def everything(
+    connection: Connection, after: commits.Place, limit: int
+) -> list[tuple[str, api.Record]]:
+    found = await rows(
+        connection,
+        "SELECT collection, key, value, version, epoch FROM record WHERE (collection, key) > (%s, %b)"
+        " ORDER BY collection, key LIMIT %s",
+        *after,
+        limit,
+    )
+    return [(collection, _record(*row)) for collection, *row in found]
+
+
+async def changes(
+    connection: Connection, after: int, collection: str | None, limit: int
+) -> tuple[commits.Head, list[api.Change]]:
+    now = await begin(connection)
+    found = await rows(connection, _CHANGES, after, collection, collection, limit)
+    return now, [
+        api.Change(position, version, name, key.decode(), value, epoch)
+        for position, version, name, key, value, epoch in found
+    ]
+
+
+def _record(key: bytes, value: bytes, version: int, epoch: int) -> api.Record:
+    return api.Record(key.decode(), value, version, epoch)
+
+
+# -- writing ---------------------------------------------------------------------------------------------
+
+
+async def begin_batch(connection: Connection) -> tuple[commits.Head, str]:
+    """Locks the store. Returns also the name by which PostgreSQL knows this transaction."""
+    await connection.execute("BEGIN")
+    ((*numbers, xid),) = await rows(
+        connection,
+        "SELECT position, trimmed, record_bytes, history_bytes, pg_current_xact_id()::text"
+        " FROM head FOR UPDATE",
+    )
+    return commits.Head(*numbers), xid
+
+
+async def plan(
+    connection: Connection, batch: Sequence[commits.Commit], now: commits.Head, limits: commits.Limits
+) -> commits.Plan:
+    stored: dict[commits.Place, commits.Stored] = {}
+    if places := list(commits.touched(batch)):
+        for collection, key, *known in await rows(connection, _STORED, *_columns(places)):
+            stored[collection, key] = commits.Stored(*known)
+    recent: Iterator[tuple[int, commits.Place]] = iter(())
+    oldest = commits.oldest_snapshot(batch)
+    if oldest is not None and oldest < now.position:
+        found = await rows(
+            connection, "SELECT position, collection, key FROM change WHERE position > %s ORDER BY 1", oldest
+        )
+        recent = ((position, (collection, key)) for position, collection, key in found)
+    return commits.plan(batch, head=now, stored=stored, recent=recent, limits=limits)
+
+
+async def carry_out(connection: Connection, plan: commits.Plan, history_bytes_max: int) -> None:
+    for statement, values in (
+        (_SUPERSEDE, [(*place, position) for place, position in plan.superseded.items()]),
+        (_PUT, [(*place, p.value, p.version, p.position, p.epoch) for place, p in plan.puts.items()]),
+        (_DELETE, list(plan.deletes)),
+        (_CHANGE, [(c.position, c.version, *c.place, c.deleted, c.epoch, c.value) for c in plan.changes]),
+    ):
+        if values:
+            await connection.execute(statement, _columns(values))
+    now = await _trimmed(connection, plan.head, plan.head.trimmed)
+    while (further := commits.trim_to(now, history_bytes_max)) > now.trimmed:
+        now = await _trimmed(connection, now, further)
+    await connection.execute(
+        "UPDATE head SET position = %s, trimmed = %s, record_bytes = %s, history_bytes = %s",
+        msgspec.structs.astuple(now),
+    )
+
+
+async def _trimmed(connection: Connection, now: commits.Head, upto: int) -> commits.Head:
+    ((freed_bytes,),) = await rows(connection, _TRIM, upto)
+    return msgspec.structs.replace(now, trimmed=upto, history_bytes=now.history_bytes - freed_bytes)
+
+
+def _columns(values: Sequence[tuple[object, ...]]) -> list[list[object]]:
+    """PostgreSQL takes many rows fastest as one array for each column."""
+    return [list(column) for column in zip(*values, strict=True)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import copy
 from collections.abc import Callable
 
 import msgspec
@@ -102,24 +103,28 @@ class Committer:
             outcomes = await self._target.commit([one.commit for one in batch])
         except api.Full as error:
             if len(batch) == 1:
-                self._answer(batch[0], error)
-            for one in batch if len(batch) > 1 else []:
+                self._fail(batch, error)
+            for one in batch if len(batch) > 1 else ():
                 await self._commit([one])
             return
         except errors.MusterError as error:
-            for one in batch:
-                self._answer(one, error)
+            self._fail(batch, error)
             return
-        except Exception as error:  # noqa: BLE001 - whatever it was, the callers hear of it and the task lives on
+        except Exception as error:  # noqa: BLE001 - whatever it was, the callers hear of it and we live on
             broken = errors.InvariantBroken(f"the store's engine failed in an unknown way: {error!r}")
             broken.__cause__ = error
-            for one in batch:
-                self._answer(one, broken)
+            self._fail(batch, broken)
             return
         self.counters.batches += 1
         for one, outcome in zip(batch, outcomes, strict=True):
             self._answer(one, outcome)
         self._committed()
+
+    def _fail(self, batch: list[_Waiting], error: errors.MusterError) -> None:
+        for one in batch:
+            own = copy.copy(error)  # raised by one caller only
+            own.__cause__ = error
+            self._answer(one, own)
 
     def _answer(self, one: _Waiting, outcome: int | errors.MusterError) -> None:
         counters = self.counters

@@ -1,34 +1,50 @@
 """A store, whatever its engine: `open` one, run transactions, read, and follow the feed of changes.
 
-store = await database.open("sqlite:state.db")
-async with store.transaction() as tx:
-    record = await tx.get("resources", "r1")
-    tx.put("resources", "r1", b"…", expected_version=record.version if record else api.ABSENT)
-async for changes in store.watch(after=tx.version):
-    …
-await store.close()
+    store = await database.open("sqlite:state.db")
+    async with store.transaction() as tx:
+        record = await tx.get("resources", "r1")
+        tx.put("resources", "r1", b"…", expected_version=record.version if record else api.ABSENT)
+    async for changes in store.watch(after=tx.version):
+        …
+
+Close it, or use it with ``async with``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import pathlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Self, TypeVar
 
 from muster.core import errors
-from muster.store import api, committer, engine, transactions, urls
+from muster.store import api, commits, committer, engine, transactions, urls
 
 T = TypeVar("T")
 
 PAGE_RECORDS = 1_000
 TOLD_POLL_FACTOR = 20  # an engine that tells of commits is polled only in case a word was lost
 
+#: Stands in a store while it is being restored.
+UNFINISHED: commits.Place = ("_unfinished", b"restore")
 
-async def open(url: str, *, settings: api.Settings | None = None, password: str | None = None) -> Store:
-    """``sqlite:PATH``, ``sqlite::memory:`` or ``postgresql://USER@HOST:PORT/DATABASE``."""
+
+async def open(
+    url: str,
+    *,
+    settings: api.Settings | None = None,
+    password: str | None = None,
+    folder: pathlib.Path | None = None,
+    unfinished: bool = False,
+) -> Store:
+    """``sqlite:PATH``, ``sqlite::memory:`` or ``postgresql://USER@HOST:PORT/DATABASE``.
+
+    A relative path is taken from ``folder``.  A store that a restore has left half full is refused unless
+    ``unfinished`` says that this is known.
+    """
     settings = settings or api.Settings()
-    where = urls.parse(url)
+    where = urls.parse(url, folder)
     opened: engine.Engine
     if isinstance(where, urls.SQLite):
         from muster.store.sqlite import engine as sqlite
@@ -43,14 +59,18 @@ async def open(url: str, *, settings: api.Settings | None = None, password: str 
             ) from error
 
         opened = await postgres.open(where, settings, password)
-    return Store(opened, settings)
+    store = Store(opened, settings)
+    if not unfinished and await store.is_unfinished():
+        await store.close()
+        raise api.Corrupt("a restore into this store did not finish", hint="restore again")
+    return store
 
 
 class Store:
     """Belongs to the event loop that opened it."""
 
     def __init__(self, opened: engine.Engine, settings: api.Settings) -> None:
-        self._engine = opened
+        self.engine = opened
         self._settings = settings
         self._tick = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -61,14 +81,14 @@ class Store:
     @property
     def identity(self) -> str:
         """Given when the store was made: a position or version means nothing in a store of another name."""
-        return self._engine.identity
+        return self.engine.identity
 
     # -- transactions ------------------------------------------------------------------------------------
 
     def transaction(self) -> transactions.Transaction:
         """What it is refused with (`api.Overtaken`, `errors.Conflict`, …) comes at the end of its block."""
         self._check_open()
-        return transactions.Transaction(self._engine, self._committer.submit, self._settings)
+        return transactions.Transaction(self.engine, self._committer.submit, self._settings)
 
     async def transact(
         self, function: Callable[[transactions.Transaction], Awaitable[T]], *, attempts: int = 20
@@ -118,7 +138,7 @@ class Store:
         self._check_open()
         transactions.check_collection(collection)
         encoded = [transactions.encode_key(key) for key in dict.fromkeys(keys)]
-        return {record.key: record for record in await self._engine.get_many(collection, encoded)}
+        return {record.key: record for record in await self.engine.get_many(collection, encoded)}
 
     async def scan(
         self,
@@ -134,7 +154,7 @@ class Store:
         self._check_open()
         transactions.check_limit(limit)
         wanted = transactions.range_of(collection, prefix, start, end)
-        return await self._engine.scan(wanted, limit, reverse)
+        return await self.engine.scan(wanted, limit, reverse)
 
     async def pages(
         self,
@@ -161,7 +181,7 @@ class Store:
     async def version(self) -> int:
         """Of the last commit."""
         self._check_open()
-        return (await self._engine.head()).position
+        return (await self.engine.head()).position
 
     # -- the feed ----------------------------------------------------------------------------------------
 
@@ -172,7 +192,7 @@ class Store:
             transactions.check_collection(collection)
         if limit < 1:
             raise errors.InvalidInput(f"a limit of {limit} is not possible: give 1 or more")
-        head, found = await self._engine.changes(after, collection, limit)
+        head, found = await self.engine.changes(after, collection, limit)
         if after < head.trimmed:
             raise api.Trimmed(
                 f"the changes after {after} are gone; the feed begins after {head.trimmed}",
@@ -193,10 +213,10 @@ class Store:
         It rides out an engine that is unavailable for a while.
         """
         position = await self.version() if after is None else after
-        if self._engine.tells and self._listening is None:
-            self._listening = asyncio.create_task(self._engine.listen(self._wake), name="store-listener")
+        if self.engine.tells and self._listening is None:
+            self._listening = asyncio.create_task(self.engine.listen(self._wake), name="store-listener")
         while not self._closed:
-            tick, poll_s = self._tick, self._settings.poll_s * (TOLD_POLL_FACTOR if self._engine.tells else 1)
+            tick, poll_s = self._tick, self._settings.poll_s * (TOLD_POLL_FACTOR if self.engine.tells else 1)
             try:
                 batch = await self.changes(position, collection=collection, limit=limit)
             except errors.Unavailable:
@@ -215,15 +235,26 @@ class Store:
         self._tick.set()
         self._tick = asyncio.Event()
 
+    # -- for backup and restore ------------------------------------------------------------------------------
+
+    async def write(self, writes: Mapping[commits.Place, commits.Write]) -> int:
+        """One commit to any collections, the store's own too."""
+        size_bytes = sum(commits.size(place, len(write.value or b"")) for place, write in writes.items())
+        return await self._committer.submit(commits.Commit(writes), size_bytes)
+
+    async def is_unfinished(self) -> bool:
+        collection, key = UNFINISHED
+        return bool(await self.engine.get_many(collection, [key]))
+
     # -- the store itself --------------------------------------------------------------------------------
 
     async def statistics(self) -> api.Statistics:
         self._check_open()
-        head = await self._engine.head()
+        head = await self.engine.head()
         counters = self._committer.counters
         return api.Statistics(
-            engine=self._engine.name,
-            durable=self._engine.durable,
+            engine=self.engine.name,
+            durable=self.engine.durable,
             version=head.position,
             commits=counters.commits,
             batches=counters.batches,
@@ -235,7 +266,7 @@ class Store:
             waiting=self._committer.waiting,
             record_bytes=head.record_bytes,
             history_bytes=head.history_bytes,
-            disk_bytes=await self._engine.disk_bytes(),
+            disk_bytes=await self.engine.disk_bytes(),
         )
 
     async def close(self) -> None:
@@ -248,7 +279,7 @@ class Store:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait([self._listening])
-        await self._engine.close()
+        await self.engine.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -25,7 +25,8 @@ class PostgreSQL(msgspec.Struct, frozen=True):
     shown: str
 
 
-def parse(url: str) -> SQLite | PostgreSQL:
+def parse(url: str, folder: pathlib.Path | None = None) -> SQLite | PostgreSQL:
+    """A relative path is taken from ``folder``."""
     scheme, colon, rest = url.partition(":")
     if not colon or scheme not in ("sqlite", "postgresql", "postgres"):
         raise errors.InvalidInput(f"{scheme[:40]!r} is not an engine that can hold a store", hint=_HINT)
@@ -34,7 +35,7 @@ def parse(url: str) -> SQLite | PostgreSQL:
             raise errors.InvalidInput(f"{url[:120]!r}: sqlite: takes a path, without //", hint=_HINT)
         if not rest or "\0" in rest:
             raise errors.InvalidInput("sqlite: needs the path of a file", hint=_HINT)
-        return SQLite(None if rest == ":memory:" else pathlib.Path(rest))
+        return SQLite(None if rest == ":memory:" else (folder or pathlib.Path()) / rest)
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port

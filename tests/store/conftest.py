@@ -1,9 +1,11 @@
-"""A store of each engine: whoever takes `store` or `url` runs on all of them."""
+"""A store of each engine: whoever takes `store` or `reopen` runs on all of them."""
 
 from __future__ import annotations
 
+import pathlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,24 +19,31 @@ postgres_server = postgres.postgres_server
 Opener = Callable[..., Awaitable[database.Store]]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where one test's store is."""
+
+    url: str
+    password: str | None
+    settings: api.Settings
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def engine(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Place:
+    if request.param == "sqlite":
+        return Place(f"sqlite:{tmp_path}/store.db", None, api.Settings())
+    server = request.getfixturevalue("postgres_server")
+    return Place(server.url, server.password, api.Settings(namespace=f"t_{secrets.token_hex(6)}"))
 
 
 @pytest.fixture
-async def reopen(engine: str, request: pytest.FixtureRequest, tmp_path: Any) -> AsyncIterator[Opener]:
+async def reopen(place: Place) -> AsyncIterator[Opener]:
     """Opens the same store, each time as another process would; settings may be given."""
     opened: list[database.Store] = []
-    if engine == "sqlite":
-        url, password, namespace = f"sqlite:{tmp_path}/store.db", None, "unused"
-    else:
-        server = request.getfixturevalue("postgres_server")
-        url, password, namespace = server.url, server.password, f"t_{secrets.token_hex(6)}"
 
-    async def open_one(**settings: Any) -> database.Store:
-        chosen = msgspec.structs.replace(api.Settings(namespace=namespace), **settings)
-        opened.append(await database.open(url, settings=chosen, password=password))
+    async def open_one(**changes: Any) -> database.Store:
+        settings = msgspec.structs.replace(place.settings, **changes)
+        opened.append(await database.open(place.url, settings=settings, password=place.password))
         return opened[-1]
 
     yield open_one

@@ -104,6 +104,7 @@ class Transaction:
 
     async def get_many(self, collection: str, keys: Iterable[str]) -> dict[str, api.Record]:
         """Those of ``keys`` that exist."""
+        self._check_open()
         check_collection(collection)
         found: dict[str, api.Record] = {}
         asked: list[bytes] = []
@@ -131,6 +132,7 @@ class Transaction:
         reverse: bool = False,
     ) -> list[api.Record]:
         """Records in the order of their keys: from ``start`` (included) to ``end`` (not included)."""
+        self._check_open()
         wanted = range_of(collection, prefix, start, end)
         check_limit(limit)
         reader = await self._snapshot()
@@ -204,8 +206,7 @@ class Transaction:
     def _write(
         self, place: commits.Place, value: bytes | None, expected_version: int | None, epoch: int | None
     ) -> None:
-        if not self._open:
-            raise errors.InvalidInput("this transaction is not open: write inside its `async with`")
+        self._check_open()
         _check_integer(expected_version, "an expected version")
         _check_integer(epoch, "an epoch")
         earlier = self._writes.get(place)
@@ -247,9 +248,11 @@ class Transaction:
         else:
             self._version = snapshot
 
-    async def _snapshot(self) -> engine.Reader:
+    def _check_open(self) -> None:
         if not self._open:
-            raise errors.InvalidInput("this transaction is not open: read inside its `async with`")
+            raise errors.InvalidInput("this transaction is not open: use it inside its `async with`")
+
+    async def _snapshot(self) -> engine.Reader:
         if self._reader is None:
             self._reader = await self._stack.enter_async_context(self._source.snapshot())
         return self._reader

@@ -29,6 +29,7 @@ from typing import TypedDict
 import pytest
 
 from muster.core import errors
+from muster.testing import plugin
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0
@@ -155,9 +156,8 @@ def postgres_server() -> Iterator[Server]:
         try:
             server = stack.enter_context(running())
         except errors.MusterError as error:
-            if os.environ.get("CI") == "true":
-                raise
-            pytest.skip(f"no PostgreSQL: {error}")
+            plugin.require_part("PostgreSQL", False, hint=str(error))
+            raise
         yield server
 
 

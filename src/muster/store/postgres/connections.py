@@ -36,7 +36,6 @@ class Connections:
         durability = "on" if self._settings.sync == "full" else "off"
         limit_ms, idle_ms = (str(max(1, round(n * self._settings.busy_timeout_s))) for n in (1_000, 2_000))
         given = {"password": self._password} if self._password is not None else {}
-        connection = None
         try:
             connection = await psycopg.AsyncConnection.connect(
                 self._where.conninfo,
@@ -46,15 +45,15 @@ class Connections:
                 client_encoding="UTF8",
                 **given,  # type: ignore[arg-type]
             )
-            await connection.execute(
-                "SELECT set_config('search_path', %s, false), set_config('synchronous_commit', %s, false),"
-                " set_config('lock_timeout', %s, false),"
-                " set_config('idle_in_transaction_session_timeout', %s, false)",
-                (self._settings.namespace, durability, limit_ms, idle_ms),
-            )
+            async with _closed_on_failure(connection):
+                await connection.execute(
+                    "SELECT set_config('search_path', %s, false),"
+                    " set_config('synchronous_commit', %s, false),"
+                    " set_config('lock_timeout', %s, false),"
+                    " set_config('idle_in_transaction_session_timeout', %s, false)",
+                    (self._settings.namespace, durability, limit_ms, idle_ms),
+                )
         except psycopg.Error as error:
-            if connection is not None:
-                await connection.close()
             raise translated(error, self.shown) from error
         return connection
 
@@ -93,9 +92,9 @@ class Connections:
         while self._idle:
             connection = self._idle.pop()
             with contextlib.suppress(psycopg.Error):
-                await connection.execute("")  # a restarted server has left dead connections behind
-                return connection
-            await connection.close()
+                async with _closed_on_failure(connection):
+                    await connection.execute("")  # a restarted server has left dead connections behind
+                    return connection
         return await self.connect()
 
     async def _give_back(self, connection: statements.Connection) -> None:
@@ -124,6 +123,15 @@ class Connections:
         await self.drop_writer()
         while self._idle:
             await self._idle.pop().close()
+
+
+@contextlib.asynccontextmanager
+async def _closed_on_failure(connection: statements.Connection) -> AsyncIterator[None]:
+    try:
+        yield
+    except BaseException:
+        await connection.close()
+        raise
 
 
 def translated(error: psycopg.Error, shown: str) -> errors.MusterError:

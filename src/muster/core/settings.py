@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import difflib
 import functools
-import json
 import math
 import os
 import pathlib
 import re
-import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -32,14 +30,14 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from muster.core import errors, units
+from muster.core import errors, toml, units
 
 ENV_PREFIX = "MUSTER_"
-MAX_FILE_BYTES = 1 << 20
+MAX_PROBLEMS = 50  # told at once
 MAX_SECRET_BYTES = 64 << 10
 MAX_NUMBER = (1 << 63) - 1  # what the broker and the database can hold
 
-Path = tuple[str, ...]
+Path = toml.Path
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -150,6 +148,8 @@ def resolve(
 
     def take(path: Path, raw: Any, source: str, *, folder: pathlib.Path | None = None) -> None:
         field = index.get(path)
+        if len(problems) >= MAX_PROBLEMS:
+            return
         if field is None:
             problems.append(Problem(source[:400], ".".join(path)[:200], _unknown(path, index)))
             return
@@ -165,9 +165,11 @@ def resolve(
 
     if file is not None:
         location = pathlib.Path(file)
-        text = _read(location)
-        for path, raw in _leaves(_parse(location, text), index):
-            take(path, raw, f"{location}{_line_of(path, text)}", folder=location.absolute().parent)
+        document = toml.read(location)
+        for path, raw in _leaves(document.tree, index):
+            line = document.line(path)
+            source = f"{location}:{line}" if line else str(location)
+            take(path, raw, source, folder=location.absolute().parent)
     for name, raw in sorted((env or {}).items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
             take(tuple(name[len(ENV_PREFIX) :].lower().split("__")), raw, f"environment {name}")
@@ -271,29 +273,6 @@ def _build(
 # -- reading -----------------------------------------------------------------------------------------------
 
 
-def _read(path: pathlib.Path) -> str:
-    try:
-        with path.open("rb") as opened:
-            data = opened.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError as error:
-        raise errors.NotFound(f"there is no settings file {path}", hint="`muster init` writes one") from error
-    except OSError as error:
-        raise errors.InvalidInput(f"cannot read the settings file {path}: {error.strerror}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise errors.LimitExceeded(f"the settings file {path} is over {MAX_FILE_BYTES} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidSettings([Problem(str(path), "", f"not UTF-8 text (byte {error.start})")]) from error
-
-
-def _parse(path: pathlib.Path, text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InvalidSettings([Problem(str(path), "", f"not TOML: {error}")]) from error
-
-
 def _leaves(
     table: Mapping[str, Any], index: Mapping[Path, Field], prefix: Path = ()
 ) -> Iterator[tuple[Path, Any]]:
@@ -304,35 +283,6 @@ def _leaves(
             yield from _leaves(value, index, path)
         else:
             yield path, value
-
-
-_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?\Z")
-_KEY = re.compile(
-    r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
-)
-
-
-def _line_of(path: Path, text: str) -> str:
-    """``:12`` where the key, or the table it stands in, is found; the parser itself does not tell.
-
-    A key that only seems to be one inside a multi-line string may mislead it: it is a help for eyes.
-    """
-    best, best_line, table = 0, 0, ()  # type: int, int, Path
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _HEADER.match(line):
-            table = _keys(header[1])
-            here = table
-        elif key := _KEY.match(line):
-            here = table + _keys(key[1])
-        else:
-            continue
-        if path[: len(here)] == here and len(here) > best:
-            best, best_line = len(here), number
-    return f":{best_line}" if best_line else ""
-
-
-def _keys(dotted: str) -> Path:
-    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
 
 
 def _unknown(path: Path, index: Mapping[Path, Field]) -> str:
@@ -376,13 +326,11 @@ def _convert(field: Field, raw: Any) -> Any:
     try:
         return msgspec.convert(raw, field.type)
     except msgspec.ValidationError as error:
-        # A literal secret given by mistake must not end up in a log; and msgspec never echoes a value.
-        why = "name a secret by file:PATH or env:NAME" if field.secret else _plain(str(error))
-        raise errors.InvalidInput(f"{why}; it takes {describe_type(field)}") from error
-
-
-def _plain(message: str) -> str:
-    return message.replace("`", "").removesuffix(" - at $")
+        takes = f"it takes {describe_type(field)}"
+        if field.secret:  # one that was given itself, by mistake, must not be repeated in a message
+            raise errors.InvalidInput(takes) from None
+        why = str(error).replace("`", "").removesuffix(" - at $")
+        raise errors.InvalidInput(f"{why[:200]}; {takes}") from error
 
 
 _TRUTH = {
@@ -472,22 +420,17 @@ def to_toml(settings: msgspec.Struct, sources: Mapping[str, str] | None = None) 
         if field.path[:-1] != table:
             table = field.path[:-1]
             lines += [*([""] if lines else []), f"[{'.'.join(table)}]"]
-        line = f"{field.path[-1]} = {_toml_value(value_of(settings, field.path))}"
+        line = f"{field.path[-1]} = {toml.write(_shown(value_of(settings, field.path)))}"
         if sources is not None:
             line += f"  # {sources.get(field.key, 'default')}"
         lines.append(line)
     return "\n".join(lines) + "\n"
 
 
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which TOML wants escaped.
-        return json.dumps(masked(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+def _shown(value: Any) -> Any:
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    return repr(value)
+        return tuple(map(_shown, value))
+    return masked(value) if isinstance(value, str) else value
 
 
 def reference(whole: type[msgspec.Struct]) -> str:
@@ -506,18 +449,18 @@ def reference(whole: type[msgspec.Struct]) -> str:
             table = field.path[:-1]
             lines += ["", f"{'#' * (len(table) + 1)} `[{'.'.join(table)}]`", "", titles[table], ""]
         lines += [
-            f"- **`{field.path[-1]}`** = `{_shown(field)}` — {describe_type(field)}. `{field.env}`  ",
+            f"- **`{field.path[-1]}`** = `{_default(field)}` — {describe_type(field)}. `{field.env}`  ",
             f"  {field.description}",
         ]
     return "\n".join(lines) + "\n"
 
 
-def _shown(field: Field) -> str:
+def _default(field: Field) -> str:
     if field.is_duration and field.default:
         return f'"{units.format_duration(field.default)}"'
     if field.is_size and field.default:
         return f'"{units.format_size(field.default)}"'
-    return _toml_value(field.default)
+    return toml.write(field.default)
 
 
 def _section_titles(defaults: msgspec.Struct, prefix: Path) -> dict[Path, str]:

@@ -133,13 +133,13 @@ class TextForm(logging.Formatter):
 
 def _quoted(value: Any) -> str:
     text = str(_bounded(value))
-    # JSON's quoting keeps an event on one line and a terminal safe from control characters.
-    return text if _PLAIN.match(text) else _escaped(text)
+    return text if _PLAIN.match(text) else _json(_clean(text))
 
 
-def _escaped(text: str) -> str:
-    quoted = msgspec.json.encode(text.encode(errors="replace").decode()).decode()
-    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", quoted)
+def _json(value: Any) -> str:
+    """Without any character that a reader may take for the end of a line, or a terminal for a command."""
+    text = msgspec.json.encode(value).decode()
+    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class JsonForm(logging.Formatter):
@@ -157,7 +157,7 @@ class JsonForm(logging.Formatter):
             event[name if name not in event else f"{name}_"] = _clean(_bounded(value))
         if record.exc_info:
             event["stack"] = _clean(self.formatException(record.exc_info))
-        return msgspec.json.encode(event).decode()
+        return _json(event)
 
 
 def _clean(value: Any) -> Any:

@@ -28,7 +28,7 @@ MAX_FACT_CHARACTERS = 2000
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _COLOURS = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31"}
-_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+\Z")
+_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+\Z")
 
 
 class Events:

@@ -175,7 +175,8 @@ def _service(part: str) -> list[str]:
     kept = [f"$KV.{part}.>", f"$KV.{LEASES}.{part}.>"]
     owned = [api for stream in (*STREAMS.get(part, ()), f"KV_{part}") for api in _owning(stream)]
     leases = [*_reading(f"KV_{LEASES}"), *_creating(f"KV_{LEASES}")]
-    return [*said, *kept, *owned, *leases, "$JS.API.INFO", "$JS.API.STREAM.NAMES", _CONNECTED]
+    general = ["$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", _CONNECTED]
+    return [*said, *kept, *owned, *leases, *general]
 
 
 def _reading(stream: str) -> list[str]:

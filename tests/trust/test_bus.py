@@ -1,0 +1,75 @@
+"""Muster's own connections under roles: what a service needs works, and a refusal reaches the caller."""
+
+import time
+
+import pytest
+
+from muster.bus import api, client
+from muster.core import errors
+from muster.trust import keyring, roles
+from tests.trust import servers
+
+
+@pytest.fixture
+def trust(tmp_path):
+    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    for identity, role in (("c1", roles.Role.CHANNEL), ("a1", roles.Role.AGENT), ("m1", roles.Role.MANAGER)):
+        trust.issue(identity, role)
+    return trust
+
+
+async def test_a_service_keeps_its_streams_and_an_agent_reports_into_them(tmp_path, trust):
+    async with servers.server(tmp_path, trust) as server:
+
+        async def connect(identity: str) -> client.Client:
+            return await client.connect([server.url], creds=trust.credentials_path(identity))
+
+        async with await connect("c1") as channel, await connect("a1") as agent:
+            assert (channel.identity, agent.identity) == ("c1", "a1")
+            settings = api.StreamSettings(name="reports", subjects=("muster.monitor.from.*.report",))
+            stream = await channel.stream(settings)
+            ack = await agent.request("muster.monitor.from.a1.report", b"load=1")
+            assert b'"seq":1' in ack.data.replace(b" ", b"")
+            assert [m.data async for m in stream.read(1)] == [b"load=1"]
+            assert (await stream.get(1)).subject == "muster.monitor.from.a1.report"
+            await stream.publish("muster.monitor.from.c1.report", b"merged")
+            last = await stream.publish_batch([api.Outgoing("muster.monitor.from.c1.report", b"x")] * 3)
+            assert last == 5
+            consumer = await stream.consumer(api.ConsumerSettings(name="merger"))
+            delivered = await consumer.fetch(5)
+            assert len(delivered) == 5
+            await delivered[-1].ack(confirmed=True)
+            await consumer.close()
+            await stream.delete_consumer("merger")
+            await stream.purge(before=3)
+            assert "reports" in await channel.streams()
+            await channel.audit()
+            await agent.audit()
+
+            with pytest.raises(errors.MusterError):
+                await agent.open_stream("reports")
+            with pytest.raises(errors.Forbidden):
+                await agent.subscribe("muster.monitor.from.*.>")
+
+
+async def test_leases_work_under_a_role(tmp_path, trust):
+    async with (
+        servers.server(tmp_path, trust) as server,
+        await client.connect([server.url], creds=trust.credentials_path("m1")) as manager,
+    ):
+        bucket = await manager.key_value(api.KeyValueSettings(bucket=roles.LEASES))
+        revision = await bucket.create("manage.shard-1", b"m1", ttl_s=30)
+        revision = await bucket.update("manage.shard-1", b"m1", revision=revision, ttl_s=30)
+        found = await bucket.get("manage.shard-1")
+        assert found is not None
+        assert found.revision == revision
+        assert await bucket.keys() == ["manage.shard-1"]
+        await bucket.delete("manage.shard-1", revision=revision)
+
+
+async def test_the_refusal_of_credentials_reaches_the_caller(tmp_path, trust):
+    past = keyring.Trust(trust.folder, "north", clock=lambda: time.time() - 1000)
+    past.issue("old", roles.Role.AGENT, lifetime_s=10)
+    async with servers.server(tmp_path, trust) as server:
+        with pytest.raises(errors.Unauthorized):
+            await client.connect([server.url], creds=trust.credentials_path("old"))

@@ -119,8 +119,9 @@ def explain(name: str, output: str, exit_code: int | None) -> BrokerFailed:
 
 def given_up(name: str, crashes: int, last: errors.MusterError) -> BrokerFailed:
     tail = last.log_tail if isinstance(last, BrokerFailed) else ()
+    times = "once" if crashes == 1 else f"{crashes} times"
     return BrokerFailed(
-        f"broker {name} fell {crashes} times in a row and was given up; the last time: {last.message}",
+        f"broker {name} fell {times} and was given up; the last time: {last.message}",
         fault=Fault.CRASH_LOOP,
         log_tail=tail,
         hint=last.hint or "the broker's log has more",

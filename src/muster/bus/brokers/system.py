@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nats
 import nats.errors
+from nats.aio.client import Client as NATS
 
 from muster.bus.brokers import config
 from muster.core import errors
@@ -37,7 +39,37 @@ async def request(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Ask, and raise what the answer complains of."""
+    """Ask whoever is responsible, and raise what the answer complains of."""
+    async with _connected(urls, access, timeout_s) as client:
+        try:
+            reply = await client.request(subject, json.dumps(payload).encode(), timeout=timeout_s)
+        except nats.errors.NoRespondersError as error:
+            raise errors.Unavailable(f"nobody answers {subject}: the storage has no leader") from error
+        except (nats.errors.TimeoutError, nats.errors.ConnectionClosedError) as error:
+            raise errors.TimedOut(f"no answer to {subject} in {timeout_s:g} s") from error
+    answer = json.loads(reply.data)
+    if "error" in answer:
+        raise errors.Refused(f"{subject}: {answer['error'].get('description', answer['error'])}")
+    return dict(answer)
+
+
+async def gather(
+    urls: Sequence[str], access: Access, subject: str, *, enough: int, timeout_s: float = 1.0
+) -> list[dict[str, Any]]:
+    """Ask every broker, and collect answers until there are ``enough`` or time is up."""
+    answers: list[dict[str, Any]] = []
+    async with _connected(urls, access, TIMEOUT_S) as client:
+        inbox = await client.subscribe(client.new_inbox())
+        await client.publish(subject, b"", reply=inbox.subject)
+        with contextlib.suppress(nats.errors.TimeoutError, nats.errors.ConnectionClosedError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while len(answers) < enough:
+                    answers.append(json.loads((await inbox.next_msg(timeout=timeout_s)).data))
+    return answers
+
+
+@contextlib.asynccontextmanager
+async def _connected(urls: Sequence[str], access: Access, timeout_s: float) -> AsyncIterator[NATS]:
     options: dict[str, Any] = {"allow_reconnect": False, "connect_timeout": timeout_s, "error_cb": _ignore}
     if access.credentials_file is not None:
         options["user_credentials"] = str(access.credentials_file)
@@ -45,13 +77,11 @@ async def request(
         options |= {"user": config.SYSTEM_USER, "password": access.password}
     else:
         raise errors.MissingPart(
-            "changing where durable storage lives needs the system account",
-            hint="give the network a credentials file of the system account, or a system secret",
+            "this needs the brokers' system account",
+            hint="give a credentials file of the system account or, where there is no trust, a system secret",
         )
     if access.tls is not None:
-        context = ssl.create_default_context(cafile=str(access.tls.ca_file))
-        context.load_cert_chain(access.tls.cert_file, access.tls.key_file)
-        options["tls"] = context
+        options["tls"] = await asyncio.to_thread(_tls, access.tls)
     try:
         client = await nats.connect(list(urls), **options)
     except nats.errors.AuthorizationError as error:
@@ -59,19 +89,16 @@ async def request(
     except (nats.errors.Error, OSError, TimeoutError) as error:
         raise errors.NotConnected(f"no broker answers: {error}") from error
     try:
-        answer = json.loads(
-            (await client.request(subject, json.dumps(payload).encode(), timeout=timeout_s)).data
-        )
-    except nats.errors.NoRespondersError as error:
-        raise errors.Unavailable(f"nobody answers {subject}: the storage has no leader") from error
-    except (nats.errors.TimeoutError, nats.errors.ConnectionClosedError) as error:
-        raise errors.TimedOut(f"no answer to {subject} in {timeout_s:g} s") from error
+        yield client
     finally:
         with contextlib.suppress(nats.errors.Error):
             await client.close()
-    if "error" in answer:
-        raise errors.Refused(f"{subject}: {answer['error'].get('description', answer['error'])}")
-    return dict(answer)
+
+
+def _tls(tls: config.Tls) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(tls.ca_file))
+    context.load_cert_chain(tls.cert_file, tls.key_file)
+    return context
 
 
 async def _ignore(error: Exception) -> None:

@@ -66,6 +66,8 @@ def _panel(axis: Any, unit: str, rows: Sequence[harness.Row]) -> None:
                 textcoords="offset points",
                 va="center",
                 fontsize=7,
+                zorder=3,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
             )
             values.append(value)
         if (goal := _goal(row)) is not None:
@@ -81,6 +83,7 @@ def _panel(axis: Any, unit: str, rows: Sequence[harness.Row]) -> None:
     positive = [value for value in values if value > 0]
     if positive and max(positive) > LOGARITHMIC_FROM * min(positive):
         axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda value, _: markers.figure(value))
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
 

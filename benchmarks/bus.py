@@ -1,0 +1,253 @@
+"""The bus: messages, requests, durable publishes, idle connections, and how quickly things start.
+
+Publishers and subscribers are processes of their own, with a real broker between them.  The peer is plain
+nats-py, doing the same through the same broker, in turns with us.  The paper is the JMS one: its broker
+carries 5,000 messages/s of 512 bytes or 4,500 of 1,024, and holds 800 connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks import harness, measure
+from muster.bus.brokers import broker, config, network
+
+PEER = "nats-py"
+SIDES = ("ours", "peer")
+PAPER_RATE = {512: 5000, 1024: 4500}
+PAPER_CONNECTIONS = 800
+RATIO_GOAL = 0.8
+
+WORKER = "benchmarks.bus_worker"
+SUBSCRIBERS = 10
+BACKLOG_BYTES_MAX = 48 << 20  # the broker cuts off a subscriber that is 64 MiB behind
+SENDERS = 50
+IDLE = 10_000
+IDLE_PROCESSES = 4
+
+_number = itertools.count()
+
+
+def run(quick: bool) -> list[harness.Row]:
+    measure.raise_file_limit(IDLE + 1000)
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
+        place = pathlib.Path(folder)
+        with _broker(runner, place, "plain") as plain:
+            rows = [*_throughput(plain.url, quick), *_requests(plain.url, quick)]
+        with _broker(runner, place, "synced") as synced:
+            rows.append(_durable(synced.url, "durable publishes, synced", quick))
+        with _broker(runner, place, "unsynced", config.Storage(sync_interval_s=120)) as unsynced:
+            rows.append(_durable(unsynced.url, "durable publishes, sync off", quick))
+        with _broker(runner, place, "crowded") as crowded:
+            rows += _idle(crowded, hold_s=2 if quick else 45)
+        rows.append(_start(runner, place, rounds=2 if quick else 5))
+    rows.append(_help(rounds=5 if quick else 15))
+    return rows
+
+
+@contextlib.contextmanager
+def _broker(
+    runner: asyncio.Runner, place: pathlib.Path, name: str, storage: config.Storage | None = None
+) -> Iterator[broker.Broker]:
+    settings = config.BrokerConfig(name=name, directory=place / name, storage=storage or config.Storage())
+    started = broker.Broker(settings)
+    runner.run(started.start())
+    try:
+        yield started
+    finally:
+        runner.run(started.stop())
+
+
+@contextlib.contextmanager
+def _workers(url: str, each: int) -> Iterator[dict[str, list[measure.Worker]]]:
+    """So many for each side, connected."""
+    with contextlib.ExitStack() as stack:
+        sides = {
+            side: [stack.enter_context(measure.Worker(WORKER, side, url)) for _ in range(each)]
+            for side in SIDES
+        }
+        for workers in sides.values():
+            for worker in workers:
+                worker.hear()
+        yield sides
+
+
+def _throughput(url: str, quick: bool) -> list[harness.Row]:
+    rows = []
+    with _workers(url, 1 + SUBSCRIBERS) as sides:
+        for subscribers, size in itertools.product((1, SUBSCRIBERS), PAPER_RATE):
+            messages = min(BACKLOG_BYTES_MAX // size, 100_000 if subscribers == 1 else 20_000)
+            found = measure.in_turns(
+                {
+                    side: functools.partial(
+                        _one_to_many,
+                        workers[0],
+                        workers[1 : 1 + subscribers],
+                        messages // 4 if quick else messages,
+                        size,
+                    )
+                    for side, workers in sides.items()
+                },
+                rounds=3 if quick else 7,
+            )
+            metric = f"1 to {subscribers}, {size:,} bytes"
+            rows.append(_beside_peer(metric, found, "messages/s", "higher", PAPER_RATE[size]))
+    return rows
+
+
+def _one_to_many(
+    publisher: measure.Worker, listeners: list[measure.Worker], messages: int, size: int
+) -> float:
+    """Messages a second, from the first publish until every subscriber has the last one."""
+    subject = f"bench.{next(_number)}"
+    for listener in listeners:
+        listener.tell({"do": "count", "subject": subject, "messages": messages})
+    for listener in listeners:
+        listener.hear()
+    publisher.tell({"do": "publish", "subject": subject, "messages": messages, "size": size})
+    last_ns: int = max(listener.hear()["last_ns"] for listener in listeners)
+    start_ns: int = publisher.hear()["start_ns"]
+    return messages / ((last_ns - start_ns) / 1e9)
+
+
+def _requests(url: str, quick: bool) -> list[harness.Row]:
+    requests = 1000 if quick else 10_000
+    with _workers(url, 2) as sides:
+        for side, (answerer, _) in sides.items():
+            answerer.tell({"do": "answer", "subject": f"bench.answer.{side}"})
+            answerer.hear()
+
+        found = measure.in_turns(
+            {side: functools.partial(_ask, side, asker, requests) for side, (_, asker) in sides.items()},
+            rounds=3 if quick else 5,
+        )
+    return [
+        _beside_peer(
+            f"request {percent}",
+            {side: [round_[f"{percent}_ns"] / 1e6 for round_ in rounds] for side, rounds in found.items()},
+            "ms",
+            "lower",
+        )
+        for percent in ("p50", "p99")
+    ]
+
+
+def _ask(side: str, asker: measure.Worker, requests: int) -> dict[str, float]:
+    asker.tell({"do": "ask", "subject": f"bench.answer.{side}", "requests": requests, "size": 512})
+    answer: dict[str, float] = asker.hear()
+    return answer
+
+
+def _durable(url: str, metric: str, quick: bool) -> harness.Row:
+    with _workers(url, 1) as sides:
+        found = measure.in_turns(
+            {
+                side: functools.partial(_store, worker, 1.0 if quick else 3.0)
+                for side, (worker,) in sides.items()
+            },
+            rounds=2 if quick else 5,
+        )
+    return _beside_peer(f"{metric}, {SENDERS} senders", found, "messages/s", "higher", goal=None)
+
+
+def _store(worker: measure.Worker, seconds: float) -> float:
+    name = f"bench-{next(_number)}"
+    worker.tell({"do": "store", "name": name, "senders": SENDERS, "size": 512, "seconds": seconds})
+    rate: float = worker.hear()["rate"]
+    return rate
+
+
+def _beside_peer(
+    metric: str,
+    found: dict[str, list[float]],
+    unit: str,
+    better: measure.Better,
+    paper: float | None = None,
+    goal: float | None = RATIO_GOAL,
+) -> harness.Row:
+    return harness.Row(
+        metric=metric,
+        ours=measure.best(found["ours"], better),
+        unit=unit,
+        better=better,
+        paper=paper,
+        peer=measure.best(found["peer"], better),
+        peer_name=PEER,
+        goal=goal,
+        goal_is="ratio",
+    )
+
+
+def _idle(crowded: broker.Broker, hold_s: float) -> list[harness.Row]:
+    """As many connections as the goal says, held while the broker pings them."""
+    assert crowded.pid is not None
+    address = urlsplit(crowded.url)
+    before = measure.resident_bytes(crowded.pid)
+    with contextlib.ExitStack() as stack:
+        holders = [
+            stack.enter_context(
+                measure.Worker(WORKER, "idle", address.hostname, address.port, IDLE // IDLE_PROCESSES)
+            )
+            for _ in range(IDLE_PROCESSES)
+        ]
+        for holder in holders:
+            holder.hear()
+        time.sleep(hold_s)
+        held = asyncio.run(crowded.ask("varz"))["connections"]
+        memory = measure.resident_bytes(crowded.pid) - before
+    return [
+        harness.Row(
+            metric="idle connections held",
+            ours=held,
+            unit="connections",
+            better="higher",
+            paper=PAPER_CONNECTIONS,
+            goal=IDLE,
+        ),
+        harness.Row(metric="memory an idle connection", ours=memory / held, unit="bytes", better="lower"),
+    ]
+
+
+def _start(runner: asyncio.Runner, place: pathlib.Path, rounds: int) -> harness.Row:
+    """Three brokers with empty stores, from nothing until their storage has a leader."""
+
+    async def once(number: int) -> float:
+        start = time.monotonic()
+        async with network.mesh(3, place / f"mesh-{number}"):
+            return time.monotonic() - start
+
+    took_s = [runner.run(once(number)) for number in range(rounds)]
+    return harness.Row(
+        metric="start of a 3-broker domain",
+        ours=statistics.median(took_s),
+        unit="s",
+        better="lower",
+        goal=3.0,
+    )
+
+
+def _help(rounds: int) -> harness.Row:
+    command = [sys.executable, "-m", "muster.cli.main", "--help"]
+    env = {**os.environ, "PYTHONPATH": str(measure.ROOT / "src")}
+
+    def once() -> Any:
+        return subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+
+    once()  # the first one reads from the disk
+    took_ms = [measure.seconds(once) * 1000 for _ in range(rounds)]
+    return harness.Row(
+        metric="muster --help", ours=statistics.median(took_ms), unit="ms", better="lower", goal=300
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import TypeVar
 
 import psycopg
@@ -16,6 +17,9 @@ from muster.store import api, urls
 from muster.store.postgres import statements
 
 T = TypeVar("T")
+
+#: The server ends a transaction that is silent for this many times as long as others wait for its lock.
+SILENT_FACTOR = 2
 
 _PASSWORD = re.compile(r"authentication failed|no password supplied")
 _DATABASE = re.compile(r'database ".*" does not exist')
@@ -34,7 +38,7 @@ class Connections:
 
     async def connect(self) -> statements.Connection:
         durability = "on" if self._settings.sync == "full" else "off"
-        limit_ms, idle_ms = (str(max(1, round(n * self._settings.busy_timeout_s))) for n in (1_000, 2_000))
+        lock_ms = max(1, round(1_000 * self._settings.busy_timeout_s))
         given = {"password": self._password} if self._password is not None else {}
         try:
             connection = await psycopg.AsyncConnection.connect(
@@ -51,7 +55,7 @@ class Connections:
                     " set_config('synchronous_commit', %s, false),"
                     " set_config('lock_timeout', %s, false),"
                     " set_config('idle_in_transaction_session_timeout', %s, false)",
-                    (self._settings.namespace, durability, limit_ms, idle_ms),
+                    (self._settings.namespace, durability, str(lock_ms), str(SILENT_FACTOR * lock_ms)),
                 )
         except psycopg.Error as error:
             raise translated(error, self.shown) from error
@@ -106,17 +110,38 @@ class Connections:
         else:
             await connection.close()
 
-    async def answered(self, work: Awaitable[T]) -> T:
-        """Its result, in time, or what went wrong in our own terms."""
+    async def answered(self, connection: statements.Connection, work: Awaitable[T]) -> T:
+        """The result of work on this connection, in time, or what went wrong in our own terms."""
         try:
-            async with asyncio.timeout(self._settings.answer_timeout_s):
+            with self.deadline(connection):
                 return await work
-        except TimeoutError as error:
-            raise errors.TimedOut(
-                f"{self.shown} has not answered for {self._settings.answer_timeout_s} s"
-            ) from error
         except psycopg.Error as error:
             raise translated(error, self.shown) from error
+
+    @contextlib.contextmanager
+    def deadline(self, connection: statements.Connection) -> Iterator[None]:
+        """Hang up when the server takes too long. (A cancelled driver asks the server to stop, and waits.)"""
+        late = False
+
+        def hang_up() -> None:
+            nonlocal late
+            late = True
+            with (
+                contextlib.suppress(OSError, psycopg.Error),
+                socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as line,
+            ):
+                line.shutdown(socket.SHUT_RDWR)
+
+        timeout_s = self._settings.answer_timeout_s
+        timer = asyncio.get_running_loop().call_later(timeout_s, hang_up)
+        try:
+            yield
+        except psycopg.OperationalError as error:
+            if late:
+                raise errors.TimedOut(f"{self.shown} has not answered for {timeout_s:g} s") from error
+            raise
+        finally:
+            timer.cancel()
 
     async def close(self) -> None:
         self._closed = True

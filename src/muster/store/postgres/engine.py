@@ -19,6 +19,7 @@ import contextlib
 import logging
 import re
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -72,7 +73,7 @@ class Engine:
     @contextlib.asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Reader]:
         async with self._connections.reader() as connection:
-            now = await self._connections.answered(statements.begin(connection))
+            now = await self._connections.answered(connection, statements.begin(connection))
             yield Reader(now.position, self._connections, connection)
 
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
@@ -115,33 +116,32 @@ class Engine:
 
     async def _read(self, function: Callable[[statements.Connection], Awaitable[T]]) -> T:
         async with self._connections.reader() as connection:
-            return await self._connections.answered(function(connection))
+            return await self._connections.answered(connection, function(connection))
 
     # -- writing -----------------------------------------------------------------------------------------
 
     async def commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
-        try:
-            return await self._connections.answered(self._commit_again(batch))
-        except errors.TimedOut as error:
-            raise api.OutcomeUnknown(
-                error.message, hint="read before trying again: it may have been stored"
-            ) from error
-
-    async def _commit_again(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
         """Again at once where that cannot do it twice: a dead connection, or the server's own wish."""
         try:
             return await self._commit(batch)
         except (_Lost, psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
+            pass
+        except psycopg.Error as error:
+            raise connections.translated(error, self._connections.shown) from error
+        try:
             return await self._commit(batch)
+        except psycopg.Error as error:
+            raise connections.translated(error, self._connections.shown) from error
 
     async def _commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
         connection = await self._connections.writer()
         try:
-            now, xid = await statements.begin_batch(connection)
-            plan = await statements.plan(connection, batch, now, commits.limits(self._settings))
-            if plan.writes:
-                await statements.carry_out(connection, plan, self._settings.history_bytes_max)
-                await connection.execute("SELECT pg_notify(%s, '')", (self._channel,))
+            with self._connections.deadline(connection):
+                now, xid = await statements.begin_batch(connection)
+                plan = await statements.plan(connection, batch, now, commits.limits(self._settings))
+                if plan.writes:
+                    await statements.carry_out(connection, plan, self._settings.history_bytes_max)
+                    await connection.execute("SELECT pg_notify(%s, '')", (self._channel,))
         except BaseException as error:
             lost = connection.broken
             await self._connections.drop_writer()
@@ -149,26 +149,29 @@ class Engine:
                 raise _Lost(str(error)) from error
             raise
         try:
-            await connection.execute("COMMIT")
+            with self._connections.deadline(connection):
+                await connection.execute("COMMIT")
         except BaseException as error:
             await self._connections.drop_writer()
-            if not isinstance(error, psycopg.OperationalError) or not await self._was_committed(xid, error):
+            if not isinstance(error, psycopg.OperationalError | errors.TimedOut):
+                raise
+            if not await self._was_committed(xid, error):
                 raise
         return plan.outcomes
 
-    async def _was_committed(self, xid: str, cause: psycopg.Error) -> bool:
+    async def _was_committed(self, xid: str, cause: Exception) -> bool:
         """What the server says of a transaction whose COMMIT was not answered."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.busy_timeout_s):
-                while True:
-                    with contextlib.suppress(errors.Unavailable, psycopg.Error):
-                        connection = await self._connections.writer()
-                        ((status,),) = await statements.rows(
-                            connection, "SELECT pg_xact_status(%s::xid8)", xid
-                        )
-                        if status in ("committed", "aborted"):
-                            return bool(status == "committed")
-                    await asyncio.sleep(RETRY_WAIT_S)
+        # By then the server has given up on a transaction that is still open but whose client is silent.
+        deadline = time.monotonic() + 1.5 * connections.SILENT_FACTOR * self._settings.busy_timeout_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(errors.Unavailable):
+                connection = await self._connections.writer()
+                ((status,),) = await self._connections.answered(
+                    connection, statements.rows(connection, "SELECT pg_xact_status(%s::xid8)", xid)
+                )
+                if status in ("committed", "aborted"):
+                    return bool(status == "committed")
+            await asyncio.sleep(RETRY_WAIT_S)
         raise api.OutcomeUnknown(
             f"the connection to {self._connections.shown} broke while committing",
             hint="read before trying again: it may have been stored",
@@ -177,10 +180,10 @@ class Engine:
     # -- life --------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        await self._connections.answered(self._prepare())
-
-    async def _prepare(self) -> None:
         connection = await self._connections.writer()
+        await self._connections.answered(connection, self._prepare(connection))
+
+    async def _prepare(self, connection: statements.Connection) -> None:
         version = connection.info.server_version
         if version < SERVER_VERSION_MIN:
             raise errors.Refused(
@@ -245,10 +248,13 @@ class Reader:
         self._connection = connection
 
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
-        return await self._connections.answered(statements.get_many(self._connection, collection, keys))
+        return await self._answered(statements.get_many(self._connection, collection, keys))
 
     async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]:
-        return await self._connections.answered(statements.scan(self._connection, wanted, limit, reverse))
+        return await self._answered(statements.scan(self._connection, wanted, limit, reverse))
 
     async def everything(self, after: commits.Place, limit: int) -> list[tuple[str, api.Record]]:
-        return await self._connections.answered(statements.everything(self._connection, after, limit))
+        return await self._answered(statements.everything(self._connection, after, limit))
+
+    async def _answered(self, work: Awaitable[T]) -> T:
+        return await self._connections.answered(self._connection, work)

@@ -57,6 +57,7 @@ class Engine:
         self._settings = settings
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._reading = ThreadPoolExecutor(settings.pool, thread_name_prefix="store-reader")
+        self._writer: sqlite3.Connection | None = None
         self._all: list[sqlite3.Connection] = []
         self._idle: list[sqlite3.Connection] = []
         self._free = asyncio.Semaphore(settings.pool)
@@ -83,7 +84,8 @@ class Engine:
                 now = await self._read(connection, statements.begin)
                 yield Reader(now.position, self, connection)
             finally:
-                await self._read(connection, sqlite3.Connection.rollback)
+                with contextlib.suppress(errors.NotConnected):  # the store was closed meanwhile
+                    await self._read(connection, sqlite3.Connection.rollback)
 
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
         return await self._read_once(lambda reading: statements.get_many(reading, collection, keys))
@@ -110,7 +112,9 @@ class Engine:
         """SQLite has no one to tell."""
 
     async def commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
-        return await self._hop(self._writing, lambda: statements.commit(self._writer, batch, self._settings))
+        writer = self._writer
+        assert writer is not None
+        return await self._hop(self._writing, lambda: statements.commit(writer, batch, self._settings))
 
     async def close(self) -> None:
         """Transactions that still read get as long as a reader may be waited for; then they fail."""
@@ -121,14 +125,22 @@ class Engine:
                     await self._free.acquire()
 
         def close_all() -> None:
-            for connection in self._all:
-                connection.close()
+            for connection in held:
+                connection.interrupt()
+            held.clear()
+            self._reading.shutdown()  # from here on no thread is inside a connection
+            while self._all:
+                self._all.pop().close()
             if self._temporary is not None:
                 shutil.rmtree(self._temporary, ignore_errors=True)
 
+        # SQLite puts its log away when the last connection is closed: when nothing refers to it any more, and
+        # unless it was interrupted.
+        held = [connection for connection in self._all if connection not in (self._writer, *self._idle)]
+        self._idle.clear()
+        self._writer = None
         await self._hop(self._writing, close_all)
         self._writing.shutdown(wait=False)
-        self._reading.shutdown(wait=False)
 
     # -- threads and connections -------------------------------------------------------------------------
 
@@ -187,7 +199,10 @@ class Engine:
         self, pool: ThreadPoolExecutor, function: Callable[[], T], interrupt: sqlite3.Connection | None = None
     ) -> T:
         """Run it in a thread, and never return before it is done: a connection has one user at a time."""
-        future = asyncio.get_running_loop().run_in_executor(pool, function)
+        try:
+            future = asyncio.get_running_loop().run_in_executor(pool, function)
+        except RuntimeError as error:  # the pool has been shut down
+            raise errors.NotConnected(f"{self._path} has been closed") from error
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -257,12 +272,12 @@ def _translated(error: sqlite3.Error, path: pathlib.Path) -> errors.MusterError:
                 f"{path} cannot be opened for writing: {error}",
                 hint="see whether it may be, and its folder too",
             )
+        case sqlite3.SQLITE_INTERRUPT:
+            return errors.NotConnected(f"{path} has been closed")
         case sqlite3.SQLITE_IOERR:
             return errors.Unavailable(
                 f"reading or writing {path} failed: {error}", hint="see the system's log"
             )
-    if isinstance(error, sqlite3.ProgrammingError):
-        return errors.NotConnected(f"{path} has been closed")
     return errors.InvariantBroken(
         f"SQLite refused a statement of ours: {error}", story=[type(error).__name__]
     )

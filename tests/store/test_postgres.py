@@ -1,0 +1,327 @@
+"""What is PostgreSQL's own: passwords, restarts, connections that break at the worst moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
+import psycopg
+import pytest
+
+from muster.core import errors
+from muster.store import api, database
+from muster.store.postgres import statements
+from muster.testing import postgres
+from muster.testing.eventually import eventually
+
+
+@pytest.fixture
+def settings() -> api.Settings:
+    return api.Settings(namespace=f"t_{secrets.token_hex(6)}")
+
+
+@pytest.fixture
+def own_server(postgres_server: postgres.Server) -> Iterator[postgres.Server]:
+    """One that a test may stop. (The shared one shows that PostgreSQL can be started here at all.)"""
+    with postgres.running() as server:
+        yield server
+
+
+def url_of(server: postgres.Server, database: str) -> str:
+    return f"{server.url.rpartition('/')[0]}/{database}"
+
+
+async def sql(server: postgres.Server, statement: str) -> None:
+    async with await psycopg.AsyncConnection.connect(
+        server.url, password=server.password, autocommit=True
+    ) as connection:
+        await connection.execute(statement.encode())
+
+
+# -- opening -------------------------------------------------------------------------------------------------
+
+
+async def test_a_wrong_password_is_refused_and_not_repeated(postgres_server, settings):
+    with pytest.raises(errors.Unauthorized) as caught:
+        await database.open(postgres_server.url, settings=settings, password="wrong-as-can-be")
+    assert "wrong-as-can-be" not in str(caught.value)
+    with pytest.raises(errors.Unauthorized):
+        await database.open(postgres_server.url, settings=settings)
+
+
+async def test_no_server_and_no_database(postgres_server, settings):
+    with pytest.raises(errors.NotConnected, match="cannot be reached"):
+        await database.open("postgresql://postgres@127.0.0.1:1/postgres", settings=settings)
+    with pytest.raises(errors.NotFound, match="nowhere"):
+        await database.open(
+            url_of(postgres_server, "nowhere"),
+            settings=settings,
+            password=postgres_server.password,
+        )
+    with pytest.raises(errors.InvalidInput, match="no-such-option"):
+        await database.open(f"{postgres_server.url}?no-such-option=1", settings=settings)
+
+
+@pytest.mark.parametrize("namespace", ["", "Muster", "1st", "a b", 'x"; DROP SCHEMA public; --', "x" * 41])
+async def test_a_bad_namespace_is_refused(postgres_server, namespace):
+    with pytest.raises(errors.InvalidInput, match="namespace"):
+        await database.open(postgres_server.url, settings=api.Settings(namespace=namespace))
+
+
+async def test_a_user_who_may_not_make_a_schema_is_told(postgres_server, settings):
+    name = f"guest_{secrets.token_hex(4)}"
+    await sql(postgres_server, f"CREATE ROLE {name} LOGIN PASSWORD 'guest'")
+    with pytest.raises(errors.Forbidden):
+        await database.open(
+            postgres_server.url.replace("postgres@", f"{name}@"), settings=settings, password="guest"
+        )
+
+
+async def test_a_schema_of_something_else_and_one_of_a_newer_muster(postgres_server, settings):
+    await sql(
+        postgres_server, f"CREATE SCHEMA {settings.namespace}; CREATE TABLE {settings.namespace}.x (y int)"
+    )
+    with pytest.raises(api.Corrupt, match="something else"):
+        await database.open(postgres_server.url, settings=settings, password=postgres_server.password)
+    newer = msgspec.structs.replace(settings, namespace=f"{settings.namespace}_newer")
+    await (
+        await database.open(postgres_server.url, settings=newer, password=postgres_server.password)
+    ).close()
+    await sql(postgres_server, f"UPDATE {newer.namespace}.head SET schema_version = 99")
+    with pytest.raises(errors.Refused, match="newer Muster"):
+        await database.open(postgres_server.url, settings=newer, password=postgres_server.password)
+
+
+async def test_an_older_schema_is_migrated(postgres_server, settings, monkeypatch):
+    await (
+        await database.open(postgres_server.url, settings=settings, password=postgres_server.password)
+    ).close()
+    monkeypatch.setitem(statements.MIGRATIONS, statements.SCHEMA_VERSION, ("CREATE TABLE more (x int)",))
+    monkeypatch.setattr(statements, "SCHEMA_VERSION", statements.SCHEMA_VERSION + 1)
+    for _ in range(2):
+        await (
+            await database.open(postgres_server.url, settings=settings, password=postgres_server.password)
+        ).close()
+    await sql(postgres_server, f"SELECT x FROM {settings.namespace}.more")
+
+
+async def test_many_processes_may_make_the_store_at_once(postgres_server, settings):
+    stores = await asyncio.gather(
+        *(
+            database.open(postgres_server.url, settings=settings, password=postgres_server.password)
+            for _ in range(5)
+        )
+    )
+    assert len({store.identity for store in stores}) == 1
+    for store in stores:
+        await store.close()
+
+
+async def test_a_database_without_an_encoding(postgres_server, settings):
+    name = f"ascii_{secrets.token_hex(4)}"
+    await sql(postgres_server, f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0")
+    url = url_of(postgres_server, name)
+    async with await database.open(url, settings=settings, password=postgres_server.password) as store:
+        version = await store.put("a", "é\0", b"1", expected_version=api.ABSENT)
+        await store.put("a", "é\0", b"2", expected_version=version)
+        assert [change.key for change in (await store.changes(0, collection="a")).changes] == ["é\0", "é\0"]
+
+
+async def test_a_process_that_stops_in_a_batch_does_not_stop_the_others_for_ever(postgres_server, settings):
+    limits = msgspec.structs.replace(settings, busy_timeout_s=0.2)
+    async with await database.open(
+        postgres_server.url, settings=limits, password=postgres_server.password
+    ) as store:
+        other = await psycopg.AsyncConnection.connect(postgres_server.url, password=postgres_server.password)
+        async with other:
+            await other.execute("SET idle_in_transaction_session_timeout = 600")
+            await other.execute(f"SELECT * FROM {settings.namespace}.head FOR UPDATE")
+            with pytest.raises(errors.Unavailable, match="lock"):
+                await store.put("a", "k", b"1")
+
+            async def free_again() -> bool:
+                with contextlib.suppress(errors.Unavailable):
+                    await store.put("a", "k", b"2")
+                    return True
+                return False
+
+            await eventually(free_again)
+            await other.close()
+
+
+# -- a server that goes away ---------------------------------------------------------------------------------
+
+
+async def test_a_restarted_server_is_not_noticed_between_calls(own_server, settings):
+    async with await database.open(own_server.url, settings=settings, password=own_server.password) as store:
+        await store.put("a", "k", b"1")
+        assert await store.get("a", "k")
+        await asyncio.to_thread(own_server.stop)
+        await asyncio.to_thread(own_server.start)
+        await store.put("a", "k", b"2")
+        assert [record.value for record in await store.scan("a")] == [b"2"]
+
+
+async def test_a_server_that_crashes_under_use_loses_nothing_acknowledged(own_server, settings):
+    acknowledged: dict[str, bytes] = {}
+    refused = asyncio.Event()
+    stop = False
+
+    async def write(store: database.Store, name: str) -> None:
+        number = 0
+        while not stop:
+            number += 1
+            try:
+                await store.put("a", name, str(number).encode())
+            except errors.Unavailable:
+                refused.set()
+                await asyncio.sleep(0.01)
+            else:
+                acknowledged[name] = str(number).encode()
+
+    seen: dict[str, bytes | None] = {}
+
+    async def follow(store: database.Store) -> None:
+        async for changes in store.watch(after=0, collection="a"):
+            seen.update((change.key, change.value) for change in changes)
+
+    quick = msgspec.structs.replace(settings, busy_timeout_s=1.0, poll_s=0.05)
+    async with await database.open(own_server.url, settings=quick, password=own_server.password) as store:
+        tasks = [asyncio.create_task(write(store, str(i))) for i in range(10)]
+        follower = asyncio.create_task(follow(store))
+        await eventually(lambda: len(acknowledged) == 10)
+        await asyncio.to_thread(own_server.stop, signal.SIGQUIT)
+        async with asyncio.timeout(20):
+            await refused.wait()
+        before = dict(acknowledged)
+        await asyncio.to_thread(own_server.start)
+        found = {record.key: record.value for record in await eventually(lambda: _scan(store)) or []}
+        assert all(int(found[name]) >= int(value) for name, value in before.items())
+        await eventually(lambda: all(acknowledged[name] != before[name] for name in before))
+        stop = True
+        await asyncio.gather(*tasks)
+        now = {record.key: record.value for record in await store.scan("a")}
+        assert now == acknowledged
+        await eventually(lambda: seen == now)
+    await follower
+
+
+async def _scan(store: database.Store) -> list[api.Record] | None:
+    with contextlib.suppress(errors.Unavailable):
+        return await store.scan("a")
+    return None
+
+
+class Proxy:
+    """Stands between a store and its server, and misbehaves from the next COMMIT on."""
+
+    def __init__(self, server: postgres.Server) -> None:
+        self.plan = "pass"  # or: lose the commit, lose the answer, vanish, freeze
+        self._server = server
+        self._gone = False
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        async with listener:
+            port = listener.sockets[0].getsockname()[1]
+            yield f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(asyncio.create_task(self._serve(reader, writer)))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, there_writer = await asyncio.open_connection("127.0.0.1", self._server.port)
+        answers = asyncio.create_task(self._answer(there, writer))
+        try:
+            while (data := await reader.read(65536)) and not self._gone:
+                if b"COMMIT" in data and self.plan != "pass":
+                    await self._misbehave(data, there_writer, answers)
+                    break
+                there_writer.write(data)
+        except ConnectionError:
+            return
+        finally:
+            answers.cancel()
+            writer.close()
+            there_writer.close()
+
+    async def _misbehave(self, data: bytes, there: asyncio.StreamWriter, answers: asyncio.Task[None]) -> None:
+        if self.plan == "freeze":
+            await asyncio.Event().wait()
+        self._gone = self.plan == "vanish"
+        if self.plan != "lose the commit":
+            answers.cancel()
+            there.write(data)
+            # The server works through its messages in order: when it hangs up, it has committed.
+            there.write(b"X\0\0\0\4")
+            await there.drain()
+        self.plan = "pass"
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+
+
+async def test_a_commit_whose_answer_is_lost_counts_once(postgres_server, settings):
+    proxy = Proxy(postgres_server)
+    async with (
+        proxy.listening() as url,
+        await database.open(url, settings=settings, password=postgres_server.password) as store,
+    ):
+        proxy.plan = "lose the answer"
+        version = await store.put("a", "k", b"1")
+        assert proxy.plan != "lose the answer"
+        assert await store.get("a", "k") == api.Record("k", b"1", version)
+        assert len((await store.changes(0)).changes) == 1
+
+
+async def test_a_commit_that_was_lost_is_refused(postgres_server, settings):
+    proxy = Proxy(postgres_server)
+    async with (
+        proxy.listening() as url,
+        await database.open(url, settings=settings, password=postgres_server.password) as store,
+    ):
+        proxy.plan = "lose the commit"
+        with pytest.raises(errors.NotConnected):
+            await store.put("a", "k", b"1")
+        assert await store.get("a", "k") is None
+        await store.put("a", "k", b"2")
+
+
+async def test_a_commit_that_nobody_can_be_asked_about_is_called_unknown(postgres_server, settings):
+    quick = msgspec.structs.replace(settings, busy_timeout_s=0.3)
+    proxy = Proxy(postgres_server)
+    async with (
+        proxy.listening() as url,
+        await database.open(url, settings=quick, password=postgres_server.password) as store,
+    ):
+        proxy.plan = "vanish"
+        with pytest.raises(api.OutcomeUnknown, match="broke while committing"):
+            await store.put("a", "k", b"1")
+        proxy._gone = False
+        assert [record.value for record in await store.scan("a")] == [b"1"]
+
+
+async def test_a_server_that_does_not_answer_is_given_up(postgres_server, settings):
+    quick = msgspec.structs.replace(settings, answer_timeout_s=0.3, busy_timeout_s=0.2)
+    proxy = Proxy(postgres_server)
+    async with (
+        proxy.listening() as url,
+        await database.open(url, settings=quick, password=postgres_server.password) as store,
+    ):
+        proxy.plan = "freeze"
+        with pytest.raises(errors.TimedOut, match="not answered"):  # and the server says that it is undone
+            await store.put("a", "k", b"1")
+        proxy.plan = "pass"
+        assert await store.get("a", "k") is None
+        await store.put("a", "k", b"2")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-MIN_BATCH = 10  # below this, single publishes sent at once are faster
+MIN_BATCH = 16  # below this, single publishes sent at once are faster, the more so the busier the disk
 MAX_BATCH = 500  # the broker takes 1,000
 MAX_BATCH_BYTES = 4 << 20
 

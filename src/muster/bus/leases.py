@@ -1,0 +1,325 @@
+"""Leases: at most one holder, and an epoch to refuse those who no longer are.
+
+    async with await leases.Leases.open(bus) as all_leases:
+        async with await all_leases.acquire("manage.registry") as lease:
+            while lease.held:
+                await act(epoch=lease.epoch)
+
+One module for every part of Muster that must be done by one process at a time.  `muster.bus.tenure` decides;
+this shell stores, watches and tells.  A holder renews three times in the lease's time to live; whoever waits
+for the lease takes it when it is released, when it expires, and at once when a broker reports that the
+holder's connection is closed.
+
+The brokers say so on `DISCONNECTED`.  They say it in their own account first, as
+``$SYS.ACCOUNT.<account>.DISCONNECT``; an account that imports that stream under this subject gets the
+take-over at once, any other waits for the time to live.
+
+15 s is the default: an election of a stream's leader (4 to 9 s, during which nothing can be renewed) passes
+unnoticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Self
+
+import msgspec
+
+from muster.bus import api, tenure
+from muster.core import errors, subjects
+
+log = logging.getLogger(__name__)
+
+BUCKET = "leases"
+TTL_S = 15.0
+DISCONNECTED = f"{subjects.CONNECTIONS}.disconnect"
+
+
+class Fence:
+    """The receiver's side: remembers the highest epoch it has seen, and refuses lower ones."""
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
+
+    def check(self, epoch: int) -> None:
+        if epoch < self.epoch:
+            raise errors.StaleEpoch(
+                f"epoch {epoch} has been superseded by {self.epoch}", epoch=epoch, current=self.epoch
+            )
+        self.epoch = epoch
+
+
+class Lease:
+    """One tenure. ``lost`` is set when it is over, for whatever reason; another needs another `acquire`."""
+
+    def __init__(self, name: str, epoch: int, run: _Run) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.lost = asyncio.Event()
+        self.lost_because: str | None = None
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"<lease {self.name!r} epoch {self.epoch} {self._run.candidate.phase.value}>"
+
+    @property
+    def held(self) -> bool:
+        """Whether the holder may act now. False while the connection is away, though nothing is lost yet."""
+        return self._run.held()
+
+    async def release(self) -> None:
+        await self._run.release()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.release()
+
+
+class Leases:
+    """The leases of a domain, through one connection."""
+
+    def __init__(self, bus: api.Bus, bucket: api.KeyValue, ttl_s: float) -> None:
+        self._bus = bus
+        self._bucket = bucket
+        self._ttl_s = ttl_s
+        self._runs: set[_Run] = set()
+        self._hearing: api.Subscription | None = None
+        self._end_state = bus.on_state(self._state_changed)
+
+    @classmethod
+    async def open(cls, bus: api.Bus, *, ttl_s: float = TTL_S, replicas: int = 1) -> Self:
+        if ttl_s < 1:
+            raise errors.InvalidInput(f"a lease of {ttl_s:g} s: the broker counts in seconds, at least one")
+        bucket = await bus.key_value(api.KeyValueSettings(BUCKET, max_bytes=16 << 20, replicas=replicas))
+        leases = cls(bus, bucket, ttl_s)
+        try:
+            leases._hearing = await bus.subscribe(DISCONNECTED, handler=leases._heard)
+        except errors.Forbidden:
+            log.info(
+                "this identity may not hear of closed connections: leases are taken over when they expire"
+            )
+        return leases
+
+    async def close(self) -> None:
+        """Release everything held through this."""
+        self._end_state()
+        for run in list(self._runs):
+            await run.release()
+        if self._hearing is not None:
+            await self._hearing.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def acquire(self, name: str, *, timeout_s: float | None = None) -> Lease:
+        """Wait until the lease is ours; `errors.TimedOut` if it is not within ``timeout_s``."""
+        run = _Run(self._bus, self._bucket, name, self._ttl_s, self._runs.discard)
+        self._runs.add(run)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await run.gained()
+        except TimeoutError:
+            await run.release()
+            raise errors.TimedOut(
+                f"the lease {name!r} is still held by another after {timeout_s:g} s"
+            ) from None
+        except BaseException:
+            await run.release()
+            raise
+
+    async def try_acquire(self, name: str) -> Lease | None:
+        """The lease if nobody holds it now."""
+        if (await self._bucket.get(name)) is not None:
+            return None
+        try:
+            return await self.acquire(name, timeout_s=self._ttl_s)
+        except errors.TimedOut:
+            return None
+
+    async def holder(self, name: str) -> tuple[str, int] | None:
+        """Who holds it, and the epoch of that tenure."""
+        entry = await self._bucket.get(name)
+        record = _record(entry)
+        return (record.holder, record.epoch or entry.revision) if record and entry else None
+
+    def _state_changed(self, state: api.ConnectionState) -> None:
+        for run in list(self._runs):
+            run.state_changed(state)
+
+    def _heard(self, message: api.Message) -> None:
+        """A broker's report of a closed connection."""
+        try:
+            report = json.loads(message.data)
+            connection = api.ConnectionId(report["server"]["id"], int(report["client"]["id"]))
+        except (ValueError, KeyError, TypeError):
+            log.warning("a report of a closed connection that makes no sense: %r", message.data[:200])
+            return
+        for run in list(self._runs):
+            run.closed(connection)
+
+
+class _Run:
+    """Carries out what one candidate decides."""
+
+    def __init__(
+        self, bus: api.Bus, bucket: api.KeyValue, name: str, ttl_s: float, on_end: Callable[[_Run], None]
+    ) -> None:
+        for level in name.split("."):
+            subjects.token(level)
+        self._bus = bus
+        self._bucket = bucket
+        self._name = name
+        self._ttl_s = ttl_s
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._lease: Lease | None = None
+        self._gained: asyncio.Future[Lease] = self._loop.create_future()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self.candidate = tenure.Candidate(bus.identity, secrets.token_hex(8), ttl_s=ttl_s)
+
+    async def gained(self) -> Lease:
+        self._watching = self._start(self._watch())
+        self.state_changed(self._bus.state)
+        return await self._gained
+
+    def held(self) -> bool:
+        return self.candidate.held_at(self._loop.time())
+
+    # Events.
+
+    def state_changed(self, state: api.ConnectionState) -> None:
+        connection = self._bus.connection
+        if state is api.ConnectionState.CONNECTED and connection is not None:
+            self._obey(self.candidate.connected(connection, self._loop.time()))
+        else:
+            self.candidate.disconnected()
+            self._set_alarm()
+
+    def closed(self, connection: api.ConnectionId) -> None:
+        self._obey(self.candidate.closed(connection, self._loop.time()))
+
+    async def release(self) -> None:
+        if not self.candidate.ended:
+            self._obey(self.candidate.release())
+            self._finish("released")
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _watch(self) -> None:
+        """Tell the candidate of changes, as long as it waits."""
+        try:
+            async with await self._bucket.watch(self._name) as watch:
+                async for entry in watch:
+                    if entry is not None:
+                        now = self._loop.time()
+                        self._obey(self.candidate.observed(entry.revision, _record(entry), now))
+        except errors.MusterError as error:
+            if not self._gained.done():
+                self._gained.set_exception(error)
+
+    # Instructions.
+
+    def _obey(self, instructions: Sequence[tenure.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case tenure.Store(record, revision):
+                    self._start(self._store(record, revision))
+                case tenure.Remove(revision):
+                    self._start(self._remove(revision))
+                case tenure.Look():
+                    self._start(self._look())
+                case tenure.Gained(epoch):
+                    self._begin(epoch)
+                case tenure.Lost(reason):
+                    self._finish(reason)
+        self._set_alarm()
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work, name=f"lease {self._name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self.candidate.wake_at is not None:
+            self._alarm = self._loop.call_at(self.candidate.wake_at, self._wake)
+
+    def _wake(self) -> None:
+        self._alarm = None
+        self._obey(self.candidate.tick(self._loop.time()))
+
+    async def _store(self, record: tenure.Record, revision: int | None) -> None:
+        sent_at = self._loop.time()
+        value = msgspec.json.encode(record)
+        try:
+            async with asyncio.timeout(self._ttl_s):  # later than that the answer means nothing
+                if revision is None:
+                    revision = await self._bucket.create(self._name, value, ttl_s=self._ttl_s)
+                else:
+                    revision = await self._bucket.update(
+                        self._name, value, revision=revision, ttl_s=self._ttl_s
+                    )
+        except (errors.AlreadyExists, errors.Conflict):
+            self._obey(self.candidate.conflicted(self._loop.time()))
+        except (errors.Unavailable, TimeoutError):
+            self._obey(self.candidate.failed(self._loop.time()))
+        except errors.MusterError as error:
+            self._obey(self.candidate.failed(self._loop.time()))
+            if not self._gained.done():
+                self._gained.set_exception(error)
+        else:
+            self._obey(self.candidate.stored(revision, sent_at, self._loop.time()))
+
+    async def _remove(self, revision: int) -> None:
+        with contextlib.suppress(errors.Conflict, errors.Unavailable):
+            await self._bucket.delete(self._name, revision=revision)
+
+    async def _look(self) -> None:
+        try:
+            entry = await self._bucket.get(self._name)
+        except errors.Unavailable:
+            return  # the candidate asks again when its time has come
+        revision = entry.revision if entry else None
+        self._obey(self.candidate.observed(revision, _record(entry), self._loop.time()))
+
+    def _begin(self, epoch: int) -> None:
+        self._lease = Lease(self._name, epoch, self)
+        if self._watching is not None:
+            self._watching.cancel()
+        log.info("%s holds the lease %r with epoch %d", self._bus.identity, self._name, epoch)
+        if not self._gained.done():
+            self._gained.set_result(self._lease)
+
+    def _finish(self, reason: str) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._lease is not None:
+            log.info("%s no longer holds the lease %r: %s", self._bus.identity, self._name, reason)
+            self._lease.lost_because = reason
+            self._lease.lost.set()
+        self._on_end(self)
+
+
+def _record(entry: api.Entry | None) -> tenure.Record | None:
+    if entry is None or entry.value is None:
+        return None
+    try:
+        return msgspec.json.decode(entry.value, type=tenure.Record)
+    except msgspec.DecodeError:
+        # Somebody else's writing. Nobody's lease, but not ours to overwrite either.
+        return tenure.Record(holder="", claim="", broker="", connection=0, ttl_s=0, epoch=entry.revision)

@@ -1,0 +1,250 @@
+"""Who may act: the deciding half of leases, without clock, broker or randomness.
+
+A lease is a key.  Whoever stored it holds it; the revision of that first store is the tenure's *epoch*, and
+travels with every act, so that a receiver can refuse whoever was superseded (`muster.bus.leases.Fence`).
+The record lives as long as its time to live unless stored again.
+
+    WAITING ──free, expired, or its holder's connection closed──> CLAIMING ──stored──> HELD
+       ^                                                            │                   │  ^
+       └───────────────────── conflict, or nobody knows ────────────┘      disconnected │  │ renewed
+                                                                                        v  │
+    LOST <── another's record, or not renewed in time ── HELD or SUSPENDED <────────── SUSPENDED
+
+What keeps two from acting at once:
+
+- A holder counts its time from before it *sent* the store that succeeded, and stops believing ``margin_s``
+  before the broker would let the record go.  The broker counts from when it stored it, which is later.
+- A holder without a connection does not believe, because the broker reports the closed connection and
+  another may take over at once.  If nobody did, a renewal over the new connection resumes the same tenure.
+- Every change is compared with the revision it was based on, so of several takers one wins.
+
+What remains is the moment between the broker dropping a connection and its client noticing; there, and when
+a holder's process is paused, only the epoch protects: receivers must check it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from muster.bus import api
+
+RENEWALS = 3  # a lease is renewed this many times in its time to live
+MARGIN = 0.1  # of the time to live: for clocks that run at different rates, and for what a pause may hide
+RETRY_S = 0.25
+CLOSED_KEPT = 1024
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What stands under a lease's key."""
+
+    holder: str
+    claim: str  # drawn by the holder for this tenure: tells its own records from those of a namesake
+    broker: str
+    connection: int
+    ttl_s: float
+    epoch: int = 0  # 0 in the first record of a tenure: its revision is the epoch
+
+
+class Phase(enum.Enum):
+    WAITING = "waiting"
+    CLAIMING = "claiming"
+    HELD = "held"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+    RELEASED = "released"
+
+
+# Instructions.
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Store the record if ``revision`` is still the key's; None: if the key is not there."""
+
+    record: Record
+    revision: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Read the key and tell what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gained:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    reason: str
+
+
+Instruction = Store | Remove | Look | Gained | Lost
+
+
+class Candidate:
+    """One attempt at a lease, from waiting to the end of the tenure. Events in, instructions out."""
+
+    def __init__(self, holder: str, claim: str, *, ttl_s: float) -> None:
+        self.phase = Phase.WAITING
+        self.epoch = 0
+        self._holder = holder
+        self._claim = claim
+        self._ttl_s = ttl_s
+        self._connection: api.ConnectionId | None = None
+        self._closed: dict[api.ConnectionId, None] = {}  # in order of their closing
+        self._revision = 0  # of the newest record seen or stored
+        self._record: Record | None = None  # another's, while waiting; None: the key is free
+        self._known = False  # whether anything has been observed yet
+        self._writing = False
+        self._gained = False
+        self._deadline = 0.0
+        self._act_at = 0.0  # when to renew, or to look again
+
+    def held_at(self, now: float) -> bool:
+        """Whether the holder may act: also right where `tick` is late, because the process was paused."""
+        return self.phase is Phase.HELD and now < self._deadline
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in (Phase.LOST, Phase.RELEASED)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `tick` is wanted at the latest."""
+        if self.phase in (Phase.HELD, Phase.SUSPENDED):
+            return min(self._deadline, self._act_at) if not self._writing else self._deadline
+        return None if self.ended or self._writing else self._act_at
+
+    # Events.
+
+    def connected(self, connection: api.ConnectionId, now: float) -> Sequence[Instruction]:
+        self._connection = connection
+        self._act_at = now
+        return self.tick(now)
+
+    def disconnected(self) -> None:
+        self._connection = None
+        if self.phase is Phase.HELD:
+            self.phase = Phase.SUSPENDED
+
+    def closed(self, connection: api.ConnectionId, now: float) -> Sequence[Instruction]:
+        """The broker reports that this connection is no more."""
+        self._closed[connection] = None
+        if len(self._closed) > CLOSED_KEPT:
+            del self._closed[next(iter(self._closed))]
+        return self._claim_if_free(now) if self.phase is Phase.WAITING else ()
+
+    def observed(self, revision: int | None, record: Record | None, now: float) -> Sequence[Instruction]:
+        """What stands under the key: None for both where there is nothing (or a marker of its end)."""
+        if revision is None:
+            revision = self._revision
+        if self.ended or revision < self._revision:
+            return ()
+        if self.phase in (Phase.HELD, Phase.SUSPENDED):
+            if record is None or record.claim != self._claim:
+                return self._lose("another has taken over" if record else "the record is gone")
+            self._revision = revision
+            return self.tick(now)
+        self._revision, self._record, self._known = revision, record, True
+        self._act_at = now + self._ttl_s
+        if record is not None and record.claim == self._claim:
+            # A claim whose acknowledgement was lost. How much of its time is left nobody knows: renew.
+            self.epoch = record.epoch or revision
+            self.phase = Phase.SUSPENDED
+            self._deadline, self._act_at = now + self._ttl_s, now
+            return self.tick(now)
+        return self._claim_if_free(now) if self.phase is Phase.WAITING else ()
+
+    def stored(self, revision: int, sent_at: float, now: float) -> Sequence[Instruction]:
+        self._writing = False
+        self._revision = max(revision, self._revision)
+        if self.ended:
+            return (Remove(revision),)  # too late for us: let others have it
+        self.epoch = self.epoch or revision
+        self._deadline = sent_at + self._ttl_s * (1 - MARGIN)
+        self._act_at = sent_at + self._ttl_s / RENEWALS
+        if self._connection is None:
+            self.phase = Phase.SUSPENDED
+            return ()
+        if now >= self._deadline:
+            return self._lose("the acknowledgement came too late")
+        self.phase = Phase.HELD
+        if self._gained:
+            return ()
+        self._gained = True
+        return (Gained(self.epoch),)
+
+    def conflicted(self, now: float) -> Sequence[Instruction]:
+        """Somebody else stored something, or we did and never heard of it: look."""
+        return self._unsure(now, at_once=True)
+
+    def failed(self, now: float) -> Sequence[Instruction]:
+        """Whether it was stored nobody knows."""
+        return self._unsure(now, at_once=False)
+
+    def _unsure(self, now: float, *, at_once: bool) -> Sequence[Instruction]:
+        self._writing = False
+        if self.ended:
+            return ()
+        if self.phase is Phase.CLAIMING:
+            self.phase = Phase.WAITING
+        self._act_at = now + RETRY_S
+        return (Look(),) if at_once else self.tick(now)
+
+    def tick(self, now: float) -> Sequence[Instruction]:
+        if self.phase in (Phase.HELD, Phase.SUSPENDED):
+            if now >= self._deadline:
+                return self._lose("it could not be renewed in time")
+            if now >= self._act_at and not self._writing and self._connection is not None:
+                return self._store(self._revision)
+        elif self.phase is Phase.WAITING and now >= self._act_at:
+            self._act_at = now + self._ttl_s
+            return (Look(),)
+        return ()
+
+    def release(self) -> Sequence[Instruction]:
+        was, self.phase = self.phase, Phase.RELEASED
+        # What is being stored just now is removed when it is known under which revision it stands.
+        return (Remove(self._revision),) if was in (Phase.HELD, Phase.SUSPENDED) and not self._writing else ()
+
+    # Deciding.
+
+    def _claim_if_free(self, now: float) -> Sequence[Instruction]:
+        if not self._known or self._writing or self._connection is None:
+            return ()
+        there = self._record
+        if there is None:
+            self.phase = Phase.CLAIMING
+            return self._store(None)
+        if api.ConnectionId(there.broker, there.connection) in self._closed:
+            self.phase = Phase.CLAIMING
+            return self._store(self._revision)
+        return ()
+
+    def _store(self, revision: int | None) -> Sequence[Instruction]:
+        assert self._connection is not None
+        self._writing = True
+        record = Record(
+            holder=self._holder,
+            claim=self._claim,
+            broker=self._connection.broker,
+            connection=self._connection.number,
+            ttl_s=self._ttl_s,
+            epoch=self.epoch,
+        )
+        return (Store(record, revision),)
+
+    def _lose(self, reason: str) -> Sequence[Instruction]:
+        self.phase = Phase.LOST
+        return (Lost(reason),)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from muster.bus.connecting import connect
+    from muster.connecting import connect
 
 __all__ = ["__version__", "connect"]
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     # Imported when first asked for: `import muster` alone must stay quick.
     if name == "connect":
-        from muster.bus import connecting
+        from muster import connecting
 
         return connecting.connect
     raise AttributeError(f"module 'muster' has no attribute {name!r}")

@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
+from muster.core import trace
+
 Headers = Mapping[str, str]
 
 DEFAULT_TIMEOUT_S = 5.0
@@ -49,6 +51,11 @@ class Message(Protocol):
     def headers(self) -> Headers: ...
     @property
     def reply(self) -> str | None: ...
+    @property
+    def trace(self) -> trace.Trace | None:
+        """The trace it belongs to. A handler runs under it; whoever iterates takes it from here."""
+        ...
+
     async def respond(self, data: bytes, *, headers: Headers | None = None) -> None: ...
 
 
@@ -373,7 +380,9 @@ class Bus(Protocol):
 
     async def publish(
         self, subject: str, data: bytes, *, headers: Headers | None = None, reply: str | None = None
-    ) -> None: ...
+    ) -> None:
+        """Said to whoever listens now. Like all that is sent, it carries the current trace."""
+        ...
 
     async def subscribe(
         self,

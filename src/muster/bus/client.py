@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import random
@@ -17,10 +18,10 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
-from muster.bus import api, credentials, keyvalue, streams, subscriptions, wire
-from muster.core import errors, subjects
+from muster.bus import api, counting, keyvalue, streams, subscriptions, wire
+from muster.core import errors, log, metrics, subjects, trace
 
-log = logging.getLogger(__name__)
+events = log.Events("bus")
 
 AUDIT_S = 30.0
 AUDIT_TIMEOUT_S = 2.0
@@ -57,10 +58,17 @@ class Message:
             self._headers = wire.decode_headers(self._raw_headers)
         return self._headers
 
+    @property
+    def trace(self) -> trace.Trace | None:
+        # The first letter may be of either case; most messages have no headers at all.
+        if self._raw_headers is None or b"raceparent" not in self._raw_headers:
+            return None
+        return trace.extract(self.headers, self._wire.count_bad_trace)
+
     async def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
         if self.reply is None:
             raise errors.InvalidInput(f"the message on {self.subject!r} did not ask for an answer")
-        raw_headers = wire.encode_headers(headers) if headers else None
+        raw_headers = _raw_headers(headers)
         if self._wire.send(self.reply, data, "", raw_headers):
             await self._wire.ease()
 
@@ -71,15 +79,14 @@ class Message:
 class Client:
     """See `api.Bus`; made by `connect`."""
 
-    def __init__(self, identity: str, *, audit_s: float) -> None:
+    def __init__(self, identity: str, *, audit_s: float, counts: counting.Counts) -> None:
         self._identity = identity
         self._audit_s = audit_s
+        self._counts = counts
         self._wire: wire.Wire
         self._state = api.ConnectionState.CLOSED
         self._listeners: list[Callable[[api.ConnectionState], None]] = []
         self._subscriptions: dict[int, subscriptions.Subscription] = {}
-        self._gone_dropped = 0  # dropped by subscriptions that are closed by now
-        self._renewed = 0
         self._auditor: asyncio.Task[None] | None = None
         self._durable: streams.Streams
 
@@ -89,7 +96,7 @@ class Client:
     async def _open(
         self,
         servers: Sequence[str],
-        creds: credentials.Source | None,
+        creds: Callable[[], wire.Credentials] | None,
         tls: ssl.SSLContext | None,
         tls_hostname: str | None,
         connect_timeout_s: float,
@@ -98,7 +105,7 @@ class Client:
         random.shuffle(order)
         failure: errors.MusterError | None = None
         for server in order:
-            self._wire = wire.Wire(subjects.inbox(self._identity), self._changed, self._refused)
+            self._wire = wire.Wire(subjects.inbox(self._identity), self._changed, self._refused, self._counts)
             try:
                 await self._wire.open(
                     server,
@@ -119,7 +126,7 @@ class Client:
                 ) from failure
             raise failure or errors.InvalidInput("no address of a broker was given")
         self._wire.know(order)
-        self._durable = streams.Streams(self._wire)
+        self._durable = streams.Streams(self._wire, self._counts)
         self._changed("connected")
         if self._audit_s > 0:
             self._auditor = asyncio.create_task(self._audit_always(), name=f"audit of {self._identity}")
@@ -154,28 +161,22 @@ class Client:
         return end
 
     def statistics(self) -> api.BusStatistics:
-        return api.BusStatistics(
-            reconnects=self._wire.generation - 1,
-            violations=self._wire.violations,
-            dropped=self._gone_dropped + sum(s.statistics().dropped for s in self._subscriptions.values()),
-            renewed=self._renewed,
-            refused_full=self._durable.refused_full,
-        )
+        return self._counts.statistics()
 
     def _changed(self, what: str) -> None:
         state = _CHANGES[what]
         if state is self._state:
             return
         self._state = state
-        log.info("%s is %s", self._identity, state.value)
+        events.info("connection", identity=self._identity, state=state.value, broker=self.broker)
         if state is api.ConnectionState.CLOSED:
             for subscription in self._subscriptions.values():
                 subscription.end(self._wire.cause)
         for listener in list(self._listeners):
             try:
                 listener(state)
-            except Exception:
-                log.exception("a listener for the state of the connection failed")
+            except Exception as error:  # noqa: BLE001 - the others must hear of it all the same
+                events.event("listener-failed", level=logging.ERROR, error=error)
 
     def _refused(self, subject: str) -> None:
         """The broker refused a subscription: after a reconnection, one that we may not have any more."""
@@ -191,7 +192,7 @@ class Client:
         wire.check_subject(subject)
         if reply is not None:
             wire.check_subject(reply)
-        raw_headers = wire.encode_headers(headers) if headers else None
+        raw_headers = _raw_headers(headers)
         if self._wire.send(subject, data, reply or "", raw_headers):
             await self._wire.ease()
 
@@ -211,6 +212,7 @@ class Client:
             max_pending=max_pending,
             max_pending_bytes=max_pending_bytes,
             overflow=overflow,
+            counts=self._counts,
         )
         accept, over = subscription.accept, self._wire
 
@@ -222,7 +224,6 @@ class Client:
 
         async def unsubscribe() -> None:
             if self._subscriptions.pop(number, None) is not None:
-                self._gone_dropped += subscription.statistics().dropped
                 over.forget(number)
 
         subscription.started(unsubscribe)
@@ -237,7 +238,7 @@ class Client:
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
     ) -> Message:
         wire.check_subject(subject)
-        raw_headers = wire.encode_headers(headers) if headers else None
+        raw_headers = _raw_headers(headers)
         answer = await self._wire.ask(subject, data, raw_headers, timeout_s=timeout_s)
         return self._message(answer)
 
@@ -258,10 +259,10 @@ class Client:
         enough: int | None = None,
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
         headers: api.Headers | None = None,
-    ) -> list[Message]:
+    ) -> list[api.Message]:
         wire.check_subject(subject)
-        raw_headers = wire.encode_headers(headers) if headers else None
-        answers: list[Message] = []
+        raw_headers = _raw_headers(headers)
+        answers: list[api.Message] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take(answer: wire.Answer) -> None:
@@ -318,7 +319,7 @@ class Client:
                 try:
                     await self.audit()
                 except errors.MusterError as error:
-                    log.debug("the audit of subscriptions could not be made: %s", error)
+                    events.debug("audit-failed", error=error)
 
     async def audit(self) -> int:
         """Renew the subscriptions that the broker does not hold any more. Returns how many it had lost."""
@@ -339,8 +340,8 @@ class Client:
             subscription = self._subscriptions.get(number)
             if subscription is not None:
                 subscription.renewed += 1
-                log.warning("the broker had lost the subscription to %r: renewed", subscription.subject)
-        self._renewed += len(lost)
+                events.warning("subscription-renewed", subject=subscription.subject, broker=self.broker)
+        self._counts.add(counting.Count.RENEWED, len(lost))
         return len(lost)
 
     async def _held_by_broker(self) -> set[int] | None:
@@ -412,16 +413,32 @@ async def connect(
     servers: Iterable[str],
     *,
     identity: str | None = None,
-    creds: credentials.Source | None = None,
+    creds: wire.Credentials | Callable[[], wire.Credentials] | None = None,
     tls: ssl.SSLContext | None = None,
     tls_hostname: str | None = None,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     audit_s: float = AUDIT_S,
+    measure: metrics.Metrics | None = None,
 ) -> Client:
-    """Connect to one of ``servers``. Without ``identity``, the credentials' own name, or a random one."""
-    if identity is None and creds is not None:
-        identity = credentials.load(creds).identity
-    identity = subjects.token(identity or f"anonymous-{secrets.token_hex(4)}")
-    client = Client(identity, audit_s=audit_s)
-    await client._open(list(servers), creds, tls, tls_hostname, connect_timeout_s)
+    """Connect to one of ``servers``. Without ``identity``, the credentials' own name, or a random one.
+
+    ``creds`` may be a function, which is asked again for each new connection.
+    """
+    ask = creds if callable(creds) or creds is None else functools.partial(_given, creds)
+    if identity is None:
+        identity = ask().identity if ask is not None else f"anonymous-{secrets.token_hex(4)}"
+    client = Client(subjects.token(identity), audit_s=audit_s, counts=counting.Counts(measure))
+    await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s)
     return client
+
+
+def _given(creds: wire.Credentials) -> wire.Credentials:
+    return creds
+
+
+def _raw_headers(headers: api.Headers | None) -> bytes | None:
+    """With the trace that the running task works for."""
+    working_for = trace.current.get()
+    if working_for is not None:
+        headers = trace.inject(working_for, headers)
+    return wire.encode_headers(headers) if headers else None

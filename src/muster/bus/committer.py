@@ -13,7 +13,6 @@ import asyncio
 import functools
 import itertools
 import json
-import logging
 import math
 import random
 import secrets
@@ -22,9 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.bus import api, groups, jetstream, wire
-from muster.core import errors
-
-log = logging.getLogger(__name__)
+from muster.core import errors, trace
 
 PATIENCE_S = 5.0  # how long a round waits for its acknowledgements before the next may go
 MAX_PENDING_BYTES = 64 << 20
@@ -78,7 +75,8 @@ def header_lines(message: api.Outgoing) -> bytes:
     for name in message.headers:
         if name.lower().startswith("nats-"):
             raise errors.InvalidInput(f"the header {name!r} is the broker's own: use the named arguments")
-    headers = dict(message.headers)
+    working_for = trace.current.get()
+    headers = dict(message.headers) if working_for is None else trace.inject(working_for, message.headers)
     if message.message_id is not None:
         headers["Nats-Msg-Id"] = message.message_id
     if message.expected_last_sequence is not None:

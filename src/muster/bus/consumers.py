@@ -74,7 +74,7 @@ class _Pull:
     def __init__(self, inbox: str, count: int) -> None:
         self.inbox = inbox
         self.count = count
-        self.found: list[Delivery] = []
+        self.found: list[api.Delivery] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -92,7 +92,7 @@ class Consumer:
         self._one_at_a_time = asyncio.Lock()
         self._closed = False
 
-    async def fetch(self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> list[Delivery]:
+    async def fetch(self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> list[api.Delivery]:
         if count < 1:
             raise errors.InvalidInput("fetch at least one")
         loop = asyncio.get_running_loop()
@@ -112,7 +112,7 @@ class Consumer:
                     found += await self._ask(count - 1, 0.0)
             return found
 
-    async def _ask(self, count: int, wait_s: float) -> list[Delivery]:
+    async def _ask(self, count: int, wait_s: float) -> list[api.Delivery]:
         pull = self._pull = _Pull(f"{self._inbox}.{next(self._pulls)}", count)
         question: dict[str, Any] = {"batch": count}
         if wait_s > 0:
@@ -154,7 +154,7 @@ class Consumer:
         text = f"{self._about}: {said.get('Description') or said.get('Status', 'no answer')}"
         return errors.NotFound(text) if "Deleted" in text else errors.Unavailable(text)
 
-    async def __aiter__(self) -> AsyncIterator[Delivery]:
+    async def __aiter__(self) -> AsyncIterator[api.Delivery]:
         while not self._closed:
             try:
                 found = await self.fetch(ITERATE_COUNT, timeout_s=ITERATE_S)

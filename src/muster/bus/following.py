@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -19,8 +18,6 @@ from typing import Any, Self
 
 from muster.bus import api, jetstream, wire
 from muster.core import errors
-
-log = logging.getLogger(__name__)
 
 BEAT_S = 5.0
 BEATS_MISSED = 2.5

@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Self
@@ -31,9 +30,9 @@ from typing import Self
 import msgspec
 
 from muster.bus import api, tenure
-from muster.core import errors, subjects
+from muster.core import errors, log, subjects
 
-log = logging.getLogger(__name__)
+events = log.Events("bus")
 
 BUCKET = "leases"
 TTL_S = 15.0
@@ -102,9 +101,7 @@ class Leases:
         try:
             leases._hearing = await bus.subscribe(DISCONNECTED, handler=leases._heard)
         except errors.Forbidden:
-            log.info(
-                "this identity may not hear of closed connections: leases are taken over when they expire"
-            )
+            events.info("closed-connections-unheard", identity=bus.identity)
         return leases
 
     async def close(self) -> None:
@@ -128,23 +125,26 @@ class Leases:
         try:
             async with asyncio.timeout(timeout_s):
                 return await run.gained()
-        except TimeoutError:
+        except BaseException as error:
             await run.release()
-            raise errors.TimedOut(
-                f"the lease {name!r} is still held by another after {timeout_s:g} s"
-            ) from None
-        except BaseException:
-            await run.release()
+            if isinstance(error, TimeoutError):
+                raise errors.TimedOut(f"the lease {name!r} was not to be had in {timeout_s:g} s") from None
             raise
 
     async def try_acquire(self, name: str) -> Lease | None:
-        """The lease if nobody holds it now."""
-        if (await self._bucket.get(name)) is not None:
+        """The lease if nobody holds it now, without waiting for anybody."""
+        if await self._bucket.get(name) is not None:
             return None
+        run = _Run(self._bus, self._bucket, name, self._ttl_s, self._runs.discard, wait=False)
+        self._runs.add(run)
         try:
-            return await self.acquire(name, timeout_s=self._ttl_s)
-        except errors.TimedOut:
+            return await run.gained()
+        except errors.AlreadyExists:
+            await run.release()
             return None
+        except BaseException:
+            await run.release()
+            raise
 
     async def holder(self, name: str) -> tuple[str, int] | None:
         """Who holds it, and the epoch of that tenure."""
@@ -162,7 +162,7 @@ class Leases:
             report = json.loads(message.data)
             connection = api.ConnectionId(report["server"]["id"], int(report["client"]["id"]))
         except (ValueError, KeyError, TypeError):
-            log.warning("a report of a closed connection that makes no sense: %r", message.data[:200])
+            events.warning("strange-report", subject=message.subject, data=message.data[:200])
             return
         for run in list(self._runs):
             run.closed(connection)
@@ -172,7 +172,14 @@ class _Run:
     """Carries out what one candidate decides."""
 
     def __init__(
-        self, bus: api.Bus, bucket: api.KeyValue, name: str, ttl_s: float, on_end: Callable[[_Run], None]
+        self,
+        bus: api.Bus,
+        bucket: api.KeyValue,
+        name: str,
+        ttl_s: float,
+        on_end: Callable[[_Run], None],
+        *,
+        wait: bool = True,
     ) -> None:
         for level in name.split("."):
             subjects.token(level)
@@ -181,6 +188,7 @@ class _Run:
         self._name = name
         self._ttl_s = ttl_s
         self._on_end = on_end
+        self._wait = wait
         self._loop = asyncio.get_running_loop()
         self._lease: Lease | None = None
         self._gained: asyncio.Future[Lease] = self._loop.create_future()
@@ -190,7 +198,8 @@ class _Run:
         self.candidate = tenure.Candidate(bus.identity, secrets.token_hex(8), ttl_s=ttl_s)
 
     async def gained(self) -> Lease:
-        self._watching = self._start(self._watch())
+        if self._wait:
+            self._watching = self._start(self._watch())
         self.state_changed(self._bus.state)
         return await self._gained
 
@@ -274,8 +283,10 @@ class _Run:
                     revision = await self._bucket.update(
                         self._name, value, revision=revision, ttl_s=self._ttl_s
                     )
-        except (errors.AlreadyExists, errors.Conflict):
+        except (errors.AlreadyExists, errors.Conflict) as error:
             self._obey(self.candidate.conflicted(self._loop.time()))
+            if not self._wait and not self._gained.done():
+                self._gained.set_exception(error)
         except (errors.Unavailable, TimeoutError):
             self._obey(self.candidate.failed(self._loop.time()))
         except errors.MusterError as error:
@@ -301,7 +312,7 @@ class _Run:
         self._lease = Lease(self._name, epoch, self)
         if self._watching is not None:
             self._watching.cancel()
-        log.info("%s holds the lease %r with epoch %d", self._bus.identity, self._name, epoch)
+        events.info("lease-gained", lease=self._name, holder=self._bus.identity, epoch=epoch)
         if not self._gained.done():
             self._gained.set_result(self._lease)
 
@@ -309,7 +320,7 @@ class _Run:
         if self._watching is not None:
             self._watching.cancel()
         if self._lease is not None:
-            log.info("%s no longer holds the lease %r: %s", self._bus.identity, self._name, reason)
+            events.info("lease-ended", lease=self._name, holder=self._bus.identity, reason=reason)
             self._lease.lost_because = reason
             self._lease.lost.set()
         self._on_end(self)

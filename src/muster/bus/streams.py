@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from muster.bus import api, committer, consumers, following, jetstream, matching, wire
-from muster.core import errors, subjects
+from muster.bus import api, committer, consumers, counting, following, jetstream, matching, wire
+from muster.core import errors, log, subjects
+
+events = log.Events("bus")
 
 READ_BATCH = 500
 READ_BATCH_BYTES = 4 << 20
@@ -18,19 +21,21 @@ READ_BATCH_BYTES = 4 << 20
 class Streams:
     """What one connection knows of streams: shared by all of its handles."""
 
-    def __init__(self, over: wire.Wire) -> None:
+    def __init__(self, over: wire.Wire, counts: counting.Counts) -> None:
         self.wire = over
         self.api = jetstream.Api(over)
-        self.refused_full = 0
+        self._counts = counts
         self._committers: dict[str, committer.Committer] = {}
 
     def committer(self, name: str) -> committer.Committer:
         if name not in self._committers:
-            self._committers[name] = committer.Committer(name, self.wire, self._count_full)
+            on_full = functools.partial(self._full, name)
+            self._committers[name] = committer.Committer(name, self.wire, on_full)
         return self._committers[name]
 
-    def _count_full(self) -> None:
-        self.refused_full += 1
+    def _full(self, name: str) -> None:
+        self._counts.add(counting.Count.FULL)
+        events.warning("stream-full", stream=name)
 
     async def drained(self) -> None:
         for one in self._committers.values():

@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Self
 
-from muster.bus import api
-from muster.core import errors
+from muster.bus import api, counting
+from muster.core import errors, log, trace
 
-log = logging.getLogger(__name__)
+events = log.Events("bus")
 
 
 class Subscription:
@@ -35,6 +35,7 @@ class Subscription:
         max_pending: int,
         max_pending_bytes: int,
         overflow: api.Overflow,
+        counts: counting.Counts,
     ) -> None:
         if max_pending < 1 or max_pending_bytes < 1:
             raise errors.InvalidInput("a subscription must be allowed at least one pending message")
@@ -43,6 +44,7 @@ class Subscription:
         self._max_pending = max_pending
         self._max_pending_bytes = max_pending_bytes
         self._overflow = overflow
+        self._counts = counts
         self._queue: deque[api.Message] = deque()
         self._queued_bytes = 0
         self._arrived = asyncio.Event()
@@ -81,13 +83,15 @@ class Subscription:
         if self._handler is not None and self._pump is None:
             # Invariant: without a pump the queue of a handler's subscription is empty.
             self._delivered += 1
+            before = trace.current.set(message.trace)
             try:
                 waiting = self._handler(message)
-            except Exception:  # noqa: BLE001 - a handler's fault must not end the connection's read loop
-                self._handler_failed(message)
-            else:
-                if waiting is not None:
+                if waiting is not None:  # the task takes the trace with it
                     self._pump = asyncio.get_running_loop().create_task(self._pump_rest(message, waiting))
+            except Exception as error:  # noqa: BLE001 - it must not end the connection's read loop
+                self._handler_failed(message, error)
+            finally:
+                trace.current.reset(before)
             return
         size = len(message.data)
         if self._is_full_for(size) and not self._make_room(size):
@@ -104,9 +108,9 @@ class Subscription:
         if self._overflow is api.Overflow.DROP_OLDEST and size <= self._max_pending_bytes:
             while self._is_full_for(size):
                 self._queued_bytes -= len(self._queue.popleft().data)
-                self._dropped += 1
+                self._drop()
             return True
-        self._dropped += 1
+        self._drop()
         if self._overflow is api.Overflow.CLOSE:
             self.end(
                 errors.Overloaded(
@@ -117,6 +121,12 @@ class Subscription:
             if self._unsubscribe is not None:
                 self._closing = asyncio.get_running_loop().create_task(self._leave())
         return False
+
+    def _drop(self) -> None:
+        if self._dropped == 0:
+            events.warning("slow-reader", subscription=self._subject, policy=self._overflow.value)
+        self._dropped += 1
+        self._counts.add(counting.Count.DROPPED)
 
     def end(self, error: errors.MusterError | None = None) -> None:
         """No more will come. What is queued can still be read; then ``error`` is raised, if any."""
@@ -137,16 +147,17 @@ class Subscription:
             while True:
                 try:
                     await waiting
-                except Exception:  # noqa: BLE001 - counted and logged; the next message is not to blame
-                    self._handler_failed(message)
+                except Exception as error:  # noqa: BLE001 - counted; the next message is not to blame
+                    self._handler_failed(message, error)
                 while True:
                     if not self._queue:
                         return
                     message = self._pop()
+                    trace.current.set(message.trace)
                     try:
                         result = handler(message)
-                    except Exception:  # noqa: BLE001 - as above
-                        self._handler_failed(message)
+                    except Exception as error:  # noqa: BLE001 - as above
+                        self._handler_failed(message, error)
                         continue
                     if result is not None:
                         waiting = result
@@ -154,9 +165,16 @@ class Subscription:
         finally:
             self._pump = None
 
-    def _handler_failed(self, message: api.Message) -> None:
+    def _handler_failed(self, message: api.Message, error: Exception) -> None:
         self._failed += 1
-        log.exception("the handler of %r failed on a message of %r", self._subject, message.subject)
+        self._counts.add(counting.Count.HANDLER_FAILED)
+        events.event(
+            "handler-failed",
+            level=logging.ERROR,
+            error=error,
+            subscription=self._subject,
+            subject=message.subject,
+        )
 
     # The reading side.
 

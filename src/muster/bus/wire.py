@@ -11,7 +11,6 @@ Subscriptions here are *readers*: a plain function called for each message while
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
 import itertools
 import logging
@@ -20,15 +19,28 @@ import re
 import ssl
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import nats.errors
 from nats.aio import client as nats_client
 
-from muster.bus import credentials
-from muster.core import errors
+from muster.bus import counting
+from muster.core import errors, log
 
-log = logging.getLogger(__name__)
+events = log.Events("bus")
+
+
+class Credentials(Protocol):
+    """Who a connection is, and the proof. `muster.trust` has them."""
+
+    @property
+    def identity(self) -> str: ...
+    @property
+    def user_jwt(self) -> str: ...
+    def answer(self, nonce: str) -> bytes:
+        """The signature of the broker's challenge, in base 64."""
+        ...
+
 
 Reader = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply, data, raw headers
 
@@ -134,7 +146,11 @@ class Wire(nats_client.Client):
     """One connection. Its owner is told of changes of its state, and of subscriptions refused."""
 
     def __init__(
-        self, inbox: str, on_change: Callable[[str], None], on_refused: Callable[[str], None]
+        self,
+        inbox: str,
+        on_change: Callable[[str], None],
+        on_refused: Callable[[str], None],
+        counts: counting.Counts,
     ) -> None:
         super().__init__()
         self._readers: dict[int, Reader] = {}
@@ -147,10 +163,10 @@ class Wire(nats_client.Client):
         self._refused_subjects: set[str] = set()
         self._on_change = on_change
         self._on_refused = on_refused
+        self._counts = counts
         self._attempts = 0
         self._auth_failures = 0
         self.cause: errors.MusterError | None = None  # why it is closed, if not because we asked
-        self.violations = 0
         self.generation = 0  # grows with each connection made
 
     # Connecting.
@@ -160,7 +176,7 @@ class Wire(nats_client.Client):
         server: str,
         *,
         name: str,
-        creds: credentials.Source | None,
+        creds: Callable[[], Credentials] | None,
         tls: ssl.SSLContext | None,
         tls_hostname: str | None,
         connect_timeout_s: float,
@@ -176,15 +192,15 @@ class Wire(nats_client.Client):
 
         options: dict[str, Any] = {}
         if creds is not None:
-            current = credentials.load(creds)  # a bad file is told before anything is tried
+            current = creds()
 
             def sign(nonce: str) -> bytes:
                 nonlocal current
-                current = credentials.load(creds)
-                return base64.b64encode(current.sign(nonce.encode()))
+                current = creds()  # anew for each attempt: they may have been renewed
+                return current.answer(nonce)
 
-            # nats-py asks for the signature first: the token is of the same reading.
-            options.update(signature_cb=sign, user_jwt_cb=lambda: current.token.encode())
+            # nats-py asks for the signature first: the document is of the same reading.
+            options.update(signature_cb=sign, user_jwt_cb=lambda: current.user_jwt.encode())
         given = urllib.parse.urlsplit(server)
         if given.password is not None:
             # As options, because the addresses of other brokers that this one tells us hold no password.
@@ -257,7 +273,7 @@ class Wire(nats_client.Client):
                 self.cause = _connection_error(error)
                 self._giving_up = asyncio.create_task(super().close())
                 return
-        log.debug("connection trouble: %s", error)
+        events.debug("connection-trouble", error=error)
 
     async def _disconnected(self) -> None:
         if not self.is_closed:
@@ -266,6 +282,7 @@ class Wire(nats_client.Client):
     async def _reconnected(self) -> None:
         self._attempts = self._auth_failures = 0
         self.generation += 1
+        self._counts.add(counting.Count.RECONNECTED)
         self._on_change("connected")
 
     async def _closed_for_good(self) -> None:
@@ -280,12 +297,12 @@ class Wire(nats_client.Client):
         violation = _VIOLATION.search(err_msg)
         if violation is None:
             # Everything else ends in the broker closing the connection: try again, perhaps elsewhere.
-            log.warning("the broker says: %s", err_msg.strip("'"))
+            events.warning("broker-error", said=err_msg.strip("'"))
             await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
             return
         kind, subject = violation.groups()
-        self.violations += 1
-        log.warning("the broker refuses to let this identity %s %r", _VERBS[kind], subject)
+        self._counts.add(counting.Count.FORBIDDEN)
+        events.warning("forbidden", what=kind, subject=subject)
         if kind == "subscription":
             self._refused_subjects.add(subject)
             self._on_refused(subject)
@@ -298,6 +315,9 @@ class Wire(nats_client.Client):
         """Other brokers to turn to. Those the broker itself told of are known already."""
         known = [server.uri.geturl() for server in self._server_pool]
         self.set_server_pool(list(dict.fromkeys([*known, *servers])))
+
+    def count_bad_trace(self, _: str) -> None:
+        self._counts.add(counting.Count.BAD_TRACE)
 
     @property
     def server_name(self) -> str | None:
@@ -316,8 +336,8 @@ class Wire(nats_client.Client):
         if reader is not None:
             try:
                 reader(subject, reply, data, headers)
-            except Exception:  # whatever a reader trips over, the next message is for another
-                log.exception("a message on %r could not be taken in", subject)
+            except Exception as error:  # noqa: BLE001 - whatever a reader trips over, others must go on
+                events.event("unreadable", level=logging.ERROR, error=error, subject=subject.decode())
 
     async def _read_loop(self) -> None:
         await super()._read_loop()
@@ -497,9 +517,6 @@ def nobody_listens(answer: Answer) -> bool:
     return (
         not answer.data and answer.raw_headers is not None and answer.raw_headers.startswith(_NO_RESPONDERS)
     )
-
-
-_VERBS = {"publish": "publish to", "subscription": "subscribe to"}
 
 
 def _is_refusal(text: str) -> bool:

@@ -1,0 +1,153 @@
+"""Leases on a real broker, with the trust of a real domain: each holder under credentials of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from muster.bus import client, leases, tenure
+from muster.bus.brokers import broker, config
+from muster.core import errors
+from muster.testing.eventually import eventually
+from muster.trust import keyring, roles
+
+NAME = "manage.registry"
+
+
+@pytest.fixture
+async def join(tmp_path):
+    """Connect under an identity that may hold leases: the bus, and its leases with this time to live."""
+    trust = keyring.Trust.create(tmp_path / "trust", "fleet")
+    known = trust.broker()
+    believed = config.OperatorTrust(
+        operator_jwt=known.operator_jwt, system_account=known.system_account, accounts=known.accounts
+    )
+    settings = config.BrokerConfig(name="b", directory=tmp_path / "b", trust=believed)
+    async with broker.Broker(settings) as running, contextlib.AsyncExitStack() as stack:
+
+        async def make(identity: str, *, ttl_s: float = 30.0) -> tuple[client.Client, leases.Leases]:
+            trust.issue(identity, roles.Role.MANAGER)
+            bus = await client.connect([running.url], creds=trust.credentials(identity))
+            stack.push_async_callback(bus.close)
+            return bus, await stack.enter_async_context(await leases.Leases.open(bus, ttl_s=ttl_s))
+
+        yield make
+
+
+async def test_one_holds_it_and_the_next_gets_it_when_released(join):
+    _, first = await join("m1")
+    _, second = await join("m2")
+    lease = await first.acquire(NAME)
+    assert lease.held
+    assert await second.try_acquire(NAME) is None
+    assert await second.holder(NAME) == ("m1", lease.epoch)
+    with pytest.raises(errors.TimedOut):
+        await second.acquire(NAME, timeout_s=0.2)
+    waiting = asyncio.create_task(second.acquire(NAME))
+    await asyncio.sleep(0.05)
+    await lease.release()
+    async with asyncio.timeout(5):
+        other = await waiting
+    assert lease.lost.is_set()
+    assert not lease.held
+    assert other.epoch > lease.epoch
+
+
+async def test_of_many_who_want_it_one_has_it(join):
+    everyone = [(await join(f"m{n}"))[1] for n in range(4)]
+    held: list[leases.Lease] = []
+
+    async def turn(candidate: leases.Leases) -> None:
+        async with await candidate.acquire(NAME, timeout_s=20) as lease:
+            assert not any(other.held for other in held)
+            held.append(lease)
+
+    await asyncio.gather(*(turn(candidate) for candidate in everyone))
+    epochs = [lease.epoch for lease in held]
+    assert epochs == sorted(epochs)
+    assert len(set(epochs)) == 4
+
+
+async def test_a_dead_holder_is_replaced_at_once(join):
+    dying, first = await join("m1")
+    _, second = await join("m2")
+    lease = await first.acquire(NAME)
+    waiting = asyncio.create_task(second.acquire(NAME))
+    await asyncio.sleep(0.1)
+    started = asyncio.get_running_loop().time()
+    dying._wire._transport._io_writer.transport.abort()  # as kill -9 would: the socket is gone, nothing else
+    dying._wire.options["allow_reconnect"] = False
+    async with asyncio.timeout(5):
+        other = await waiting
+    assert asyncio.get_running_loop().time() - started < 2, "long before its 30 s are over"
+    assert other.epoch > lease.epoch
+    await eventually(lambda: not lease.held)
+    fence = leases.Fence()
+    fence.check(other.epoch)
+    with pytest.raises(errors.StaleEpoch) as caught:
+        fence.check(lease.epoch)
+    assert (caught.value.epoch, caught.value.current) == (lease.epoch, other.epoch)
+
+
+async def test_a_holder_that_lost_only_its_connection_goes_on_if_nobody_took_over(join):
+    bus, mine = await join("m1")
+    lease = await mine.acquire(NAME)
+    before = bus.connection
+    bus._wire._transport._io_writer.transport.abort()
+    await eventually(lambda: not lease.held)
+    await eventually(lambda: lease.held)
+    assert bus.connection != before
+    assert not lease.lost.is_set()
+    assert await mine.holder(NAME) == ("m1", lease.epoch)
+
+
+async def test_a_silent_holder_is_replaced_when_its_time_is_over(join):
+    bus, first = await join("m1", ttl_s=2)
+    _, second = await join("m2", ttl_s=2)
+    lease = await first.acquire(NAME)
+    loop = asyncio.get_running_loop()
+    stopped_at = loop.time()
+    bus._wire.send = lambda *_: False  # nothing leaves this process any more, and nothing tells it so
+    waiting = asyncio.create_task(second.acquire(NAME))
+    async with asyncio.timeout(10):
+        await lease.lost.wait()
+        gave_up_at = loop.time()
+        assert not waiting.done(), "it stops believing before another can have it"
+        other = await waiting
+    assert gave_up_at - stopped_at < 2
+    assert other.epoch > lease.epoch
+    assert lease.lost_because == "it could not be renewed in time"
+    del bus._wire.send
+
+
+async def test_renewal_keeps_it(join):
+    _, first = await join("m1", ttl_s=1)
+    _, second = await join("m2", ttl_s=1)
+    lease = await first.acquire(NAME)
+    with pytest.raises(errors.TimedOut):
+        await second.acquire(NAME, timeout_s=3)
+    assert lease.held
+    assert await second.holder(NAME) == ("m1", lease.epoch)
+
+
+async def test_bad_names_and_times(join):
+    bus, mine = await join("m1")
+    for name in ("", "a..b", "a b", "manage.*"):
+        with pytest.raises(errors.InvalidInput):
+            await mine.acquire(name)
+    with pytest.raises(errors.InvalidInput):
+        await leases.Leases.open(bus, ttl_s=0.5)
+
+
+async def test_what_others_wrote_under_the_key_is_left_alone(join):
+    _, mine = await join("m1")
+    await mine._bucket.put(NAME, b"not a record")
+    assert await mine.try_acquire(NAME) is None
+    with pytest.raises(errors.TimedOut):
+        await mine.acquire(NAME, timeout_s=0.2)
+
+
+def test_the_record_is_readable_by_others():
+    assert tenure.Record.__struct_fields__ == ("holder", "claim", "broker", "connection", "ttl_s", "epoch")

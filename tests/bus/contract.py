@@ -10,7 +10,7 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.testing.eventually import eventually
+from muster.testing.eventually import eventually, throughout
 
 Connect = Callable[..., Awaitable[api.Bus]]
 
@@ -560,7 +560,7 @@ class Consumers:
         stream = await bus.stream(settings())
         consumer = await stream.consumer(api.ConsumerSettings("c"))
         fetching = asyncio.create_task(consumer.fetch(10, timeout_s=20))
-        await asyncio.sleep(0.05)
+        await throughout(lambda: not fetching.done(), for_s=0.05)
         await stream.publish("log.a", b"x")
         async with asyncio.timeout(5):
             assert [d.message.data for d in await fetching] == [b"x"]
@@ -726,7 +726,7 @@ class KeyValues:
         bucket = await bus.key_value(api.KeyValueSettings("b"))
         revision = await bucket.create("k", b"1", ttl_s=1)
         for _ in range(4):
-            await asyncio.sleep(0.5)
+            await throughout(lambda: bucket.get("k"), for_s=0.5)
             revision = await bucket.update("k", b"1", revision=revision, ttl_s=1)
         await bucket.update("k", b"for ever", revision=revision)
         await bucket.create("other", b"", ttl_s=1)

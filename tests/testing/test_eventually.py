@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from muster.testing.eventually import eventually
+from muster.testing.eventually import eventually, throughout
 
 
 @pytest.mark.virtual_time
@@ -79,3 +79,22 @@ async def test_a_timeout_of_the_conditions_own_passes_through():
 
     with pytest.raises(TimeoutError, match="mine"):
         await eventually(broken)
+
+
+@pytest.mark.virtual_time
+async def test_throughout_takes_its_time():
+    start = asyncio.get_running_loop().time()
+    await throughout(lambda: True, for_s=3)
+    assert asyncio.get_running_loop().time() - start == pytest.approx(3)
+
+
+@pytest.mark.virtual_time
+async def test_throughout_fails_at_once_when_it_is_over():
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_later(1, event.set)
+
+    async def quiet() -> bool:
+        return not event.is_set()
+
+    with pytest.raises(AssertionError, match=r"quiet was not true any more after 1\.0\d\d s; value: False"):
+        await throughout(quiet, for_s=60)

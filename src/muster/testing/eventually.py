@@ -1,8 +1,8 @@
-"""`eventually`: wait for a state, not for a delay.
+"""`eventually` and `throughout`: wait for a state, not for a delay.
 
 A test says what must come true and how long that may take; the small waits in between are this file's
 business, so no test sleeps.  The wait begins at a millisecond and grows, so that quick things are noticed at
-once and slow ones are not polled to death.
+once and slow ones are not polled to death.  For what must *not* happen there is `throughout`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,26 @@ async def eventually(
     raise AssertionError(
         f"{what or _name(condition)} did not come true in {timeout_s:g} s; {seen[:SHOWN_CHARACTERS]}"
     ) from cause
+
+
+async def throughout(
+    condition: Callable[[], object | Awaitable[object]], *, for_s: float, what: str | None = None
+) -> None:
+    """Fails as soon as ``condition`` is not true; returns when it was true for ``for_s``."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    while True:
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
+        passed_s = loop.time() - start
+        if not value:
+            raise AssertionError(
+                f"{what or _name(condition)} was not true any more after {passed_s:.3f} s; value: {value!r}"
+            )
+        if passed_s >= for_s:
+            return
+        await asyncio.sleep(min(LONGEST_WAIT_S, for_s - passed_s))
 
 
 def _name(condition: Callable[[], object]) -> str:

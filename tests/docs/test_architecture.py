@@ -1,0 +1,39 @@
+"""ARCHITECTURE.md's list of folders is the tree: each is named there once, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def listed() -> list[str]:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    block = re.search(r"```text\nsrc/muster/\n(.*?)```", text, re.DOTALL)
+    assert block is not None, "ARCHITECTURE.md has no ```text block that begins with src/muster/"
+    return re.findall(r"^  (\w+)/ +\S", block[1], re.MULTILINE)
+
+
+def folders() -> set[str]:
+    return {path.parent.name for path in (ROOT / "src" / "muster").glob("*/__init__.py")}
+
+
+def test_the_list_of_folders_is_the_tree():
+    names = listed()
+    assert len(names) == len(set(names))
+    assert set(names) == folders()
+
+
+def test_the_floors_are_listed_from_top_to_bottom():
+    """In the order in which import-linter keeps them."""
+    contracts = (ROOT / "pyproject.toml").read_text()
+    layers = re.search(r"^layers = \[\n(.*?)^\]", contracts, re.MULTILINE | re.DOTALL)
+    assert layers is not None
+    floor = {
+        name: number
+        for number, line in enumerate(re.findall(r'"(.*?)"', layers[1]))
+        for name in re.findall(r"\w+", line)
+    }
+    order = [floor[name] for name in listed()]
+    assert order == sorted(order)

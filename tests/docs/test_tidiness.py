@@ -1,0 +1,129 @@
+"""What must not be in the repository, wherever it is. Every rule names the file and the line."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Spelt in pieces, so that this file keeps its own rules.
+REGISTRIES = [
+    ".".join(parts)
+    for parts in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("npmjs", "org"),
+        ("crates", "io"),
+        ("proxy", "golang", "org"),
+        ("maven", "org"),
+        ("deb", "debian", "org"),
+    )
+]
+FOLDERS = ("root", "work", r"home/\w+", r"Users/\w+", "tmp/venv", "tmp/wt")
+MACHINE_PATHS = re.compile("|".join(f"/{name}/" for name in FOLDERS))
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|\bfor now\b|NotImplementedError", re.IGNORECASE)
+BYTES_MAX = 300_000
+
+
+def tracked() -> list[Path]:
+    """The files that git knows, or would know; without git, those of a source distribution."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listing.returncode == 0:
+        paths = (ROOT / name for name in listing.stdout.splitlines())
+    else:
+        paths = (path for name in ("src", "tests", "benchmarks", "docs") for path in (ROOT / name).rglob("*"))
+    return [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
+
+
+FILES = tracked()
+TEXTS = {path: path.read_text() for path in FILES if path.suffix != ".png"}
+
+
+def lines(pattern: re.Pattern[str], *folders: str) -> Iterator[str]:
+    for path, text in TEXTS.items():
+        name = path.relative_to(ROOT).as_posix()
+        if folders and not name.startswith(folders):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if pattern.search(line):
+                yield f"{name}:{number}: {line.strip()[:100]}"
+
+
+def test_no_package_registry_is_named():
+    assert list(lines(re.compile("|".join(map(re.escape, REGISTRIES))))) == []
+
+
+def test_no_path_of_a_machine_is_named():
+    assert list(lines(MACHINE_PATHS)) == []
+
+
+def test_nothing_is_left_unfinished():
+    assert list(lines(UNFINISHED, "src/", "benchmarks/")) == []
+
+
+def test_lock_files_hold_no_addresses():
+    locks = [path for path in TEXTS if path.suffix == ".lock"]
+    assert locks
+    assert [path.name for path in locks if "://" in TEXTS[path]] == []
+
+
+def test_no_file_is_large():
+    assert [str(path) for path in FILES if path.stat().st_size > BYTES_MAX] == []
+
+
+PYTHON = {path: ast.parse(text) for path, text in TEXTS.items() if path.suffix == ".py"}
+
+
+def test_no_test_sleeps():
+    """Waiting is for `eventually` and `throughout`. (A sleep of 0 only lets others run.)"""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, tree in PYTHON.items()
+        if path.is_relative_to(ROOT / "tests")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("time.sleep", "asyncio.sleep", "sleep")
+        and not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
+    ]
+    assert found == []
+
+
+def test_a_packages_first_file_is_only_the_sign_on_the_door():
+    allowed = ROOT / "src" / "muster" / "__init__.py"  # the public names
+    wordy = [
+        str(path.relative_to(ROOT))
+        for path, tree in PYTHON.items()
+        if path.name == "__init__.py"
+        and path.is_relative_to(ROOT / "src")
+        and path != allowed
+        and (ast.get_docstring(tree) is None or len(tree.body) != 1)
+    ]
+    assert wordy == []
+
+
+def test_every_module_says_what_it_is():
+    silent = [
+        str(path.relative_to(ROOT))
+        for path, tree in PYTHON.items()
+        if (path.is_relative_to(ROOT / "src") or path.is_relative_to(ROOT / "benchmarks"))
+        and ast.get_docstring(tree) is None
+    ]
+    assert silent == []
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", [path for path in TEXTS if path.suffix == ".md"], ids=lambda path: path.name)
+def test_links_in_texts_lead_somewhere(page: Path):
+    targets = [target for target in LINK.findall(TEXTS[page]) if "://" not in target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []

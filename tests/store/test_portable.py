@@ -1,0 +1,157 @@
+"""Backup and restore, from either engine into either."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pathlib
+import secrets
+import stat
+
+import msgspec
+import pytest
+
+from muster.core import errors
+from muster.store import api, database, portable
+from tests.store.conftest import Place
+
+RECORDS = {f"k{i}": bytes([i % 256]) * (i % 50) for i in range(1_200)}
+
+
+async def fill(store: database.Store) -> None:
+    async with store.transaction() as tx:
+        tx.put_many("a", RECORDS.items(), epoch=3)
+        tx.put("b", "é\0", b"\xff")
+        tx.fence("registry", 7)
+
+
+async def check(store: database.Store) -> None:
+    assert {r.key: r.value for r in await store.scan("a")} == RECORDS
+    assert [(r.key, r.value) for r in await store.scan("b")] == [("é\0", b"\xff")]
+    with pytest.raises(errors.StaleEpoch):
+        await store.put("a", "k1", b"", epoch=2)
+    async with store.transaction() as tx:
+        tx.fence("registry", 7)
+
+    async def stale() -> None:
+        async with store.transaction() as tx:
+            tx.fence("registry", 6)
+
+    with pytest.raises(errors.StaleEpoch):
+        await stale()
+
+
+@pytest.fixture
+def other(place: Place, postgres_server, tmp_path) -> Place:
+    """A new store on the other engine."""
+    if place.url.startswith("sqlite"):
+        settings = api.Settings(namespace=f"t_{secrets.token_hex(6)}")
+        return Place(postgres_server.url, postgres_server.password, settings)
+    return Place(f"sqlite:{tmp_path}/other.db", None, api.Settings())
+
+
+async def restore(path: pathlib.Path, place: Place) -> int:
+    return await portable.restore(place.url, path, settings=place.settings, password=place.password)
+
+
+async def opened(place: Place) -> database.Store:
+    return await database.open(place.url, settings=place.settings, password=place.password)
+
+
+async def test_from_each_engine_into_the_other(store, other, tmp_path):
+    await fill(store)
+    path = tmp_path / "backup.ndjson"
+    assert await portable.backup(store, path) == len(RECORDS) + 2
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not list(tmp_path.glob("*.partial"))
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+    assert await restore(path, other) == len(RECORDS) + 2
+    async with await opened(other) as restored:
+        assert restored.identity != store.identity
+        await check(restored)
+        again = tmp_path / "again.ndjson"
+        await portable.backup(restored, again)
+        assert again.read_text().splitlines()[1:-1] == path.read_text().splitlines()[1:-1]
+    with pytest.raises(errors.AlreadyExists, match="not empty"):
+        await restore(path, other)
+
+
+async def test_a_backup_is_of_one_moment(store, tmp_path, monkeypatch):
+    await fill(store)
+    monkeypatch.setattr(portable, "PAGE_RECORDS", 100)
+    write = portable._Writer.write
+    written = 0
+
+    async def change_meanwhile() -> None:
+        await store.delete("a", "k999")
+        await store.put("a", "zzz", b"")
+
+    loop = asyncio.get_running_loop()
+
+    def writes(self: portable._Writer, lines: object) -> None:
+        nonlocal written
+        written += 1
+        if written == 3:
+            asyncio.run_coroutine_threadsafe(change_meanwhile(), loop).result(10)
+        write(self, lines)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(portable._Writer, "write", writes)
+    await portable.backup(store, tmp_path / "backup")
+    names = [json.loads(line).get("k") for line in (tmp_path / "backup").read_text().splitlines()]
+    assert await store.get("a", "zzz")
+    assert "k999" in names
+    assert "zzz" not in names
+
+
+async def test_a_file_that_was_cut_or_changed_is_refused_before_anything_is_stored(store, other, tmp_path):
+    await store.put("a", "k", b"value")
+    await store.put("a", "l", b"value")
+    path = tmp_path / "backup"
+    await portable.backup(store, path)
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    bad = [
+        b"",
+        b"\xff\xfe",
+        b"{}",
+        b"[1, 2]\n",
+        whole[:-10],
+        b"".join(lines[:-1]),
+        b"".join(lines[:1]),
+        b"".join(lines[:2] + lines[3:]),
+        b"".join([lines[0], *lines[2:]]),
+        whole.replace(b'"k":"l"', b'"k":"m"'),
+        whole.replace(b'{"muster_store":1', b'{"muster_store":2'),
+        whole + lines[-1],
+    ]
+    for content in bad:
+        path.write_bytes(content)
+        with pytest.raises(api.Corrupt, match="backup"):
+            await restore(path, other)
+    with pytest.raises(errors.NotFound):
+        await restore(tmp_path / "nowhere", other)
+    async with await opened(other) as untouched:
+        assert await untouched.version() == 0
+
+
+async def test_a_restore_that_was_interrupted_is_noticed_and_can_be_done_again(
+    store, other, tmp_path, monkeypatch
+):
+    await fill(store)
+    path = tmp_path / "backup"
+    await portable.backup(store, path)
+    tight = msgspec.structs.replace(other.settings, bytes_max=50_000)
+    with pytest.raises(errors.LimitExceeded):
+        await portable.restore(other.url, path, settings=tight, password=other.password)
+    with pytest.raises(api.Corrupt, match="did not finish"):
+        await opened(other)
+    monkeypatch.setattr(portable, "PAGE_RECORDS", 100)
+    await restore(path, other)
+    async with await opened(other) as restored:
+        await check(restored)
+
+
+async def test_a_place_that_cannot_be_written_to(store, tmp_path):
+    with pytest.raises(errors.Unavailable, match="cannot be written"):
+        await portable.backup(store, tmp_path / "no" / "such" / "folder")

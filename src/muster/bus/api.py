@@ -196,7 +196,7 @@ class Delivery(Protocol):
 
 
 class Consumer(Protocol):
-    async def fetch(self, count: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Delivery]:
+    async def fetch(self, count: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Sequence[Delivery]:
         """At least one, at most ``count``; empty when ``timeout_s`` passed without any."""
         ...
 

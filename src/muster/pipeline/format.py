@@ -1,0 +1,26 @@
+"""The bus as a format of Spark: register `Muster`, then ``format("muster")`` both ways."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from muster.core import errors
+from muster.pipeline import sink, source
+
+
+class Muster(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "muster"
+
+    def schema(self) -> str:
+        if self.options.get("payload", "raw") == "arrow":
+            raise errors.InvalidInput("payload=arrow needs the columns: readStream.format(…).schema(…)")
+        return source.RAW_SCHEMA
+
+    def streamReader(self, schema: StructType) -> source.StreamReader:
+        return source.StreamReader(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:
+        return sink.StreamWriter(self.options, schema)

@@ -1,0 +1,55 @@
+"""One place that starts Spark, so that every job has the same settings and the same Java."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from muster.core import errors
+from muster.pipeline import java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | None = None) -> SparkSession:
+    """A session on ``master`` with the sources and sinks of the bus registered."""
+    java.use(work_dir)
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise errors.MissingPart(
+            "the pipeline needs Spark (everything else works without it)",
+            hint="install muster-fabric[spark], or run `make .venv/.spark` in a checkout",
+        ) from error
+    from muster.pipeline import format
+
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        # State is kept by group, so few partitions do; and the number is fixed for a checkpoint's life.
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
+    } | (extra or {})
+    builder = SparkSession.builder.master(master).appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    session.dataSource.register(format.Muster)
+    return session
+
+
+def activate(session: SparkSession) -> None:
+    """Make ``session`` the calling thread's own: Spark looks formats up there, and a new thread has none."""
+    jvm = session.sparkContext._jvm
+    assert jvm is not None
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)

@@ -42,6 +42,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from muster import connecting
 from muster.bus import api, client
 from muster.core import errors
 
@@ -61,7 +62,7 @@ class Access:
     credentials: str | None
 
     async def connect(self) -> client.Client:
-        return await client.connect(
+        return await connecting.connect(
             self.servers, creds=self.credentials, identity=None if self.credentials else "spark"
         )
 

@@ -1,5 +1,6 @@
 import os
 import pathlib
+import shutil
 import stat
 import time
 
@@ -14,9 +15,16 @@ from tests.trust import servers
 AGENT = roles.Role.AGENT
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """Made once: every file of it is synced."""
+    return keyring.Trust.create(tmp_path_factory.mktemp("template") / "keys", "north")
+
+
 @pytest.fixture
-def trust(tmp_path):
-    return keyring.Trust.create(tmp_path / "keys", "north")
+def trust(template, tmp_path):
+    shutil.copytree(template.folder, tmp_path / "keys")
+    return keyring.Trust.open(tmp_path / "keys")
 
 
 def test_everything_is_private_and_nothing_half_written(trust):
@@ -120,6 +128,55 @@ def test_renewal_keeps_key_role_and_topics(trust):
     assert trust.credentials("u1").claims.exp == after.expires_at
 
 
+def test_renewal_never_leaves_an_older_document_that_outlives_the_record(trust):
+    """Or its revocation would be forgotten while it still opened doors."""
+    trust.issue("a1", AGENT)  # never expires
+    with pytest.raises(errors.Refused, match="earlier"):
+        trust.renew("a1", lifetime_s=60)
+    trust.issue("a2", AGENT, lifetime_s=1000)
+    with pytest.raises(errors.Refused, match="earlier"):
+        trust.renew("a2", lifetime_s=60)
+    before = trust.show("a2")
+    behind = keyring.Trust(trust.folder, "north", clock=lambda: before.issued_at - 500)
+    behind.renew("a2", lifetime_s=2000)
+    assert behind.show("a2").issued_at >= before.issued_at
+    trust.renew("a2")
+    assert trust.show("a2").expires_at is None
+
+
+@pytest.mark.parametrize("lifetime_s", [-1, float("inf"), float("nan"), 1e30])
+def test_a_lifetime_has_bounds(trust, lifetime_s):
+    with pytest.raises(errors.InvalidInput):
+        trust.issue("a1", AGENT, lifetime_s=lifetime_s)
+
+
+async def test_a_document_that_a_broker_would_not_read_is_not_made(trust, tmp_path):
+    topics = tuple(f"topic.{number:08}.>" for number in range(200))
+    with pytest.raises(errors.LimitExceeded):
+        trust.issue("u1", roles.Role.USER, topics=topics)
+    trust.issue("u1", roles.Role.USER, topics=topics[:28])
+    assert len(trust.credentials("u1").user_jwt) > 3300
+    trust.issue("g1", roles.Role.GATEWAY, topics=topics, bearer=True)  # MQTT has no such line
+    async with servers.server(tmp_path, trust) as server:
+        assert await servers.knock(server, trust.credentials("u1")) == ""
+
+
+def test_a_domain_half_made_is_made_again(trust):
+    (trust.folder / "accounts" / "south").mkdir()
+    assert trust.domains() == ["north"]
+    trust.add_domain("south")
+    assert trust.domains() == ["north", "south"]
+    with pytest.raises(errors.AlreadyExists):
+        trust.add_domain("south")
+
+
+def test_passwords_live_with_their_domain(trust):
+    trust.passwords().set("ann", roles.Role.VIEWER, "correct horse")
+    assert trust.passwords().check("ann", "correct horse").role is roles.Role.VIEWER
+    with pytest.raises(errors.NotFound):
+        trust.passwords(domain="west")
+
+
 def test_a_key_made_elsewhere_stays_there(trust):
     key = nkeys.KeyPair.create(nkeys.Kind.USER)
     document = trust.issue("a1", AGENT, public_key=key.public)
@@ -164,7 +221,13 @@ def test_the_reason_of_a_refusal(trust, tmp_path):
 
 @pytest.mark.parametrize(
     "lost",
-    ["operator.jwt", "keys/signing.seed", "accounts/north/signing.seed", "accounts/north/account.jwt"],
+    [
+        "operator.jwt",
+        "keys/signing.seed",
+        "accounts/north/signing.seed",
+        "accounts/north/account.jwt",
+        "accounts/north/roles/user.seed",  # a new one in its place would void what the old one signed
+    ],
 )
 @pytest.mark.parametrize("how", ["missing", "damaged"])
 def test_a_lost_key_is_named(trust, lost, how):
@@ -177,6 +240,7 @@ def test_a_lost_key_is_named(trust, lost, how):
     def use() -> None:
         again = keyring.Trust.open(trust.folder)
         again.issue("u1", roles.Role.USER, topics=("topic.x",))
+        again.issue("u2", roles.Role.USER)
         again.revoke("u1")
 
     with pytest.raises((errors.NotFound, errors.InvalidInput), match=path.name) as caught:
@@ -211,6 +275,14 @@ def test_credentials_survive_writing_and_reading(trust):
     found = trust.credentials("a1")
     assert credentials.Credentials.parse(found.render()) == found
     assert found.seed not in repr(found)
+
+
+def test_expired_credentials_say_so_themselves(trust):
+    trust.issue("a1", AGENT, lifetime_s=60)
+    found = trust.credentials("a1")
+    found.check(time.time())
+    with pytest.raises(errors.Unauthorized, match="expired"):
+        found.check(time.time() + 61)
 
 
 def test_credentials_of_two_people_do_not_mix(trust):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -25,12 +26,19 @@ WHO = {
 }
 
 
-@pytest.fixture
-def trust(tmp_path):
-    trust = keyring.Trust.create(tmp_path / "keys", "north")
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """Made once: every file of it is synced."""
+    trust = keyring.Trust.create(tmp_path_factory.mktemp("template") / "keys", "north")
     for identity, role in WHO.items():
         trust.issue(identity, role)
     return trust
+
+
+@pytest.fixture
+def trust(template, tmp_path):
+    shutil.copytree(template.folder, tmp_path / "keys")
+    return keyring.Trust.open(tmp_path / "keys")
 
 
 @contextlib.asynccontextmanager
@@ -272,8 +280,37 @@ async def test_topics_can_be_narrowed(tmp_path, trust):
         assert not await line.publish("muster.manage.from.u2.get")
 
 
-async def test_a_link_is_no_client(tmp_path, trust):
+async def test_a_link_joins_two_brokers_and_is_no_client(tmp_path, trust):
     trust.issue("l1", roles.Role.LINK)
-    async with servers.server(tmp_path, trust) as server:
-        assert "Authorization Violation" in await servers.knock(server, trust.credentials("l1"))
-        assert not await servers.knock(server, trust.credentials("u1"))
+    for name in ("hub", "leaf"):
+        (tmp_path / name).mkdir()
+    account = next(key for key in trust.broker().accounts if key != trust.broker().system_account)
+    async with servers.server(tmp_path / "hub", trust, leafnodes={"listen": "127.0.0.1:-1"}) as hub:
+        assert "Authorization Violation" in await servers.knock(hub, trust.credentials("l1"))
+        remote = {
+            "url": f"nats-leaf://127.0.0.1:{hub.ports['leafnode']}",
+            "credentials": str(trust.credentials_path("l1")),
+            "account": account,
+        }
+        there = {"server_name": "leaf", "jetstream": False, "leafnodes": {"remotes": [remote]}}
+        async with (
+            servers.server(tmp_path / "leaf", trust, **there) as leaf,
+            servers.connected(hub, trust.credentials("m1")) as (manager, _),
+            servers.connected(leaf, trust.credentials("a1")) as (agent, _),
+        ):
+            heard = await manager.subscribe("muster.manage.from.*.>")
+            await servers.settle(manager)
+            # The hub's interest travels to the leaf: until it is there, nobody answers a question.
+            question = asyncio.ensure_future(ask_until_answered(agent, "muster.manage.from.a1.hello"))
+            message = await heard.next_msg(10)
+            assert message.subject == "muster.manage.from.a1.hello"
+            await message.respond(b"welcome")
+            assert (await question).data == b"welcome"
+
+
+async def ask_until_answered(client: Any, subject: str) -> Any:
+    while True:
+        try:
+            return await client.request(subject, b"", timeout=5)
+        except nats_errors.NoRespondersError:
+            await asyncio.sleep(0)

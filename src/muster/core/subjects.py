@@ -10,6 +10,9 @@ The broker enforces the first two (see `muster.trust`), which is what makes a se
 unforgeable: a receiver reads it from the subject, never from the message.  Users' topics
 (`muster.core.topics`) live under ``topic.``: permissions are lists of what is allowed, so what users name
 freely needs a first token of its own.
+
+A request that changes nothing has ``read`` as its kind (``muster.manage.from.ann.read.resources``): that is
+all a viewer may say.
 """
 
 from __future__ import annotations

@@ -52,6 +52,10 @@ class Credentials:
     def identity(self) -> str:
         return self.claims.name
 
+    def check(self, now: float) -> None:
+        """The reason a broker refuses them, as far as the file itself shows it: a broker never says."""
+        jwt.verify(self.user_jwt, issuers=[self.claims.iss], now=now)
+
     def answer(self, nonce: str) -> bytes:
         """The signature of a broker's challenge, in the form the wire wants."""
         return base64.b64encode(nkeys.KeyPair.from_seed(self.seed).sign(nonce.encode()))

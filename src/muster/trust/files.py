@@ -106,7 +106,10 @@ def read_text(path: pathlib.Path, what: str) -> str:
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
     """One process at a time changes the folder. The lock goes with the process, so none is left behind."""
-    with explained(folder), (folder / "lock").open("a") as file:
-        os.chmod(file.fileno(), PRIVATE)
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with explained(folder):
+        descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, PRIVATE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)

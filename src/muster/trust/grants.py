@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muster.core import errors
-from muster.trust import documents, nkeys
+from muster.trust import documents, jwt, nkeys
 
 CHAIN_MAX = 8  # a grant and seven mandates
 SKEW_S = 60.0
@@ -197,7 +197,7 @@ class Authority:
             attributes=dict(attributes),
             scope=scope or self._scope(),
             issued_at=int(now),
-            expires_at=int(now + lifetime_s),
+            expires_at=jwt.ends(now, lifetime_s) or 0,
         )
         chain = (documents.seal(self.key, document), *self.mandates)
         self._check(lambda root: _follow(chain, root, now, Revocations(), 0))
@@ -223,7 +223,7 @@ class Authority:
             may_grant=dict(may_grant),
             scope=scope or self._scope(),
             issued_at=int(now),
-            expires_at=int(now + lifetime_s),
+            expires_at=jwt.ends(now, lifetime_s) or 0,
         )
         chain = (documents.seal(self.key, document), *self.mandates)
         self._check(lambda root: _climb(chain, root, now, Revocations(), 0))

@@ -22,6 +22,7 @@ from muster.trust import base64url, nkeys
 
 SIZE_MAX = 1 << 20  # an account with its role templates and thousands of revocations fits
 UNLIMITED = -1
+_LIFETIME_S_MAX = 100 * 366 * 86400.0
 
 _HEADER = b'{"typ":"JWT","alg":"ed25519-nkey"}'
 
@@ -144,6 +145,15 @@ _MAY_SIGN = {
 }
 _claims_decoder = msgspec.json.Decoder(Claims)
 _header_decoder = msgspec.json.Decoder(_Header)
+
+
+def ends(now: float, lifetime_s: float | None) -> int | None:
+    """When what begins at ``now`` expires; None or 0 seconds mean never."""
+    if not lifetime_s:
+        return None
+    if not 0 < lifetime_s < _LIFETIME_S_MAX:
+        raise errors.InvalidInput(f"a lifetime of {lifetime_s:g} s: expected between 0 s and a century")
+    return int(now) + max(1, round(lifetime_s))
 
 
 def issue(

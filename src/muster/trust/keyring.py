@@ -11,6 +11,7 @@
     accounts/<domain>/account.jwt    what brokers enforce: role templates, revocations, imports
     accounts/<domain>/revoked.json   user key -> when it was revoked and when it would have expired
     accounts/<domain>/users/<identity>.jwt, .creds
+    accounts/<domain>/passwords/<name>.json
 
 The operator is one for a tree of domains and each domain is an account, so nothing passes between two domains
 unless it is exported and imported.  The account ``SYS`` is the brokers' own: it exports connection events to
@@ -29,16 +30,17 @@ from dataclasses import dataclass
 import msgspec
 
 from muster.core import errors, subjects
-from muster.trust import credentials, files, grants, jwt, nkeys, roles
+from muster.trust import accounts, credentials, files, grants, jwt, nkeys, passwords, roles
 
 SYSTEM = "SYS"
 
 # With the full resolver a broker keeps what is sent here, and tells the other brokers.
 CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 
-_RESTORE = "restore it from a backup"
+# A broker reads a connection's first line up to 4,096 bytes, and more stands in it than the document.
+_LINE_MAX = 3600
 
-_EVENTS = {"connect": "CONNECT", "disconnect": "DISCONNECT"}
+_RESTORE = "restore it from a backup"
 
 
 class Revocation(msgspec.Struct, frozen=True):
@@ -85,7 +87,7 @@ class Trust:
     def create(cls, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> Trust:
         """New keys for a new tree of domains. All of it appears at once, or none."""
         _domain_name(domain)
-        if folder.exists():
+        if folder.exists() and any(folder.iterdir()):
             raise errors.AlreadyExists(
                 f"{folder} is there already: creating keys anew would cut off everyone who has credentials",
                 hint="use the keys that are there, or name another folder",
@@ -106,13 +108,15 @@ class Trust:
     # -- domains
 
     def domains(self) -> list[str]:
-        return sorted(path.name for path in (self.folder / "accounts").iterdir() if path.name != SYSTEM)
+        # The document is written last: a folder without one was left by a crash and counts for nothing.
+        found = (path.parent.name for path in (self.folder / "accounts").glob("*/account.jwt"))
+        return sorted(name for name in found if name != SYSTEM)
 
     def add_domain(self, domain: str) -> None:
         """An account for another domain of the tree. Tell brokers with `claims_update`."""
         _domain_name(domain)
         with files.locked(self.folder):
-            if self._account(domain).exists():
+            if domain in self.domains():
                 raise errors.AlreadyExists(f"the domain {domain!r} is there already")
             self._new_account(domain)
 
@@ -125,6 +129,12 @@ class Trust:
         """The public key that `grants.verify` is given; needs no secret to be on this machine."""
         path = self._account(domain or self.domain) / "grants.public"
         return nkeys.require(files.read_text(path, "the root of authorities"), nkeys.Kind.ACCOUNT)
+
+    def passwords(self, *, domain: str | None = None) -> passwords.Passwords:
+        """The verifiers of those who log in with a name and a password."""
+        domain = domain or self.domain
+        self._existing(domain)
+        return passwords.Passwords(self._account(domain) / "passwords", clock=self._clock)
 
     # -- credentials
 
@@ -144,6 +154,7 @@ class Trust:
         With ``public_key`` the key stays where it was made, and no credentials file is kept here.
         """
         domain = self._place(role, domain)
+        self._existing(domain)
         subjects.token(identity)
         with files.locked(self.folder):
             if self._user(domain, identity).exists():
@@ -156,14 +167,24 @@ class Trust:
                     raise errors.Refused(f"{identity!r} needs a new key: this one was {record.status}")
             key = None if public_key else nkeys.KeyPair.create(nkeys.Kind.USER)
             public = key.public if key else nkeys.require(public_key or "", nkeys.Kind.USER)
-            return self._sign(domain, identity, role, public, lifetime_s, topics, bearer, key)
+            now = self._clock()
+            return self._sign(
+                domain, identity, role, public, now, jwt.ends(now, lifetime_s), topics, bearer, key
+            )
 
     def renew(self, identity: str, *, lifetime_s: float | None = None, domain: str | None = None) -> str:
         """A later expiry and the present permissions for the same key; `errors.Refused` if it was revoked."""
         with files.locked(self.folder):
             record = self.show(identity, domain=domain)
+            anew = "revoke it and issue it anew: that makes a new key"
             if record.status == "revoked":
-                raise errors.Refused(f"{identity!r} was revoked", hint="issue it anew: that makes a new key")
+                raise errors.Refused(f"{identity!r} was revoked", hint=anew)
+            # The record is the newest document. Revocations are kept until it expires, so no older one of the
+            # same key may outlive it or be newer, whatever became of the clock.
+            now = max(self._clock(), record.issued_at)
+            expires_at = jwt.ends(now, lifetime_s)
+            if expires_at and (not record.expires_at or expires_at < record.expires_at):
+                raise errors.Refused(f"{identity!r} would expire earlier than it does now", hint=anew)
             user = self._claims(record.domain, identity).nats
             assert isinstance(user, jwt.User)
             topics = tuple(tag.removeprefix("topic:") for tag in user.tags if tag.startswith("topic:"))
@@ -176,7 +197,8 @@ class Trust:
                 identity,
                 roles.Role.named(record.role),
                 record.public_key,
-                lifetime_s,
+                now,
+                expires_at,
                 topics or None,
                 record.bearer,
                 key,
@@ -260,14 +282,14 @@ class Trust:
 
     def broker(self) -> BrokerTrust:
         """Accounts are brought to the present table of roles first."""
-        accounts = {}
+        found = {}
         with files.locked(self.folder):
             for domain in (SYSTEM, *self.domains()):
                 self._refresh(domain)
                 document, claims = self._document(domain)
-                accounts[claims.sub] = document
+                found[claims.sub] = document
         operator_jwt, _ = _read(self.folder / "operator.jwt", jwt.Operator)
-        return BrokerTrust(operator_jwt, self._public(SYSTEM), accounts)
+        return BrokerTrust(operator_jwt, self._public(SYSTEM), found)
 
     def claims_update(self, *, domain: str | None = None) -> tuple[str, bytes]:
         """Subject and payload of the request that tells running brokers of the account as it is now.
@@ -294,6 +316,7 @@ class Trust:
         files.write(self.folder / "operator.jwt", document.encode())
 
     def _new_account(self, domain: str) -> None:
+        files.make_folder(self._account(domain))
         for name in ("account", "signing"):
             key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
             files.write(self._account(domain) / f"{name}.seed", key.seed.encode())
@@ -317,19 +340,21 @@ class Trust:
 
     def _describe(self, domain: str, public: str) -> jwt.Account:
         system = domain == SYSTEM
-        scopes = [
-            jwt.Scope(key=self._role_key(domain, role).public, role=role.value, template=roles.limits(role))
+        signing = self._key(f"accounts/{domain}/signing.seed").public
+        role_keys = {
+            role: self._role_key(domain, role).public
             for role in roles.Role
             if (role is roles.Role.SYSTEM) == system
-        ]
-        signing = self._key(f"accounts/{domain}/signing.seed").public
-        return jwt.Account(
-            exports=tuple(_export(event) for event in _EVENTS.values()) if system else (),
-            imports=() if system else tuple(_import(name, public, self._public(SYSTEM)) for name in _EVENTS),
-            # The brokers' own account stores nothing.
-            limits=jwt.AccountLimits() if system else jwt.AccountLimits(mem_storage=-1, disk_storage=-1),
-            signing_keys=(signing, *scopes),
-            revocations={key: entry.at for key, entry in sorted(self._revoked(domain).items())},
+        }
+        revocations = {key: entry.at for key, entry in self._revoked(domain).items()}
+        if system:
+            return accounts.brokers(signing=signing, role_keys=role_keys, revocations=revocations)
+        return accounts.domain(
+            public,
+            system=self._public(SYSTEM),
+            signing=signing,
+            role_keys=role_keys,
+            revocations=revocations,
         )
 
     def _sign(
@@ -338,7 +363,8 @@ class Trust:
         identity: str,
         role: roles.Role,
         public: str,
-        lifetime_s: float | None,
+        now: float,
+        expires_at: int | None,
         topics: tuple[str, ...] | None,
         bearer: bool,
         key: nkeys.KeyPair | None,
@@ -351,9 +377,12 @@ class Trust:
             signer = self._key(f"accounts/{domain}/signing.seed")
             limits = roles.limits(role, identity, topics=topics, bearer=bearer)
             user = jwt.User(**msgspec.structs.asdict(limits), issuer_account=self._public(domain), tags=tags)
-        now = int(self._clock())
-        expires_at = now + max(1, round(lifetime_s)) if lifetime_s else None
-        document = jwt.issue(signer, public, identity, user, issued_at=now, expires_at=expires_at)
+        document = jwt.issue(signer, public, identity, user, issued_at=int(now), expires_at=expires_at)
+        if len(document) > _LINE_MAX and not bearer:
+            raise errors.LimitExceeded(
+                f"the document of {identity!r} would have {len(document)} characters; at most {_LINE_MAX}",
+                hint="name fewer topics",
+            )
         path = self._user(domain, identity)
         files.write(path, document.encode())  # first: what is not recorded could not be revoked
         if key:
@@ -364,20 +393,25 @@ class Trust:
         return document
 
     def _place(self, role: roles.Role, domain: str | None) -> str:
-        if (role is roles.Role.SYSTEM) != (domain == SYSTEM) and not (
-            role is roles.Role.SYSTEM and not domain
-        ):
+        home = SYSTEM if role is roles.Role.SYSTEM else self.domain
+        if (role is roles.Role.SYSTEM) != ((domain or home) == SYSTEM):
             raise errors.InvalidInput(f"the role {roles.Role.SYSTEM} and the account {SYSTEM} go together")
-        return SYSTEM if role is roles.Role.SYSTEM else domain or self.domain
+        return domain or home
 
     def _role_key(self, domain: str, role: roles.Role) -> nkeys.KeyPair:
         """Made when first needed: a new version of Muster may bring new roles."""
         name = f"accounts/{domain}/roles/{role}.seed"
-        if not (self.folder / name).exists():
-            self._existing(domain)
+        if not (self.folder / name).exists() and role not in self._roles(domain):
             key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
             files.write(self.folder / name, key.seed.encode())
         return self._key(name)
+
+    def _roles(self, domain: str) -> set[str]:
+        if not (self._account(domain) / "account.jwt").exists():
+            return set()
+        account = self._document(domain)[1].nats
+        assert isinstance(account, jwt.Account)
+        return accounts.roles_of(account)
 
     def _key(self, name: str) -> nkeys.KeyPair:
         path = self.folder / name
@@ -435,18 +469,3 @@ def _read(path: pathlib.Path, kind: type) -> tuple[str, jwt.Claims]:
     if not isinstance(claims.nats, kind):
         raise errors.InvalidInput(f"{path} is not the document of an {kind.__name__.lower()}", hint=_RESTORE)
     return text, claims
-
-
-def _export(event: str) -> jwt.Export:
-    # The account's own key must stand at the star: nobody hears of another account's connections.
-    return jwt.Export(name=event, subject=f"$SYS.ACCOUNT.*.{event}", type="stream", account_token_position=3)
-
-
-def _import(name: str, account: str, system: str) -> jwt.Import:
-    return jwt.Import(
-        name=name,
-        subject=f"$SYS.ACCOUNT.{account}.{_EVENTS[name]}",
-        account=system,
-        type="stream",
-        local_subject=f"{subjects.CONNECTIONS}.{name}",
-    )

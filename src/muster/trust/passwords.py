@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import msgspec
 
 from muster.core import errors, subjects
-from muster.trust import files, roles
+from muster.trust import files, jwt, roles
 
 LENGTH_MIN = 8
 LENGTH_MAX = 1024
@@ -154,12 +154,12 @@ class Passwords:
         if not LENGTH_MIN <= len(password) <= LENGTH_MAX:
             raise errors.InvalidInput(f"a password has {LENGTH_MIN} to {LENGTH_MAX} characters")
         prepared = prepare(password)
-        now = int(self._clock())
+        now = self._clock()
         made = Password(
             name=subjects.token(name),
             role=role,
-            created_at=now,
-            expires_at=now + max(1, round(lifetime_s)) if lifetime_s else 0,
+            created_at=int(now),
+            expires_at=jwt.ends(now, lifetime_s) or 0,
             scrypt=scrypt(prepared, secrets.token_bytes(_SALT_BYTES)),
             scram=tuple(scram(prepared, each, secrets.token_bytes(_SALT_BYTES)) for each in mechanisms),
         )

@@ -1,0 +1,66 @@
+"""What a domain's account says: the roles' templates, who is revoked, and the connection events it is sent.
+
+Pure.  The brokers' own account (``SYS``) exports the events; each domain imports its own and no other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from muster.core import subjects
+from muster.trust import jwt, roles
+
+_EVENTS = {"connect": "CONNECT", "disconnect": "DISCONNECT"}
+
+
+def domain(
+    public: str,
+    *,
+    system: str,
+    signing: str,
+    role_keys: Mapping[roles.Role, str],
+    revocations: Mapping[str, int],
+) -> jwt.Account:
+    """``public`` is the account's key, ``system`` that of the brokers' account."""
+    return jwt.Account(
+        imports=tuple(
+            jwt.Import(
+                name=name,
+                subject=f"$SYS.ACCOUNT.{public}.{event}",
+                account=system,
+                type="stream",
+                local_subject=f"{subjects.CONNECTIONS}.{name}",
+            )
+            for name, event in _EVENTS.items()
+        ),
+        limits=jwt.AccountLimits(mem_storage=jwt.UNLIMITED, disk_storage=jwt.UNLIMITED),
+        signing_keys=(signing, *_scopes(role_keys)),
+        revocations=dict(sorted(revocations.items())),
+    )
+
+
+def brokers(
+    *, signing: str, role_keys: Mapping[roles.Role, str], revocations: Mapping[str, int]
+) -> jwt.Account:
+    """The brokers' own account, which stores nothing."""
+    return jwt.Account(
+        exports=tuple(
+            # The importer's own key must stand at the star: nobody hears of another account's connections.
+            jwt.Export(name=event, subject=f"$SYS.ACCOUNT.*.{event}", type="stream", account_token_position=3)
+            for event in _EVENTS.values()
+        ),
+        limits=jwt.AccountLimits(),
+        signing_keys=(signing, *_scopes(role_keys)),
+        revocations=dict(sorted(revocations.items())),
+    )
+
+
+def _scopes(role_keys: Mapping[roles.Role, str]) -> list[jwt.Scope]:
+    return [
+        jwt.Scope(key=key, role=role.value, template=roles.limits(role)) for role, key in role_keys.items()
+    ]
+
+
+def roles_of(account: jwt.Account) -> set[str]:
+    """The roles for which it names a key."""
+    return {key.role for key in account.signing_keys if isinstance(key, jwt.Scope)}

@@ -9,14 +9,29 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import duckdb
+import psycopg
 import pytest
 
 from muster.core import errors
-from muster.predicates import ast, closure, columns, dialects, explain, normal, parser, sql, text, vectors
+from muster.predicates import (
+    ast,
+    closure,
+    columns,
+    dialects,
+    explain,
+    normal,
+    parser,
+    sql,
+    text,
+    types,
+    vectors,
+)
+from muster.testing import postgres
 from tests.predicates import randomly, reference
 
 SEED = 20_240_607
@@ -162,3 +177,76 @@ def test_sqlite_agrees(rows: list[Row], sample: list[Case]) -> None:
 
     agree(engine, dialects.SQLITE, sample[:1_000])
     connection.close()
+
+
+def test_postgresql_agrees(rows: list[Row], sample: list[Case]) -> None:
+    """But for floating-point arithmetic: PostgreSQL stops the query where that overflows or underflows."""
+    with (
+        postgres.running() as server,
+        psycopg.connect(server.url, password=server.password, autocommit=True) as owner,
+    ):
+        owner.execute("CREATE DATABASE proof ENCODING 'UTF8' TEMPLATE template0")
+        connection = psycopg.connect(server.url, dbname="proof", password=server.password, autocommit=True)
+        connection.execute(
+            'CREATE TABLE t (number BIGINT, s TEXT, "sender.s" TEXT, i BIGINT, j BIGINT,'
+            ' f DOUBLE PRECISION, g DOUBLE PRECISION, b BOOLEAN, c BOOLEAN, "set" TEXT[])'
+        )
+        for number, row in enumerate(rows):
+            cells = [sorted(cell) if isinstance(cell, frozenset) else cell for cell in row.values()]
+            connection.execute(
+                "INSERT INTO t VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)", [number, *cells]
+            )
+
+        def engine(wheres: list[str]) -> list[list[int]]:
+            return selected(len(wheres), connection.execute(flags(wheres).encode()).fetchall())
+
+        plain = [case for case in sample if not calculates_reals(case.condition)]
+        agree(engine, dialects.POSTGRESQL, plain[:500])
+        connection.close()
+
+
+def calculates_reals(condition: ast.Condition) -> bool:
+    return any(
+        (isinstance(node, ast.Name) and node.key in ("f", "g"))
+        or (isinstance(node, ast.Literal) and node.kind is types.Kind.FLOAT)
+        for outer in ast.walk(condition)
+        if isinstance(outer, ast.Arithmetic | ast.Unary)
+        for node in ast.walk(outer)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_spark_agrees(rows: list[Row], sample: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting Spark takes longer than all the rest here, so this is not part of the usual run."""
+    pyspark = pytest.importorskip("pyspark.sql", reason="Spark is not installed")
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    spark = (
+        pyspark.SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    try:
+        names = "number long, s string, `sender.s` string, i long, j long, f double, g double"
+        frame = spark.createDataFrame(
+            [
+                (number, *(sorted(cell) if isinstance(cell, frozenset) else cell for cell in row.values()))
+                for number, row in enumerate(rows)
+            ],
+            f"{names}, b boolean, c boolean, `set` array<string>",
+        )
+        frame.cache().createOrReplaceTempView("t")
+
+        def engine(wheres: list[str]) -> list[list[int]]:
+            return selected(len(wheres), spark.sql(flags(wheres)).collect())
+
+        spark.conf.set("spark.sql.ansi.enabled", "true")
+        agree(engine, dialects.SPARK, sample[:200], batch=10)
+        # Settings that change what arithmetic does and how literals are read.
+        spark.conf.set("spark.sql.ansi.enabled", "false")
+        spark.conf.set("spark.sql.parser.escapedStringLiterals", "true")
+        agree(engine, dialects.SPARK, sample[200:300], batch=10)
+    finally:
+        spark.stop()

@@ -97,13 +97,15 @@ _SIMPLE: Final = {
     "bool": BOOL,
     "boolean": BOOL,
 }
+_WORD: Final = re.compile(r"(?!\s)[^,{}]+(?<!\s)")
 _SET: Final = re.compile(r"(?:domained)?set\s*\{([^{}]*)\}", re.IGNORECASE)
 
 
 def set_of(*domain: str) -> Type:
-    if not domain or len(set(domain)) != len(domain) or not all(domain):
+    if not domain or len(set(domain)) != len(domain) or not all(map(_WORD.fullmatch, domain)):
         raise errors.InvalidInput(
-            f"a set needs a domain of distinct words, such as set{{docs, cgi}}, not {domain!r}"
+            f"a set needs a domain of distinct words without commas or braces, not {domain!r}",
+            hint="for example set{docs, cgi}",
         )
     return Type(Kind.SET, domain)
 

@@ -1,0 +1,204 @@
+"""Whatever the text, only our own errors come out; whatever parses, every back end takes."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from typing import Any
+
+import duckdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.core import errors
+from muster.predicates import (
+    ast,
+    closure,
+    columns,
+    dialects,
+    explain,
+    like,
+    normal,
+    parser,
+    sql,
+    text,
+    types,
+    vectors,
+)
+from tests.predicates import reference
+from tests.predicates.test_parser import POLICY
+
+WORDS = [
+    "NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE", "CONTAINS",
+    "sender", "receiver", "event", "a", "b", "x_1", "$", "é", "sender:", "sender.", "sender.a",
+    "(", ")", "{", "}", ",", ":", ".", "=", "==", "<>", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/",
+    "'", '"', "''", "'a'", '"b"', "'%_'", "'!'", "0", "7.", ".5", "7E3", "0x1F", "017", "5L", "1.5f",
+    "9223372036854775808", "1e999", "\0", "\ud800", "\u2028", "&&", "::",
+]  # fmt: skip
+DIALECTS = (dialects.SPARK, dialects.DUCKDB, dialects.POSTGRESQL, dialects.SQLITE)
+MODEL = {
+    "a": types.INT,
+    "b": types.STRING,
+    "x_1": types.FLOAT,
+    "$": types.BOOL,
+    "sender.a": types.set_of("b", "c"),
+}
+ROW: dict[str, Any] = {"a": 7, "b": "b", "x_1": 0.5, "$": True, "sender.a": frozenset({"b"})}
+
+
+def parsed(expression: str, *, strict: bool) -> tuple[ast.Condition | None, errors.MusterError | None]:
+    try:
+        return parser.parse(expression, strict=strict), None
+    except (errors.ParseError, errors.LimitExceeded) as error:
+        return None, error
+
+
+def try_everything(expression: str, *, strict: bool) -> None:
+    tree, refusal = parsed(expression, strict=strict)
+    if isinstance(refusal, errors.ParseError):
+        assert 0 <= refusal.position <= len(expression)
+        assert refusal.text == expression
+        assert "\n" in refusal.pointer()
+    if tree is None:
+        return
+    assert parser.parse(text.write(tree)) == tree
+    for node in ast.walk(tree):
+        start, end = node.span
+        assert 0 <= start <= end <= len(expression)
+    wanted = reference.truth(tree, ROW)
+    assert closure.compile(tree)(ROW.get) is (wanted is True)
+    assert vectors.evaluate(tree, columns.Table.of(MODEL, [ROW])).tolist() == [wanted is True]
+    assert explain.explain(tree, ROW).truth is wanted
+    assert normal.canonical(normal.canonical(tree)) == normal.canonical(tree)
+    for dialect in DIALECTS:
+        sql.write(tree, MODEL, dialect)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(WORDS), max_size=25), st.sampled_from(["", " "]), st.booleans())
+def test_words_in_any_order(words: list[str], between: str, strict: bool) -> None:
+    try_everything(between.join(words), strict=strict)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=60), st.booleans())
+def test_any_text(expression: str, strict: bool) -> None:
+    try_everything(expression, strict=strict)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_a_valid_text_with_something_wrong_in_it(data: st.DataObject) -> None:
+    valid = data.draw(st.sampled_from([
+        POLICY,
+        "a BETWEEN -1 AND b * 2 AND x_1 NOT LIKE '!%_%' ESCAPE '!' OR b NOT IN ('x', 'it''s') AND NOT $",
+        "sender: (a CONTAINS 'b' AND (b IS NOT NULL OR receiver.b = \"q\")) OR -(a + 1) / 0x1F >= 7.5E-3",
+    ]))  # fmt: skip
+    start = data.draw(st.integers(0, len(valid)))
+    end = data.draw(st.integers(start, min(len(valid), start + 4)))
+    middle = data.draw(st.sampled_from(["", *WORDS]))
+    try_everything(valid[:start] + middle + valid[end:], strict=False)
+
+
+@pytest.mark.parametrize("not_text", [None, 5, b"a = 1", ["a = 1"]])
+def test_something_that_is_not_text(not_text: Any) -> None:
+    with pytest.raises(errors.InvalidInput):
+        parser.parse(not_text)
+
+
+def test_no_name_and_no_string_becomes_code() -> None:
+    evil = "') or __import__('os').system('true') or ('"
+    tree = ast.Or(
+        (
+            ast.Comparison("=", ast.Name(evil), ast.Literal(evil)),
+            ast.In(ast.Name("b", evil), (evil,)),
+            ast.Contains(ast.Name("{evil}"), evil),
+        )
+    )
+    seen: list[str] = []
+
+    def get(key: str) -> object:
+        seen.append(key)
+        return None
+
+    assert closure.compile(tree)(get) is False
+    assert seen == [evil, f"{evil}.b", "{evil}"]
+
+
+@pytest.mark.parametrize("dialect", [dialects.DUCKDB, dialects.SQLITE], ids=lambda dialect: dialect.name)
+def test_sql_keeps_strings_and_names_apart_from_code(dialect: dialects.Dialect) -> None:
+    evil = "x'); DROP TABLE t; -- \" ` \\ {0} %s ?"
+    tree = ast.Or(
+        (
+            ast.Comparison("=", ast.Name(evil), ast.Literal(evil)),
+            ast.Like(ast.Name(evil), "%" + evil + "_%"),
+            ast.In(ast.Name(evil), (evil, "\0")),
+        )
+    )
+    where = sql.write(tree, {evil: types.STRING}, dialect)
+    connection: Any = duckdb.connect() if dialect is dialects.DUCKDB else sqlite3.connect(":memory:")
+    connection.execute(
+        f"CREATE TABLE t ({dialect.identifier(evil)} {'VARCHAR' if dialect is dialects.DUCKDB else 'TEXT'})"
+    )
+    connection.execute("INSERT INTO t VALUES (?), (?), (?)", [evil, "other", "\0"])
+    assert connection.execute(f"SELECT count(*) FROM t WHERE {where}").fetchone() == (2,)
+    connection.close()
+
+
+# LIKE
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(st.text("ab%_!", max_size=7), st.sampled_from(["", "!", "a"]), st.text("ab%_!\n", max_size=9))
+def test_like_against_trying_everything(pattern: str, escape: str, value: str) -> None:
+    try:
+        form = like.shape(pattern, escape)
+    except ValueError:
+        with pytest.raises(errors.ParseError):
+            parser.parse(f"x LIKE '{pattern}' ESCAPE '{escape}'")
+        return
+    tree = ast.Like(ast.Name("x"), pattern, escape)
+    wanted = reference.truth(tree, {"x": value})
+    assert bool(like.matcher(pattern, escape)(value)) is wanted
+    assert closure.compile(tree)({"x": value}.get) is wanted
+    again, its_escape = like.canonical(form)
+    assert like.shape(again, its_escape) == form
+    assert bool(re.search(like.regular_expression(form), value)) is wanted
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["%a" * 30 + "%b%", "%" + "a_" * 100 + "b%", "%a_" * 30 + "%b%", "a%" * 30 + "_b%a", "%a_b" * 31],
+)
+def test_like_takes_no_longer_than_the_value_is_long(pattern: str) -> None:
+    tree = parser.parse(f"x LIKE '{pattern}'")
+    matches = closure.compile(tree)
+    took = []
+    for length in (10_000, 80_000):
+        value = {"x": "a" * length}.get
+        best = 9.9
+        for _ in range(3):
+            began = time.process_time()
+            assert matches(value) is False
+            best = min(best, time.process_time() - began)
+        took.append(best)
+    assert took[1] < 0.5
+    assert took[1] < 40 * max(took[0], 0.0005)  # eight times the length: not its square, which is 64
+
+
+def test_a_condition_that_would_explode_is_counted_not_made() -> None:
+    explosive = " AND ".join(f"(a = {n} OR b = 'x{n}')" for n in range(100))
+    began = time.process_time()
+    with pytest.raises(errors.LimitExceeded, match="1,267,650,600,228,229,401,496,703,205,376"):
+        normal.disjunctive_normal(parser.parse(explosive))
+    assert time.process_time() - began < 0.5
+
+
+def test_sql_that_would_explode_is_refused() -> None:
+    tower: ast.Expression = ast.Name("a")
+    for _ in range(40):
+        tower = ast.Arithmetic("/", ast.Literal(7), tower)
+    with pytest.raises(errors.LimitExceeded):
+        sql.write(ast.Comparison("=", tower, ast.Literal(1)), MODEL)

@@ -73,7 +73,8 @@ def try_everything(expression: str, *, strict: bool) -> None:
     assert explain.explain(tree, ROW).truth is wanted
     assert normal.canonical(normal.canonical(tree)) == normal.canonical(tree)
     for dialect in DIALECTS:
-        sql.write(tree, MODEL, dialect)
+        if dialect is not dialects.POSTGRESQL or "\0" not in expression:  # which it cannot hold: see below
+            sql.write(tree, MODEL, dialect)
 
 
 @settings(max_examples=400, deadline=None)
@@ -145,6 +146,11 @@ def test_sql_keeps_strings_and_names_apart_from_code(dialect: dialects.Dialect) 
     connection.execute("INSERT INTO t VALUES (?), (?), (?)", [evil, "other", "\0"])
     assert connection.execute(f"SELECT count(*) FROM t WHERE {where}").fetchone() == (2,)
     connection.close()
+
+
+def test_postgresql_cannot_hold_nul() -> None:
+    with pytest.raises(errors.InvalidInput, match="NUL"):
+        sql.write(parser.parse("b = 'x\0'"), MODEL, dialects.POSTGRESQL)
 
 
 # LIKE

@@ -22,18 +22,24 @@ RESERVED: Final = frozenset(
 
 _TOKEN: Final = re.compile(
     r"""
-      (?P<space>  [ \t\f\r\n]+ )
-    | (?P<word>   (?:[A-Za-z_$]|[^\x00-\x7f]) (?:[A-Za-z0-9_$\x00-\x08\x0e-\x1b\x7f]|[^\x00-\x7f])* )
+    [ \t\f\r\n]*
+    (?:
+      (?P<word>   (?:[A-Za-z_$]|[^\x00-\x7f]) (?:[A-Za-z0-9_$\x00-\x08\x0e-\x1b\x7f]|[^\x00-\x7f])* )
     | (?P<approx> (?: (?:[0-9]+\.[0-9]*|\.[0-9]+) (?:[eE][+-]?[0-9]+)? | [0-9]+[eE][+-]?[0-9]+ ) [fFdD]?
                 | [0-9]+[fFdD] )
     | (?P<exact>  (?: 0[xX][0-9a-fA-F]+ | [0-9]+ ) [lL]? )
     | (?P<string> '[^']*(?:''[^']*)*' | "[^"]*(?:""[^"]*)*" )
     | (?P<symbol> <> | <= | >= | == | != | [-+*/=<>(){},:.] )
+    | (?P<end>    \Z )
+    )
     """,
     re.VERBOSE,
 )
 _START: Final = frozenset(["Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Sc", "Pc"])
 _PART: Final = _START | frozenset(["Nd", "Mc", "Mn", "Cf"])
+
+_SYNONYMS: Final = {"==": "=", "!=": "<>"}
+_EXTENSIONS: Final = {**_SYNONYMS, "{": "(", "}": ")", ":": "", ".": ""}
 
 _HINTS: Final = {
     "&": "write AND",
@@ -64,37 +70,27 @@ class Token(NamedTuple):
 def tokens(text: str, *, strict: bool) -> list[Token]:
     _refuse_half_characters(text)
     found: list[Token] = []
-    position, length, match = 0, len(text), _TOKEN.match
-    while position < length:
+    position, match = 0, _TOKEN.match
+    while True:
         here = match(text, position)
         if here is None:
             raise _unexpected(text, position)
-        kind, start, position = here.lastgroup, position, here.end()
-        if kind == "space":
-            continue
-        raw = here[0]
-        if kind == "word":
-            if not raw.isascii():
-                _check_name(text, raw, start)
-            upper = raw.upper() if raw.isascii() else raw
-            if upper in RESERVED:
-                found.append(Token("reserved", upper, start, position))
-            else:
-                found.append(Token("word", raw, start, position))
-        elif kind == "symbol":
+        kind = here.lastgroup
+        assert kind is not None
+        start, position = here.span(kind)
+        raw = here[kind]
+        if kind == "symbol":
             found.append(Token("symbol", _symbol(text, raw, start, strict=strict), start, position))
+        elif kind == "word":
+            found.append(_word(text, raw, start, position))
         elif kind == "string":
-            quote = raw[0]
-            if strict and quote == '"':
-                raise errors.ParseError(
-                    "double quotes are not part of strict selectors",
-                    text=text,
-                    position=start,
-                    hint="strings stand in single quotes: 'text'",
-                )
-            found.append(Token("string", raw[1:-1].replace(quote * 2, quote), start, position))
+            found.append(Token("string", _string(text, raw, start, strict=strict), start, position))
+        elif kind == "end":
+            found.append(Token("end", "", start, start))
+            return found
         else:
-            if position < length and (text[position].isalnum() or text[position] in "_$."):
+            following = text[position : position + 1]
+            if following.isalnum() or (following and following in "_$."):
                 raise errors.ParseError(
                     f"{text[start : position + 1][:40]!r} is neither a number nor a name",
                     text=text,
@@ -103,20 +99,39 @@ def tokens(text: str, *, strict: bool) -> list[Token]:
                 )
             number = _exact(text, raw, start) if kind == "exact" else _approximate(text, raw, start)
             found.append(Token("number", number, start, position))
-    found.append(Token("end", "", length, length))
-    return found
+
+
+def _word(text: str, raw: str, start: int, end: int) -> Token:
+    if raw.isascii():
+        if (upper := raw.upper()) in RESERVED:
+            return Token("reserved", upper, start, end)
+    else:
+        _check_name(text, raw, start)
+    return Token("word", raw, start, end)
+
+
+def _string(text: str, raw: str, start: int, *, strict: bool) -> str:
+    quote = raw[0]
+    if strict and quote == '"':
+        raise errors.ParseError(
+            "double quotes are not part of strict selectors",
+            text=text,
+            position=start,
+            hint="strings stand in single quotes: 'text'",
+        )
+    return raw[1:-1].replace(quote * 2, quote)
 
 
 def _symbol(text: str, raw: str, start: int, *, strict: bool) -> str:
-    if strict and raw in ("==", "!=", "{", "}", ":", "."):
-        plain = {"==": "=", "!=": "<>", "{": "(", "}": ")"}.get(raw)
+    if strict and raw in _EXTENSIONS:
+        plain = _EXTENSIONS[raw]
         raise errors.ParseError(
             f"{raw!r} is not part of strict selectors",
             text=text,
             position=start,
             hint=f"write {plain}" if plain else "names are single words without scopes there",
         )
-    return {"==": "=", "!=": "<>"}.get(raw, raw)
+    return _SYNONYMS.get(raw, raw)
 
 
 def _exact(text: str, raw: str, start: int) -> int:
@@ -182,6 +197,8 @@ def _check_name(text: str, raw: str, start: int) -> None:
 
 
 def _unexpected(text: str, position: int) -> errors.ParseError:
+    while text[position] in " \t\f\r\n":
+        position += 1
     character = text[position]
     what = "this string is never closed" if character in "'\"" else f"unexpected character {character!r}"
     return errors.ParseError(what, text=text, position=position, hint=_HINTS.get(character))

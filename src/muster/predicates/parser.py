@@ -253,6 +253,9 @@ class _Parser:
         if token.kind == "end":
             return False
         self._next += 1
+        if token.kind == "symbol" and (token.value == ")" or token.value == "}"):
+            self._close_group(token)
+            return False
         match token.kind, token.value:
             case "reserved", "AND":
                 self._reduce(_COMPARISON + 1)
@@ -278,9 +281,6 @@ class _Parser:
                 self._reduce(precedence)
                 self._operators.append(_Operator(symbol, precedence, token.start))
                 return True
-            case "symbol", ")" | "}":
-                self._close_group(token)
-                return False
             case _:
                 return self._predicate(token)
 

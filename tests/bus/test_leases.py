@@ -10,7 +10,7 @@ import pytest
 from muster.bus import client, leases, tenure
 from muster.bus.brokers import broker, config
 from muster.core import errors
-from muster.testing.eventually import eventually
+from muster.testing.eventually import eventually, throughout
 from muster.trust import keyring, roles
 
 NAME = "manage.registry"
@@ -46,7 +46,7 @@ async def test_one_holds_it_and_the_next_gets_it_when_released(join):
     with pytest.raises(errors.TimedOut):
         await second.acquire(NAME, timeout_s=0.2)
     waiting = asyncio.create_task(second.acquire(NAME))
-    await asyncio.sleep(0.05)
+    await throughout(lambda: not waiting.done(), for_s=0.05)
     await lease.release()
     async with asyncio.timeout(5):
         other = await waiting
@@ -75,7 +75,7 @@ async def test_a_dead_holder_is_replaced_at_once(join):
     _, second = await join("m2")
     lease = await first.acquire(NAME)
     waiting = asyncio.create_task(second.acquire(NAME))
-    await asyncio.sleep(0.1)
+    await throughout(lambda: not waiting.done(), for_s=0.1)
     started = asyncio.get_running_loop().time()
     dying._wire._transport._io_writer.transport.abort()  # as kill -9 would: the socket is gone, nothing else
     dying._wire.options["allow_reconnect"] = False

@@ -179,7 +179,7 @@ async def test_a_server_that_crashes_under_use_loses_nothing_acknowledged(own_se
                 await store.put("a", name, str(number).encode())
             except errors.Unavailable:
                 refused.set()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # pace
             else:
                 acknowledged[name] = str(number).encode()
 

@@ -78,13 +78,19 @@ class Child:
 
     async def wait(self, *, timeout_s: float = 10.0) -> int:
         """Its exit code, once all it said has been read."""
+        if not await self.ends_within(timeout_s):
+            raise AssertionError(f"{self.name} did not end in {timeout_s:g} s; {self.tail()}")
+        assert self.exit_code is not None
+        return self.exit_code
+
+    async def ends_within(self, timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
-                code = await self._process.wait()
+                await self._process.wait()
                 await asyncio.shield(self._reader)
-                return code
         except TimeoutError:
-            raise AssertionError(f"{self.name} did not end in {timeout_s:g} s; {self.tail()}") from None
+            return False
+        return True
 
     async def terminate(self, *, timeout_s: float = 10.0) -> int:
         """Ask it to end, and wait until it has."""

@@ -1,0 +1,189 @@
+"""The fenced blocks of a text, and a reader who tries them in order.
+
+    ```console          `$ command` lines, each followed by what it prints: `…` stands for anything within a
+                        line, and alone on a line for any lines. What prints nothing here may print anything.
+                        A command that goes on after it has printed what is shown is left running, and is
+                        interrupted (Ctrl-C) at the end.
+    ```python           a program, which may await at its top level; it finds a broker at the usual address
+    ```yaml, ```toml    is well-formed
+
+All blocks of a text share one folder, which is also the reader's home.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from muster.testing import plugin, process
+
+ROOT = Path(__file__).parents[2]
+RUN = ("console", "python", "yaml", "toml")
+SHOWN = ("text", "mermaid")  # pictures and answers, not things to type
+
+COMMAND_S_MAX = 60.0
+STAYS_S = 1.5  # a command that goes on for so long after it has printed what is shown is left running
+ENDS_S_MAX = 20.0
+
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_USUAL_ADDRESS = re.compile(r"nats://(?:localhost|127\.0\.0\.1)(?::4222)?")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+
+
+def blocks(markdown: str) -> list[Block]:
+    return [
+        Block(found[1], found[2], markdown.count("\n", 0, found.start()) + 1)
+        for found in _FENCE.finditer(markdown)
+    ]
+
+
+def faults(markdown: str) -> list[str]:
+    """Blocks that nobody would run."""
+    unknown = [
+        f"line {block.line}: a ```{block.language} block is not run; {RUN} are, and {SHOWN} need not be"
+        for block in blocks(markdown)
+        if block.language not in RUN + SHOWN
+    ]
+    outside = [
+        f"line {number}: a command outside a ```console block is not run"
+        for number, line in enumerate(markdown.splitlines(), 1)
+        if re.match(r"(    |\t)\$ ", line)
+    ]
+    return unknown + outside
+
+
+def steps(text: str) -> list[tuple[str, list[str]]]:
+    """Commands, each with the lines shown under it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        elif found and found[-1][0].endswith("\\") and not found[-1][1]:
+            found[-1] = (f"{found[-1][0]}\n{line}", [])
+        elif found:
+            found[-1][1].append(line.rstrip())
+        else:
+            raise AssertionError(f"a console block begins with a line that is no command: {line!r}")
+    return found
+
+
+def matches(shown: list[str], printed: list[str]) -> bool:
+    pattern = "".join(
+        r"(?:[^\n]*\n)*?" if line.strip() == "…" else re.escape(line).replace("…", "[^\n]*") + "\n"
+        for line in shown
+    )
+    return re.fullmatch(pattern, "".join(f"{line.rstrip()}\n" for line in printed)) is not None
+
+
+class Reader:
+    """Tries the blocks of one text. ``broker_url`` is where Python blocks find a broker."""
+
+    def __init__(self, folder: Path, broker_url: str = "") -> None:
+        self._broker_url = broker_url
+        self._going: list[process.Child] = []
+        programs = folder / "programs"
+        programs.mkdir()
+        for name, start in (("muster", f"{sys.executable} -m muster.cli.main"), ("python", sys.executable)):
+            (programs / name).write_text(f'#!/bin/sh\nexec {start} "$@"\n')
+            (programs / name).chmod(0o755)
+        self.home = folder / "home"
+        self.home.mkdir()
+        self._env = {
+            "HOME": str(self.home),
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "COLUMNS": "110",
+        }
+
+    async def __aenter__(self) -> Reader:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        """Ctrl-C for whatever still goes on; it has to end well."""
+        going, self._going = self._going, []
+        try:
+            for child in reversed(going):
+                if child.exit_code is None:
+                    os.killpg(child.pid, signal.SIGINT)
+                code = await child.wait(timeout_s=ENDS_S_MAX)
+                assert code in (0, 130, -signal.SIGINT), f"{child.name} ended with {code}; {child.tail()}"
+        finally:
+            for child in going:
+                await child.close()
+
+    async def try_(self, block: Block) -> None:
+        match block.language:
+            case "console":
+                for command, shown in steps(block.text):
+                    await self._type(command, shown)
+            case "python":
+                await self._run_python(block)
+            case "yaml":
+                list(yaml.safe_load_all(block.text))
+            case "toml":
+                tomllib.loads(block.text)
+            case _:
+                pass
+
+    async def _type(self, text: str, shown: list[str]) -> None:
+        from_root = text.startswith("make")
+        if from_root:
+            ready = (ROOT / ".venv" / ".base").exists()
+            plugin.require_part("the environment that make sets up", ready, hint="run make setup")
+        child = await process.start(
+            "bash",
+            "-c",
+            f"exec </dev/null\n{text}",
+            env=self._env,
+            cwd=ROOT if from_root else self.home,
+            name=text,
+        )
+        deadline = time.monotonic() + COMMAND_S_MAX
+        try:
+            while child.exit_code is None and not (shown and matches(shown, list(child.lines))):
+                assert time.monotonic() < deadline, _story(child, "neither ended nor printed that", shown)
+                await child.ends_within(STAYS_S)
+            if await child.ends_within(STAYS_S):
+                assert child.exit_code == 0, _story(child, f"ended with exit code {child.exit_code}", shown)
+                same = not shown or matches(shown, list(child.lines))
+                assert same, _story(child, "printed something else", shown)
+        except BaseException:
+            await child.close()
+            raise
+        if child.exit_code is None:
+            self._going.append(child)
+        else:
+            await child.close()
+
+    async def _run_python(self, block: Block) -> None:
+        program = self.home / f"block-{block.line}.py"
+        program.write_text(_USUAL_ADDRESS.sub(self._broker_url, block.text))
+        runner = Path(__file__).with_name("run_block.py")
+        name = f"the python block in line {block.line}"
+        async with await process.start(
+            *(sys.executable, "-W", "error", runner, program, self._broker_url),
+            env=self._env,
+            cwd=self.home,
+            name=name,
+        ) as child:
+            code = await child.wait(timeout_s=COMMAND_S_MAX)
+            assert code == 0, f"{name} failed; {child.tail()}"
+
+
+def _story(child: process.Child, what: str, shown: list[str]) -> str:
+    return "\n".join(
+        (f"$ {child.name}", f"it {what}; shown:", *(f"  | {line}" for line in shown), child.tail())
+    )

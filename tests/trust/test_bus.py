@@ -1,10 +1,13 @@
 """Muster's own connections under roles: what a service needs works, and a refusal reaches the caller."""
 
+import asyncio
+import os
+import sys
 import time
 
 import pytest
 
-from muster.bus import api, client
+from muster.bus import api, client, leases
 from muster.core import errors
 from muster.trust import keyring, roles
 from tests.trust import servers
@@ -22,7 +25,7 @@ async def test_a_service_keeps_its_streams_and_an_agent_reports_into_them(tmp_pa
     async with servers.server(tmp_path, trust) as server:
 
         async def connect(identity: str) -> client.Client:
-            return await client.connect([server.url], creds=trust.credentials_path(identity))
+            return await client.connect([server.url], creds=trust.credentials(identity))
 
         async with await connect("c1") as channel, await connect("a1") as agent:
             assert (channel.identity, agent.identity) == ("c1", "a1")
@@ -55,7 +58,7 @@ async def test_a_service_keeps_its_streams_and_an_agent_reports_into_them(tmp_pa
 async def test_leases_work_under_a_role(tmp_path, trust):
     async with (
         servers.server(tmp_path, trust) as server,
-        await client.connect([server.url], creds=trust.credentials_path("m1")) as manager,
+        await client.connect([server.url], creds=trust.credentials("m1")) as manager,
     ):
         bucket = await manager.key_value(api.KeyValueSettings(bucket=roles.LEASES))
         revision = await bucket.create("manage.shard-1", b"m1", ttl_s=30)
@@ -67,9 +70,56 @@ async def test_leases_work_under_a_role(tmp_path, trust):
         await bucket.delete("manage.shard-1", revision=revision)
 
 
+HOLDER = """
+import asyncio, pathlib, sys
+from muster.bus import client, leases
+from muster.trust import credentials
+
+async def hold():
+    bus = await client.connect([sys.argv[1]], creds=credentials.Credentials.load(pathlib.Path(sys.argv[2])))
+    await (await leases.Leases.open(bus, ttl_s=60)).acquire("manage.registry")
+    print("held", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(hold())
+"""
+
+
+async def test_a_dead_holders_lease_is_taken_at_once(tmp_path, trust):
+    """The brokers' account tells the domain's of the closed connection: nobody waits for a minute to pass."""
+    trust.issue("m2", roles.Role.MANAGER)
+    async with servers.server(tmp_path, trust) as server:
+        holder = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            HOLDER,
+            server.url,
+            str(trust.credentials_path("m1")),
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        try:
+            assert holder.stdout
+            assert await holder.stdout.readline() == b"held\n"
+            async with (
+                await client.connect([server.url], creds=trust.credentials("m2")) as bus,
+                await leases.Leases.open(bus, ttl_s=60) as all_leases,
+            ):
+                assert (await all_leases.holder("manage.registry") or ("", 0))[0] == "m1"
+                waiting = asyncio.ensure_future(all_leases.acquire("manage.registry", timeout_s=30))
+                await asyncio.sleep(0)
+                holder.kill()
+                lease = await waiting
+                assert lease.held
+        finally:
+            if holder.returncode is None:
+                holder.kill()
+            await holder.communicate()
+
+
 async def test_the_refusal_of_credentials_reaches_the_caller(tmp_path, trust):
     past = keyring.Trust(trust.folder, "north", clock=lambda: time.time() - 1000)
     past.issue("old", roles.Role.AGENT, lifetime_s=10)
     async with servers.server(tmp_path, trust) as server:
         with pytest.raises(errors.Unauthorized):
-            await client.connect([server.url], creds=trust.credentials_path("old"))
+            await client.connect([server.url], creds=trust.credentials("old"))

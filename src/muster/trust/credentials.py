@@ -6,11 +6,12 @@ Written in the ``.creds`` format that every NATS client reads.
 from __future__ import annotations
 
 import base64
+import pathlib
 import re
 from dataclasses import dataclass, field
 
 from muster.core import errors
-from muster.trust import jwt, nkeys
+from muster.trust import files, jwt, nkeys
 
 _BLOCK = re.compile(r"-{3,}BEGIN ([A-Z ]{1,40})-{3,}\s+([A-Za-z0-9._-]+)\s+-{3,}END \1-{3,}")
 _JWT = "NATS USER JWT"
@@ -36,6 +37,10 @@ class Credentials:
         if not isinstance(claims.nats, jwt.User) or key.public != claims.sub:
             raise errors.InvalidInput("damaged credentials: the seed does not belong to the JWT")
         return credentials
+
+    @classmethod
+    def load(cls, path: pathlib.Path) -> Credentials:
+        return cls.parse(files.read_text(path, "the credentials file"))
 
     def render(self) -> str:
         return (

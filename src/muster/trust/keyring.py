@@ -255,8 +255,7 @@ class Trust:
         return [self.show(name, domain=domain) for name in names]
 
     def credentials(self, identity: str, *, domain: str | None = None) -> credentials.Credentials:
-        path = self._user(domain or self.domain, subjects.token(identity)).with_suffix(".creds")
-        return credentials.Credentials.parse(files.read_text(path, f"the credentials file of {identity!r}"))
+        return credentials.Credentials.load(self.credentials_path(identity, domain=domain))
 
     def credentials_path(self, identity: str, *, domain: str | None = None) -> pathlib.Path:
         return self._user(domain or self.domain, subjects.token(identity)).with_suffix(".creds")

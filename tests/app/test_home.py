@@ -34,7 +34,7 @@ def test_the_home_is_the_one_chosen_else_here_else_the_user_s(tmp_path, monkeypa
 def test_folders_are_for_their_owner_only(tmp_path):
     folder = home.Folder(tmp_path / "deep" / "local")
     folder.create()
-    for path in (folder.root, folder.keys, folder.certs, folder.brokers, folder.logs, folder.run):
+    for path in (folder.root, folder.brokers, folder.logs, folder.run):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 

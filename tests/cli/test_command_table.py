@@ -6,28 +6,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
-import click
 import pytest
 
-from muster.cli import base, main
+from muster.cli import base, main, reference
 from tests.cli import driver
 
-
-def walk(
-    command: click.Command, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    yield path, command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from walk(found, (*path, name))
-
-
-COMMANDS = dict(walk(main.muster))
+COMMANDS = {path[1:]: command for path, command in reference.walk(main.muster, ("muster",))}
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)

@@ -2,8 +2,7 @@
 
     muster.toml      settings
     NAME/            the domain's folder (`domain.data_dir` may put it elsewhere)
-      keys/          seeds and credentials (nobody else may read them)
-      certs/         the domain's certificate authority and what it issued
+      keys/          seeds, credentials, certificates (nobody else may read them; `trust.keys_dir`)
       brokers/       what the brokers keep
       store.db       system state
       logs/          what processes say when they run detached
@@ -40,8 +39,8 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     started_at_s: float
     version: str
     servers: tuple[str, ...]
-    health_url: str
-    log_file: str | None = None
+    ca: str | None = None  # what to verify the brokers against, where they use TLS
+    health_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +76,6 @@ class Folder:
     root: Path
 
     @property
-    def keys(self) -> Path:
-        return self.root / "keys"
-
-    @property
-    def certs(self) -> Path:
-        return self.root / "certs"
-
-    @property
     def brokers(self) -> Path:
         return self.root / "brokers"
 
@@ -106,7 +97,7 @@ class Folder:
 
     def create(self) -> None:
         """Make the folders, readable by their owner only; those that are there stay as they are."""
-        for folder in (self.root, self.keys, self.certs, self.brokers, self.logs, self.run):
+        for folder in (self.root, self.brokers, self.logs, self.run):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextlib.contextmanager

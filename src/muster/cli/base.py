@@ -125,5 +125,8 @@ class Group(_Page, click.Group):
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run an async command to its end."""
     import asyncio
+    import logging
 
+    # A command says itself what went wrong; a long-running one configures its log (`muster.app.logs`).
+    logging.getLogger("muster").addHandler(logging.NullHandler())
     return asyncio.run(work)

@@ -30,7 +30,17 @@ class Entry(NamedTuple):
 
 
 COMMANDS: dict[str, Entry] = {
+    "demo": Entry("demo", "Start here", "Start a domain on this machine and show it at work."),
+    "init": Entry("init", "Start here", "Make a home: identities, certificates and settings."),
+    "up": Entry("up", "A domain", "Start the domain of a home."),
+    "down": Entry("up", "A domain", "Stop the domain of a home."),
+    "status": Entry("status", "A domain", "Say what runs, how it is, and where its things are."),
+    "broker": Entry("broker", "A domain", "Start, link, unlink and list brokers."),
+    "creds": Entry("creds", "A domain", "Issue, revoke and show credentials."),
     "config": Entry("config", "A domain", "Check and print settings."),
+    "pub": Entry("messages", "Messages", "Publish a message to a topic."),
+    "sub": Entry("messages", "Messages", "Print the messages of a topic as they come."),
+    "request": Entry("messages", "Messages", "Ask a topic and print the answer."),
     "profile": Entry("profile", "This command", "Named connection settings."),
     "completion": Entry("completion", "This command", "Print the completion script of a shell."),
     "version": Entry("version", "This command", "Print the versions of Muster and what it stands on."),

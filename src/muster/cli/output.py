@@ -38,14 +38,31 @@ def _plain(value: Any) -> str:
 
 
 _STYLES = {
-    "healthy": "green",
+    "up": "green",
     "running": "green",
-    "degraded": "yellow",
+    "valid": "green",
     "starting": "yellow",
-    "unhealthy": "red",
+    "restarting": "yellow",
+    "draining": "yellow",
+    "stopping": "yellow",
+    "late": "yellow",
+    "unknown": "yellow",
+    "expired": "yellow",
     "failed": "red",
+    "down": "red",
+    "revoked": "red",
+    "unresponsive": "red",
     "stopped": "dim",
 }
+
+
+def size(count_bytes: float) -> str:
+    """For people: 3 figures and a unit."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count_bytes < 1024 or unit == "TiB":
+            return f"{count_bytes:.3g} {unit}" if count_bytes < 1000 else f"{count_bytes:.0f} {unit}"
+        count_bytes /= 1024
+    raise AssertionError
 
 
 class Printer:
@@ -89,7 +106,8 @@ class Printer:
             if empty:
                 self.note(empty)
         else:
-            self._table([column.upper() for column in columns], [[r.get(c) for c in columns] for r in rows])
+            header = [column.replace("_", " ").upper() for column in columns]
+            self._table(header, [[row.get(column) for column in columns] for row in rows])
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """One thing, as names and values."""

@@ -96,7 +96,11 @@ DUTIES = {
     Role.AGENT: Duty("hosts adapters and the sensor of one machine"),
     Role.MANAGER: Duty("manages resources through their adapters", serves=("manage",)),
     Role.REGISTRY: Duty("keeps the system state", serves=("manage",), hears=("monitor",)),
-    Role.BOOTSTRAP: Duty("starts the domain and its brokers", serves=("manage", "bus")),
+    Role.BOOTSTRAP: Duty(
+        "starts the domain and its brokers, and watches budgets",
+        serves=("manage", "bus"),
+        publish=("$JS.API.STREAM.LIST",),
+    ),
     Role.NOTIFIER: Duty("matches events with receivers", serves=("notify",)),
     Role.CHANNEL: Duty("merges reports and passes them on", serves=("monitor",)),
     Role.PIPELINE: Duty("rolls reports up and raises alerts", serves=("pipeline",), hears=("monitor",)),

@@ -15,32 +15,27 @@ failure is the part's failure.  Nothing restarts a part here: that is the busine
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import graphlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from muster.core import errors
-
-
-class State(enum.Enum):
-    WAITING = "waiting"  # for what it depends on
-    STARTING = "starting"
-    HEALTHY = "healthy"
-    DEGRADED = "degraded"  # works, and something needs looking at
-    FAILED = "failed"
-    STOPPED = "stopped"
+from muster.app import context as context_
+from muster.core import errors, health
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a part is. ``reason`` says why it is not healthy; ``facts`` are shown by ``muster status``."""
+    """How a part is. ``reason`` says what needs looking at; ``facts`` are lists for ``muster status``."""
 
-    state: State
+    state: health.State = health.State.UP
     reason: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_working(self) -> bool:
+        return self.state is health.State.UP
 
 
 class Part(Protocol):
@@ -50,7 +45,7 @@ class Part(Protocol):
     def depends_on(self) -> Sequence[str]: ...
     @property
     def vital(self) -> bool: ...
-    async def start(self, context: Any) -> None:
+    async def start(self, context: context_.Context) -> None:
         """When this returns, the part serves."""
         ...
 
@@ -59,9 +54,6 @@ class Part(Protocol):
         ...
 
     def health(self) -> Health: ...
-
-
-Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 def start_order(needs: Mapping[str, Iterable[str]]) -> list[str]:
@@ -92,8 +84,8 @@ class Team:
         self,
         parts: Iterable[Part],
         *,
-        context_for: Callable[[Part, Spawn], Any],
-        on_failure: Callable[[str, BaseException], None],
+        context_for: Callable[[Part, context_.Spawn], context_.Context],
+        on_failure: Callable[[Part, BaseException], None],
     ) -> None:
         members = list(parts)
         self._parts = {part.name: part for part in members}
@@ -106,25 +98,24 @@ class Team:
         self._begun: list[str] = []
         self._running: set[str] = set()
         self._failed: dict[str, str] = {}
-        self.fatal: asyncio.Event = asyncio.Event()
-        self.fatal_error: BaseException | None = None
 
     async def start(self) -> None:
         """Start all of them; raises what a vital one raised, and the caller then stops the team."""
         for name in self._order:
-            part = self._parts[name]
-            broken = [other for other in part.depends_on if other in self._failed]
-            if broken:
-                self._fail(name, errors.Unavailable(f"it depends on {', '.join(broken)}, which failed"))
-            else:
-                self._begun.append(name)
-                try:
-                    await part.start(self._context_for(part, functools.partial(self._spawn, name)))
-                    self._running.add(name)
-                except Exception as error:  # noqa: BLE001  (whatever a part raises is the part's failure)
-                    self._fail(name, error)
-            if self.fatal_error is not None:
-                raise self.fatal_error
+            try:
+                await self._start_one(self._parts[name])
+            except Exception as error:  # whatever a part raises is the part's failure
+                self._fail(name, error)
+                if self._parts[name].vital:
+                    raise
+
+    async def _start_one(self, part: Part) -> None:
+        broken = [other for other in part.depends_on if other in self._failed]
+        if broken:
+            raise errors.Unavailable(f"it depends on {', '.join(broken)}, which failed")
+        self._begun.append(part.name)
+        await part.start(self._context_for(part, functools.partial(self._spawn, part.name)))
+        self._running.add(part.name)
 
     async def stop(self) -> None:
         """Stop what was begun, last first. A part that cannot stop is reported; the others still do."""
@@ -136,7 +127,7 @@ class Team:
             try:
                 await self._parts[name].stop()
             except Exception as error:  # noqa: BLE001
-                self._on_failure(name, error)
+                self._on_failure(self._parts[name], error)
         self._begun.clear()
         self._running.clear()
 
@@ -146,15 +137,12 @@ class Team:
     def tasks(self) -> list[asyncio.Task[None]]:
         return list(self._tasks)
 
-    def is_vital(self, name: str) -> bool:
-        return self._parts[name].vital
-
     def _health_of(self, name: str) -> Health:
         if name in self._failed:
-            return Health(State.FAILED, self._failed[name])
+            return Health(health.State.FAILED, self._failed[name])
         if name in self._running:
             return self._parts[name].health()
-        return Health(State.STARTING if name in self._begun else State.WAITING)
+        return Health(health.State.STARTING if name in self._begun else health.State.DOWN)
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"part {name}")
@@ -169,7 +157,4 @@ class Team:
 
     def _fail(self, name: str, error: BaseException) -> None:
         self._failed[name] = str(error) or type(error).__name__
-        self._on_failure(name, error)
-        if self._parts[name].vital and self.fatal_error is None:
-            self.fatal_error = error
-            self.fatal.set()
+        self._on_failure(self._parts[name], error)

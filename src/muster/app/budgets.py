@@ -1,0 +1,165 @@
+"""The watch over budgets: streams, key/value buckets, log files, the disk itself.
+
+A budget that is used beyond ``retention.alert_at`` is an alert, announced on the bus as a
+`muster.core.messages.Alert` and cleared when there is room again; one that is full is also counted.  Nothing
+is deleted here: the owner of each budget has said what happens when it is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.app import context as context_
+from muster.app import team
+from muster.bus import api
+from muster.core import errors, messages, metrics, subjects
+
+PERIOD_S = 10.0
+RULE = "budget"
+FULL = 0.99  # a stream that drops its oldest hovers just below its limit
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How much of a budget is used. ``refuses``: writers are turned away when it is full."""
+
+    name: str
+    used_bytes: int
+    limit_bytes: int
+    refuses: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+
+Levels = Mapping[str, messages.Level]
+
+
+def levels(uses: Iterable[Use], alert_at: float) -> dict[str, messages.Level]:
+    """Which budgets call for an alert, and how loud: those that are full and refuse writers are critical."""
+    return {
+        use.name: messages.Level.CRITICAL if use.refuses and use.ratio >= FULL else messages.Level.WARNING
+        for use in uses
+        if use.ratio >= alert_at
+    }
+
+
+def alerts(before: Levels, now: Levels, uses: Sequence[Use], at_ms: int) -> list[messages.Alert]:
+    """What to announce: budgets whose level is new, another, or no longer there."""
+    use_of = {use.name: use for use in uses}
+    found = []
+    for name in sorted({*before, *now}):
+        if before.get(name) is now.get(name):
+            continue
+        use, level = use_of.get(name), now.get(name)
+        found.append(
+            messages.Alert(
+                rule=RULE,
+                about=f"budget:{name}",
+                level=level or before[name],
+                state=messages.AlertState.FIRING if level else messages.AlertState.RESOLVED,
+                since_ms=at_ms,
+                at_ms=at_ms,
+                value=use.ratio if use else None,
+                reason=_reason(use) if use else "it is gone",
+            )
+        )
+    return found
+
+
+def _reason(use: Use) -> str:
+    consequence = "writers are refused when it is full" if use.refuses else "the oldest goes when it is full"
+    return f"{use.used_bytes:,} of {use.limit_bytes:,} bytes are used; {consequence}"
+
+
+class BudgetWatch:
+    """The part that looks, and tells."""
+
+    name = "budgets"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, *, period_s: float = PERIOD_S) -> None:
+        self._period_s = period_s
+        self._context: context_.Context
+        self._uses: list[Use] = []
+        self._levels: dict[str, messages.Level] = {}
+        self._used: metrics.Gauge
+        self._limit: metrics.Gauge
+        self._full: metrics.Counter
+
+    async def start(self, context: context_.Context) -> None:
+        self._context = context
+        self._used = context.metrics.gauge("budget_used_bytes", "Bytes used of each budget.", ("budget",))
+        self._limit = context.metrics.gauge("budget_limit_bytes", "Size of each budget.", ("budget",))
+        self._full = context.metrics.counter("budget_full", "Times a budget was found full.", ("budget",))
+        await self.look()
+        context.spawn(self._look_always())
+
+    async def stop(self) -> None:
+        """Nothing to end but the task, which the domain ends."""
+
+    def health(self) -> team.Health:
+        rows = [
+            {
+                "name": use.name,
+                "used_bytes": use.used_bytes,
+                "limit_bytes": use.limit_bytes,
+                "used_ratio": round(use.ratio, 4),
+                "when_full": "refuses" if use.refuses else "drops the oldest",
+            }
+            for use in sorted(self._uses, key=lambda use: -use.ratio)
+        ]
+        above = ", ".join(f"{name} ({level.value})" for name, level in sorted(self._levels.items()))
+        return team.Health(reason=f"nearly full: {above}" if above else "", facts={"budgets": rows})
+
+    async def look(self) -> None:
+        """Once, now."""
+        context = self._context
+        self._uses = [
+            *(_of_stream(budget) for budget in await context.bus.budgets()),
+            *await asyncio.to_thread(_of_files, context),
+        ]
+        now = levels(self._uses, context.settings.retention.alert_at)
+        for use in self._uses:
+            self._used.set(use.used_bytes, budget=use.name)
+            self._limit.set(use.limit_bytes, budget=use.name)
+            if use.ratio >= FULL:
+                self._full.add(budget=use.name)
+        for alert in alerts(self._levels, now, self._uses, int(time.time() * 1000)):
+            context.log.warning("budget", about=alert.about, state=alert.state.value, reason=alert.reason)
+            await context.bus.publish(subjects.announced("bus", "alert"), messages.encode(alert))
+        self._levels = now
+
+    async def _look_always(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            try:
+                await self.look()
+            except errors.Unavailable as error:
+                self._context.log.warning("budgets-unknown", error=error)
+
+
+def _of_stream(budget: api.Budget) -> Use:
+    return Use(
+        budget.stream, budget.used_bytes, budget.limit_bytes, refuses=budget.on_full is api.OnFull.REFUSE
+    )
+
+
+def _of_files(context: context_.Context) -> list[Use]:
+    disk = shutil.disk_usage(context.folder.root)
+    logs = context.settings.retention.logs
+    return [
+        Use("log files", _size(context.folder.logs), logs.max_bytes, refuses=False),
+        Use("disk", disk.total - disk.free, disk.total, refuses=True),
+    ]
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,120 @@
+"""The certificates of a domain's brokers: made before the first start, renewed in time, without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from muster.app import context as context_
+from muster.app import team
+from muster.bus.brokers import config
+from muster.core import errors, ground
+from muster.trust import certificates
+
+PERIOD_S = 3600.0
+NAME = "brokers"  # one certificate serves all brokers of this machine
+
+
+def folder(settings: ground.Ground) -> Path:
+    return settings.domain.folder / "certs"
+
+
+def create(settings: ground.Ground) -> None:
+    """A certificate authority for a new domain. Blocks."""
+    certificates.Certificates.create(
+        folder(settings), settings.domain.name, lifetime_s=settings.trust.ca_lifetime_s
+    )
+
+
+def ensure(settings: ground.Ground) -> bool:
+    """Make or renew the brokers' certificate; whether it changed. Blocks."""
+    if not (folder(settings) / "ca.pem").exists():
+        create(settings)
+    return _open(settings).ensure(
+        NAME,
+        hosts(settings.bus.host),
+        lifetime_s=settings.trust.certificate_lifetime_s,
+        renew_at=settings.trust.renew_at,
+    )
+
+
+def hosts(listening_on: str) -> list[str]:
+    """The names and addresses under which brokers that listen there may be reached."""
+    everywhere = listening_on in ("0.0.0.0", "::")
+    named = [socket.gethostname()] if everywhere else [listening_on]
+    return list(dict.fromkeys([*named, "localhost", "127.0.0.1", "::1"]))
+
+
+def for_brokers(settings: ground.Ground) -> config.Tls:
+    pair = _open(settings).pair(NAME)
+    return config.Tls(cert_file=pair.path, key_file=pair.path, ca_file=pair.bundle)
+
+
+def bundle(settings: ground.Ground) -> Path:
+    """What clients verify brokers against."""
+    return _open(settings).bundle
+
+
+def for_clients(settings: ground.Ground) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(bundle(settings)))
+
+
+def _open(settings: ground.Ground) -> certificates.Certificates:
+    return certificates.Certificates(folder(settings), settings.domain.name)
+
+
+class CertificateKeeper:
+    """The part that renews them, has the brokers read them again, and warns in time."""
+
+    name = "certificates"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, reload: Callable[[], Awaitable[None]], *, period_s: float = PERIOD_S) -> None:
+        self._reload = reload
+        self._period_s = period_s
+        self._context: context_.Context
+        self._report: list[certificates.Status] = []
+
+    async def start(self, context: context_.Context) -> None:
+        self._context = context
+        await self.look()
+        context.spawn(self._look_always())
+
+    async def stop(self) -> None:
+        """Nothing to end but the task, which the domain ends."""
+
+    def health(self) -> team.Health:
+        rows = [
+            {"name": one.name, "days_left": round(one.days_left, 1), "due": one.due} for one in self._report
+        ]
+        warned = [one for one in self._report if one.warning_days is not None]
+        reason = ", ".join(f"{one.name} ends in {max(0.0, one.days_left):.1f} days" for one in warned)
+        return team.Health(reason=reason, facts={"certificates": rows})
+
+    async def look(self) -> None:
+        """Once, now."""
+        context = self._context
+        if await asyncio.to_thread(ensure, context.settings):
+            await self._reload()
+            context.log.info("certificate-renewed")
+        opened = _open(context.settings)
+        self._report = await asyncio.to_thread(opened.report, renew_at=context.settings.trust.renew_at)
+        gauge = context.metrics.gauge(
+            "certificate_remaining_seconds", "How long each certificate still lives.", ("name",)
+        )
+        for one in self._report:
+            gauge.set(one.days_left * certificates.DAY_S, name=one.name)
+            if one.warning_days is not None:
+                context.log.warning("certificate-ends-soon", name=one.name, days_left=one.days_left)
+
+    async def _look_always(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            try:
+                await self.look()
+            except errors.MusterError as error:
+                self._context.log.error("certificates-not-renewed", error=error)

@@ -1,0 +1,244 @@
+"""A domain, built from settings: its brokers, its store, its identities, and the parts that run on them.
+
+    async with domain.Domain(settings) as running:
+        bus = await running.connect("alice", roles.Role.USER)
+
+What stands before any part starts, and ends after the last one has stopped: the lock on the folder, the
+health pages, the keys, the brokers (ours, unless the settings name somebody else's), the store, and the
+domain's own connection.  Several domains can live in one process; each has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import os
+import ssl
+import time
+from collections.abc import Awaitable, Iterable
+from typing import Any, Self
+
+import muster
+from muster.app import brokers, budgets, certificates, context, control, health, home, identities, team
+from muster.bus import api, client, http
+from muster.core import errors, ground, log, metrics, settings
+from muster.store import api as store_api
+from muster.store import database
+from muster.trust import keyring, roles
+
+
+class State(enum.Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Domain:
+    def __init__(self, settings: ground.Ground, *, parts: Iterable[team.Part] = ()) -> None:
+        self.settings = settings
+        self.folder = home.Folder(settings.domain.folder.absolute())
+        self.state = State.STOPPED
+        self.metrics = metrics.Metrics(process=True)
+        self.brokers = None if settings.bus.servers else brokers.Brokers(settings, self.folder)
+        self.trust: keyring.Trust
+        self.store: database.Store
+        self.bus: api.Bus
+        self._log = log.Events("app", domain=settings.domain.name)
+        self._parts = (*self._own_parts(), *parts)
+        self._team: team.Team
+        self._stack = contextlib.AsyncExitStack()
+        self._failure: asyncio.Future[None]
+        self._pages: http.Server | None = None
+        self._started_at_s = 0.0
+
+    def _own_parts(self) -> list[team.Part]:
+        own: list[team.Part] = [budgets.BudgetWatch()]
+        if self.brokers is not None:
+            own.append(control.Control(self.brokers.verbs()))
+            if self.settings.bus.uses_tls:
+                own.append(certificates.CertificateKeeper(self.brokers.reload))
+        return own
+
+    # Life
+
+    async def start(self) -> None:
+        """When this returns, the domain serves. If it cannot, it is as if it had never begun."""
+        if self.state is not State.STOPPED:
+            raise errors.Conflict(f"the domain {self.settings.domain.name} is {self.state.value} already")
+        self.state = State.STARTING
+        self._started_at_s = time.time()
+        self._failure = asyncio.get_running_loop().create_future()
+        self._team = team.Team(self._parts, context_for=self._context, on_failure=self._part_failed)
+        try:
+            await asyncio.to_thread(self.folder.create)
+            await self._hold_folder()
+            await self._serve_pages()
+            self.trust = await asyncio.to_thread(identities.open_or_create, self.settings)
+            if self.brokers is not None:
+                self._stack.push_async_callback(self.brokers.stop)
+                await self.brokers.start(self.trust, on_failure=self._fail)
+            await self._open_store()
+            self.bus = await self.connect(identities.SELF, identities.OWN[identities.SELF])
+            self._stack.push_async_callback(self.bus.close)
+            self._stack.push_async_callback(self._team.stop)
+            await self._team.start()
+            self.state = State.RUNNING
+            await asyncio.to_thread(self.folder.announce, self.running)
+        except BaseException:
+            await self.stop()
+            raise
+        took_s = time.time() - self._started_at_s
+        self._log.info("domain-started", servers=", ".join(self.servers), took_s=round(took_s, 3))
+
+    async def stop(self) -> None:
+        """Drain and stop, last started first."""
+        self.state = State.STOPPING
+        await self._stack.aclose()
+        self._failure.cancel()
+        self.state = State.STOPPED
+        self._log.info("domain-stopped")
+
+    async def guard(self, work: Awaitable[None]) -> None:
+        """Await ``work``, unless something fails meanwhile that the domain cannot be without: raises that."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._failure), return_when=asyncio.FIRST_COMPLETED)
+            await (self._failure if self._failure.done() else task)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def wait(self) -> None:
+        """Until something fails that the domain cannot be without; raises what it was."""
+        await self.guard(asyncio.get_running_loop().create_future())
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # What it is and how it fares
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        return self.settings.bus.servers if self.brokers is None else self.brokers.urls
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can do its work: up, connected, and no vital part missing."""
+        if self.state is not State.RUNNING or self.bus.state is not api.ConnectionState.CONNECTED:
+            return False
+        found = self._team.health()
+        return all(found[part.name].is_working for part in self._parts if part.vital)
+
+    @property
+    def running(self) -> home.Running:
+        uses_tls = self.brokers is not None and self.settings.bus.uses_tls
+        return home.Running(
+            domain=self.settings.domain.name,
+            pid=os.getpid(),
+            started_at_s=self._started_at_s,
+            version=muster.__version__,
+            servers=self.servers,
+            ca=str(certificates.bundle(self.settings)) if uses_tls else None,
+            health_url=self._pages.url if self._pages is not None else None,
+        )
+
+    async def status(self) -> dict[str, Any]:
+        """All there is to tell, as plain values."""
+        found = self._team.health()
+        status: dict[str, Any] = {
+            "state": self.state.value,
+            "ready": self.ready,
+            "brokers": [] if self.brokers is None else await self.brokers.describe(),
+            "parts": [
+                {"name": name, "state": one.state.value, "reason": one.reason} for name, one in found.items()
+            ],
+        }
+        for one in found.values():
+            status |= one.facts
+        return status
+
+    async def connect(self, identity: str, role: roles.Role) -> api.Bus:
+        """A connection under ``identity``, whose credentials are issued if it has none."""
+        return await client.connect(
+            self.servers,
+            creds=await asyncio.to_thread(identities.credentials, self.trust, identity, role),
+            tls=await self._tls(),
+            connect_timeout_s=self.settings.bus.connect_timeout_s,
+            measure=self.metrics,
+        )
+
+    async def tell_brokers(self) -> None:
+        """Have the running brokers take note of the account as it is now: who was revoked."""
+        await identities.tell_brokers(self.trust, self.servers, tls=await self._tls())
+
+    # Inside
+
+    async def _tls(self) -> ssl.SSLContext | None:
+        if self.brokers is None or not self.settings.bus.uses_tls:
+            return None
+        return await asyncio.to_thread(certificates.for_clients, self.settings)
+
+    def _context(self, part: team.Part, spawn: context.Spawn) -> context.Context:
+        return context.Context(
+            settings=self.settings,
+            folder=self.folder,
+            trust=self.trust,
+            store=self.store,
+            bus=self.bus,
+            connect=self.connect,
+            metrics=self.metrics,
+            log=self._log.bind(in_part=part.name),
+            spawn=spawn,
+        )
+
+    def _part_failed(self, part: team.Part, error: BaseException) -> None:
+        self._log.error("part-failed", failed=part.name, vital=part.vital, error=error)
+        self.metrics.counter("part_failures", "Parts that failed.", ("failed",)).add(failed=part.name)
+        if part.vital:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
+            self._failure.exception()  # taken note of here, should nobody wait
+
+    async def _hold_folder(self) -> None:
+        lock = self.folder.hold()
+        await asyncio.to_thread(lock.__enter__)
+        self._stack.push_async_callback(asyncio.to_thread, lock.__exit__, None, None, None)
+
+    async def _serve_pages(self) -> None:
+        self._pages = await health.serve(
+            self.settings.health,
+            ready=lambda: self.ready,
+            health=self._team.health,
+            metrics=self.metrics,
+            also={"/status": self._status_page},
+        )
+        if self._pages is not None:
+            self._stack.push_async_callback(self._pages.close)
+
+    async def _status_page(self, _: http.Request) -> http.Response:
+        return http.json_response(await self.status())
+
+    async def _open_store(self) -> None:
+        wanted = self.settings.store
+        kind, _, path = wanted.url.partition(":")
+        in_folder = kind == "sqlite" and path != ":memory:"
+        password = None
+        if wanted.password:
+            password = await asyncio.to_thread(settings.read_secret, wanted.password, os.environ)
+        self.store = await database.open(
+            f"sqlite:{self.folder.root / path}" if in_folder else wanted.url,
+            settings=store_api.Settings(
+                sync=wanted.sync, pool=wanted.pool, busy_timeout_s=wanted.busy_timeout_s
+            ),
+            password=password,
+        )
+        self._stack.push_async_callback(self.store.close)

@@ -1,0 +1,84 @@
+"""The identities a domain itself needs, and where their credentials are.
+
+`muster init` makes them; a domain that is started without it (embedded in a program) makes them at its first
+start.  What is not async touches files and blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from muster.bus import client
+from muster.core import errors, ground
+from muster.trust import credentials as credentials_
+from muster.trust import keyring, roles
+
+SELF = "bootstrap"  # the domain's own process
+SYSTEM = "system"  # tells brokers of changed accounts
+ADMINISTRATOR = "admin"  # whoever has the home
+
+OWN = {
+    SELF: roles.Role.BOOTSTRAP,
+    SYSTEM: roles.Role.SYSTEM,
+    ADMINISTRATOR: roles.Role.OPERATOR,
+}
+
+
+def create(settings: ground.Ground) -> keyring.Trust:
+    """New keys, and credentials for the domain's own identities."""
+    trust = keyring.Trust.create(settings.keys_folder, settings.domain.name)
+    for identity, role in OWN.items():
+        trust.issue(identity, role)
+    return trust
+
+
+def open_(settings: ground.Ground) -> keyring.Trust:
+    return keyring.Trust.open(settings.keys_folder)
+
+
+def open_or_create(settings: ground.Ground) -> keyring.Trust:
+    return open_(settings) if settings.keys_folder.exists() else create(settings)
+
+
+def credentials_file(trust: keyring.Trust, identity: str, role: roles.Role) -> Path:
+    """The file with the credentials of ``identity``, which are issued if it has none that are valid.
+
+    A revoked identity stays out: only `muster creds issue` brings it back.
+    """
+    domain = keyring.SYSTEM if role is roles.Role.SYSTEM else None
+    try:
+        record = trust.show(identity, domain=domain)
+    except errors.NotFound:
+        trust.issue(identity, role)
+    else:
+        if record.status == "revoked":
+            raise errors.Unauthorized(
+                f"{identity!r} was revoked", hint=f"`muster creds issue {identity}` gives it a new key"
+            )
+        if record.role != role.value:
+            raise errors.Conflict(f"{identity!r} has the role {record.role}, not {role.value}")
+        if record.status == "expired":
+            trust.renew(identity, domain=domain)
+    return trust.credentials_path(identity, domain=domain)
+
+
+def credentials(trust: keyring.Trust, identity: str, role: roles.Role) -> credentials_.Credentials:
+    """What `credentials_file` holds."""
+    return credentials_.Credentials.parse(credentials_file(trust, identity, role).read_text())
+
+
+async def tell_brokers(
+    trust: keyring.Trust, servers: Iterable[str], *, tls: ssl.SSLContext | None = None
+) -> None:
+    """Have running brokers take note of the account as it is now: they refuse, and cut off, the revoked."""
+    subject, claims = await asyncio.to_thread(trust.claims_update)
+    creds = await asyncio.to_thread(credentials, trust, SYSTEM, OWN[SYSTEM])
+    async with await client.connect(servers, creds=creds, tls=tls) as system:
+        answer = msgspec.json.decode((await system.request(subject, claims)).data)
+    if "error" in answer:
+        raise errors.Refused(f"the brokers did not take the account's new state: {answer['error']}")

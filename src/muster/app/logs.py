@@ -1,0 +1,97 @@
+"""Where a process's events go: to stderr in front, to a file with a budget when detached.
+
+The file is kept in a few pieces: the current one and older ones with a number.  Together they never exceed
+their share of ``retention.logs``, and older pieces go when they are past its age.  Brokers write their own
+files; `broker_file_bytes` is their share of the same budget.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO, cast
+
+from muster.core import ground, log
+
+PIECES = 4  # of one log: the current and three older ones
+_BROKER_PIECES = 4  # as many as the engine is told to keep, and the current one
+
+
+def file_bytes(settings: ground.Ground) -> int:
+    """The size at which our own log turns to a new piece: half of the budget is ours."""
+    return settings.retention.logs.max_bytes // 2 // PIECES
+
+
+def broker_file_bytes(settings: ground.Ground, brokers: int) -> int:
+    """The same for each broker: the other half is theirs."""
+    return settings.retention.logs.max_bytes // 2 // (brokers * _BROKER_PIECES)
+
+
+def configure(settings: ground.Ground, file: Path | None = None) -> Callable[[], None]:
+    """Send events to ``file``, or to stderr; the returned function ends that."""
+    if file is None:
+        return log.configure(sys.stderr, level=settings.log.level, form=settings.log.format)
+    stream = RotatingFile(file, file_bytes(settings), settings.retention.logs.max_age_s)
+    undo = log.configure(cast(TextIO, stream), level=settings.log.level, form=settings.log.format)
+
+    def end() -> None:
+        undo()
+        stream.close()
+
+    return end
+
+
+class RotatingFile(io.TextIOBase):
+    """A text stream into a file that starts anew when full. A full disk costs lines, never the process."""
+
+    def __init__(self, path: Path, max_bytes: int, max_age_s: float) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._file = path.open("ab", buffering=0)
+        self._size = path.stat().st_size
+        self._forget()
+        self.lost = 0  # lines that could not be written
+
+    def write(self, text: str) -> int:
+        data = text.encode(errors="replace")
+        try:
+            if self._size and self._size + len(data) > self._max_bytes:
+                self._turn()
+            self._size += self._file.write(data)
+        except OSError:
+            self.lost += 1
+        return len(text)
+
+    def isatty(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _piece(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+    def _turn(self) -> None:
+        self._file.close()
+        for number in range(PIECES - 1, 0, -1):
+            older = self._piece(number - 1) if number > 1 else self._path
+            with contextlib.suppress(FileNotFoundError):
+                older.replace(self._piece(number))
+        self._file = self._path.open("ab", buffering=0)
+        self._size = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove older pieces past their age."""
+        if not self._max_age_s:
+            return
+        for number in range(1, PIECES):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - self._piece(number).stat().st_mtime > self._max_age_s:
+                    self._piece(number).unlink()

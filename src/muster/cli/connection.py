@@ -1,0 +1,95 @@
+"""Which bus a command talks to, and as whom: the options, and what they come to (`muster.cli.profiles`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from muster.cli import base
+from muster.cli import config as config_
+
+if TYPE_CHECKING:
+    from muster.bus import api
+    from muster.cli import profiles
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Options:
+    servers: tuple[str, ...] = ()
+    creds: Path | None = None
+    ca: Path | None = None
+
+
+def options(command: F) -> F:
+    """``--server``, ``--creds`` and ``--ca``, handed to the command as one `Options` named ``to``."""
+    import functools
+
+    @functools.wraps(command)
+    def with_options(
+        *args: Any, servers: tuple[str, ...], creds: Path | None, ca: Path | None, **kwargs: Any
+    ) -> Any:
+        return command(*args, to=Options(servers, creds, ca), **kwargs)
+
+    path = click.Path(exists=True, dir_okay=False, path_type=Path)
+    decorated: Any = with_options
+    for option in (
+        click.option("--ca", type=path, help="Authority of the brokers' certificates."),
+        click.option("--creds", type=path, help="Connect with these credentials."),
+        click.option("--server", "servers", multiple=True, metavar="URL", help="Connect to this broker."),
+    ):
+        decorated = option(decorated)
+    found: F = decorated
+    return found
+
+
+async def connect(invocation: base.Invocation, to: Options) -> api.Bus:
+    """A connection by the first source there is; flags override its settings one by one."""
+    import ssl
+
+    from muster import connecting
+    from muster.core import errors
+
+    profile = _resolve(invocation, to)
+    creds = to.creds or (Path(profile.creds) if profile.creds else None)
+    ca = str(to.ca or profile.ca or "")
+    tls = ssl.create_default_context(cafile=ca) if ca else None
+    servers = to.servers or profile.servers
+    if not servers:
+        raise errors.InvalidInput("no broker is named", hint="give --server, --profile or --home")
+    return await connecting.connect(servers, creds=creds, tls=tls)
+
+
+def _resolve(invocation: base.Invocation, to: Options) -> profiles.Profile:
+    from muster.cli import profiles
+
+    name = invocation.profile or (None if invocation.home or to.servers else profiles.current())
+    if name is not None:
+        profile = profiles.load(name)
+        return _of_home(Path(profile.home)) if profile.home else profile
+    if to.servers:
+        return profiles.Profile()
+    return _of_home(invocation.home)
+
+
+def _of_home(home_: Path | None) -> profiles.Profile:
+    """The domain that runs in a home, as its administrator."""
+    from muster.app import home, identities
+    from muster.cli import profiles
+    from muster.core import errors
+
+    settings = config_.load(base.Invocation(home=home_))
+    running = home.Folder(settings.domain.folder).running()
+    if running is None:
+        option = f" --home {home_}" if home_ else ""
+        raise errors.Unavailable(
+            f"the domain {settings.domain.name} of {home.Home.find(home_).root} is not running",
+            hint=f"start it with `muster up{option}`, or name another bus with --server or --profile",
+        )
+    creds = identities.open_(settings).credentials_path(identities.ADMINISTRATOR)
+    return profiles.Profile(servers=running.servers, creds=str(creds), ca=running.ca or "")

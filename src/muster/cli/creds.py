@@ -1,0 +1,155 @@
+"""``muster creds``: who may connect, as what."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import base
+from muster.cli import config as config_
+
+if TYPE_CHECKING:
+    from muster.trust import keyring
+
+
+# Of `muster.trust.roles.Role`, which is not imported for a help page; a test compares them.
+ROLES = (
+    "user",
+    "agent",
+    "manager",
+    "registry",
+    "bootstrap",
+    "notifier",
+    "channel",
+    "pipeline",
+    "gateway",
+    "information-node",
+    "authority",
+    "operator",
+    "viewer",
+    "link",
+)
+
+
+@click.group(cls=base.Group, examples=[("muster creds show", "")])
+def creds() -> None:
+    """Issue, revoke and show credentials."""
+
+
+def _trust(invocation: base.Invocation) -> keyring.Trust:
+    from muster.app import identities
+
+    return identities.open_(config_.load(invocation))
+
+
+def _plain(record: keyring.Record) -> dict[str, Any]:
+    return {
+        "identity": record.identity,
+        "role": record.role,
+        "status": record.status,
+        "issued": _time(record.issued_at),
+        "expires": _time(record.expires_at) if record.expires_at else None,
+        "public_key": record.public_key,
+        "publish": list(record.publish),
+        "subscribe": list(record.subscribe),
+    }
+
+
+def _time(at_s: int) -> str:
+    return datetime.datetime.fromtimestamp(at_s, datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
+@creds.command(
+    examples=[
+        ("muster creds issue alice", "a user: may publish and receive on topics"),
+        ("muster creds issue node-7 --role agent --lifetime 30d --to node-7.creds", ""),
+        ("muster creds issue meter --topic 'meters/#'", "only these topics"),
+    ],
+)
+@click.argument("identity")
+@click.option("--role", type=click.Choice(ROLES), default="user", show_default=True, help="What it is.")
+@click.option("--lifetime", metavar="DURATION", help="How long they hold (30d, 12h); default: the settings'.")
+@click.option(
+    "--to", type=click.Path(dir_okay=False, path_type=Path), help="Also copy the file there ('-': stdout)."
+)
+@base.pass_invocation
+def issue(
+    invocation: base.Invocation, identity: str, role: str, lifetime: str | None, to: Path | None
+) -> None:
+    """Give an identity credentials.
+
+    The file holds a secret: hand it to the process it is for and to nobody else.
+    """
+    from muster.core import units
+    from muster.trust import roles
+
+    settings = config_.load(invocation)
+    lifetime_s = units.parse_duration_s(lifetime) if lifetime else settings.trust.credential_lifetime_s
+    trust = _trust(invocation)
+    trust.issue(identity, roles.Role.named(role), lifetime_s=lifetime_s or None)
+    path = trust.credentials_path(identity)
+    if to == Path("-"):
+        sys.stdout.write(path.read_text())
+        return
+    if to is not None:
+        to.touch(mode=0o600)
+        to.write_text(path.read_text())
+    record = trust.show(identity)
+    file = str(to or path)
+    until = f", until {_time(record.expires_at)}" if record.expires_at else ""
+    invocation.printer.done(
+        {**_plain(record), "file": file}, f"{identity} may connect as {record.role}{until} with {file}"
+    )
+
+
+@creds.command(examples=[("muster creds revoke alice", "refused from now on, and cut off where connected")])
+@click.argument("identity")
+@base.pass_invocation
+def revoke(invocation: base.Invocation, identity: str) -> None:
+    """Take an identity's credentials away.
+
+    Brokers refuse it from now on, and cut the connections it has. If the domain does not run, the
+    brokers learn of it at the next start.
+    """
+    record = _trust(invocation).revoke(identity)
+    told = base.run(_tell(invocation))
+    when = "from now on" if told else "when the domain is started"
+    invocation.printer.done({**_plain(record), "told_brokers": told}, f"{identity} is refused {when}")
+
+
+@creds.command(
+    examples=[("muster creds show", "all"), ("muster creds show alice", "one, with its permissions")]
+)
+@click.argument("identity", required=False)
+@base.pass_invocation
+def show(invocation: base.Invocation, identity: str | None) -> None:
+    """Show who has credentials, or all of one."""
+    trust = _trust(invocation)
+    if identity is not None:
+        record = trust.show(identity)
+        facts = _plain(record)
+        path = trust.credentials_path(identity)
+        facts["file"] = str(path) if path.exists() else None
+        invocation.printer.facts(facts)
+        return
+    rows = [_plain(record) for record in trust.records()]
+    invocation.printer.rows(rows, ("identity", "role", "status", "issued", "expires"))
+
+
+async def _tell(invocation: base.Invocation) -> bool:
+    """Whether there were running brokers to tell."""
+    import ssl
+
+    from muster.app import home, identities
+
+    settings = config_.load(invocation)
+    running = home.Folder(settings.domain.folder).running()
+    if running is None:
+        return False
+    tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
+    await identities.tell_brokers(_trust(invocation), running.servers, tls=tls)
+    return True

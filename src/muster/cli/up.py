@@ -1,0 +1,124 @@
+"""``muster up`` and ``muster down``: the life of a domain."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from muster.cli import base
+from muster.cli import config as config_
+
+if TYPE_CHECKING:
+    from muster.core import ground
+
+DETACH_TIMEOUT_S = 60.0
+LOG_NAME = "domain.log"
+
+
+@click.command(
+    cls=base.Command,
+    examples=[
+        ("muster up", "in front; Ctrl-C drains and stops, a second one forces"),
+        ("muster up --detach && muster status", ""),
+        ("muster up --set bus.port=0 --set log.level=debug", "override settings for this run"),
+    ],
+)
+@click.option("-d", "--detach", is_flag=True, help="Return when it is up, and leave it running.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=DETACH_TIMEOUT_S,
+    show_default=True,
+    help="Seconds to wait with --detach.",
+)
+@click.option("--ready-fd", type=int, hidden=True)
+@config_.set_option
+@base.pass_invocation
+def up(
+    invocation: base.Invocation,
+    detach: bool,
+    timeout_s: float,
+    ready_fd: int | None,
+    overrides: tuple[str, ...],
+) -> None:
+    """Start the domain of a home.
+
+    Stays in front until Ctrl-C or SIGTERM, or with --detach returns when the domain is up.
+    """
+    from muster.app import home
+
+    settings = config_.load(invocation, overrides)
+    folder = home.Folder(settings.domain.folder)
+    if not detach:
+        _in_front(invocation, settings, ready_fd)
+        return
+    from muster.app import process
+
+    with folder.hold():
+        pass  # refuse at once, in this process's own words, if it is running
+    arguments = ["--home", str(home.Home.find(invocation.home).root), "-o", invocation.output, "up"]
+    arguments += [word for override in overrides for word in ("--set", override)]
+    with invocation.printer.waiting(f"starting the domain {settings.domain.name}"):
+        pid = process.detach(arguments, folder, timeout_s=timeout_s)
+    running = folder.running()
+    servers = running.servers if running else ()
+    invocation.printer.done(
+        {"domain": settings.domain.name, "pid": pid, "servers": list(servers)},
+        f"the domain {settings.domain.name} is up (pid {pid}): {', '.join(servers)}",
+    )
+
+
+def _in_front(invocation: base.Invocation, settings: ground.Ground, ready_fd: int | None) -> None:
+    from muster.app import domain, logs, process
+
+    running = domain.Domain(settings)
+
+    async def work() -> None:
+        if ready_fd is not None:
+            process.tell_ready(ready_fd)
+            await running.wait()
+        invocation.printer.done(
+            {"domain": settings.domain.name, "servers": list(running.servers)},
+            f"the domain {settings.domain.name} is up: {', '.join(running.servers)}\n"
+            "Ctrl-C stops it; `muster status` in another terminal shows more",
+        )
+        sys.stdout.flush()
+        await running.wait()
+
+    file = None
+    if ready_fd is not None:
+        running.folder.create()
+        file = running.folder.logs / LOG_NAME
+    end_log = logs.configure(settings, file)
+    try:
+        base.run(process.run(running, work, stopping=lambda: invocation.printer.note("stopping…")))
+    finally:
+        end_log()
+
+
+@click.command(
+    cls=base.Command,
+    examples=[("muster down", ""), ("muster down --force", "at once, without draining: as kill -9 would")],
+)
+@click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True, help="Seconds to wait.")
+@click.option("--force", is_flag=True, help="Kill it. Nothing acknowledged is lost.")
+@base.pass_invocation
+def down(invocation: base.Invocation, timeout_s: float, force: bool) -> None:
+    """Stop the domain of a home.
+
+    Asks the process to drain and stop, and waits until it has. Not an error if none runs.
+    """
+    from muster.app import home, process
+
+    settings = config_.load(invocation)
+    folder = home.Folder(settings.domain.folder)
+    with invocation.printer.waiting(f"stopping the domain {settings.domain.name}"):
+        stopped = process.stop(folder, timeout_s=timeout_s, force=force)
+    name = settings.domain.name
+    invocation.printer.done(
+        {"domain": name, "stopped": stopped},
+        f"the domain {name} is stopped" if stopped else f"the domain {name} was not running",
+    )

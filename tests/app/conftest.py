@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.core import ground, settings
+
+Make = Callable[..., ground.Ground]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Make:
+    """Settings of a domain in a folder of this test, on free ports; flags as ``bus__brokers=3``."""
+
+    def make(**flags: Any) -> ground.Ground:
+        given = {name.replace("__", "."): value for name, value in flags.items()}
+        return settings.load(ground.Ground, flags={"domain.data_dir": str(tmp_path), **given})
+
+    return make

@@ -1,0 +1,254 @@
+"""A domain in this process, with real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Sequence
+
+import pytest
+
+from muster.app import context, control, domain, identities, team
+from muster.bus import api, client, http
+from muster.core import errors, topics
+from muster.testing.eventually import eventually
+from muster.trust import roles
+
+
+async def test_a_domain_starts_serves_and_stops(made):
+    running = domain.Domain(made())
+    async with running:
+        assert running.ready
+        alice = await running.connect("alice", roles.Role.USER)
+        bob = await running.connect("bob", roles.Role.USER)
+        async with alice, bob, await bob.subscribe(topics.Pattern.parse("a/*").subjects[0]) as subscription:
+            await alice.publish(topics.Topic.parse("a/b").subject, b"hello")
+            assert (await subscription.next(timeout_s=5)).data == b"hello"
+        (described,) = (await running.status())["brokers"]
+        assert described["state"] == "running"
+        pid = described["pid"]
+    assert running.state is domain.State.STOPPED
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert running.folder.holder() is None
+
+
+async def test_what_was_stored_is_there_at_the_next_start(made):
+    subject = topics.Topic.parse("log").subject
+    for round_ in (1, 2):
+        async with domain.Domain(made()) as running, await running.connect("op", roles.Role.OPERATOR) as bus:
+            stream = await bus.stream(api.StreamSettings("log", subjects=(subject,), max_bytes=1 << 20))
+            assert await stream.publish(subject, b"x") == round_
+            async with running.store.transaction() as tx:
+                before = await tx.get("c", "k")
+                assert (before is not None) == (round_ == 2)
+                tx.put("c", "k", b"v")
+
+
+async def test_two_domains_live_in_one_process_and_hear_nothing_of_each_other(made):
+    one, other = made(domain__name="one"), made(domain__name="other")
+    async with (
+        domain.Domain(one) as first,
+        domain.Domain(other) as second,
+        await first.connect("alice", roles.Role.USER) as alice,
+        await second.connect("alice", roles.Role.USER) as namesake,
+        await namesake.subscribe("topic.>") as heard,
+    ):
+        await alice.publish("topic.a", b"for the first only")
+        await alice.flush()
+        await namesake.publish("topic.b", b"for the second")
+        assert (await heard.next(timeout_s=5)).subject == "topic.b"
+
+
+async def test_a_second_start_on_the_same_folder_is_refused_and_hurts_nobody(made):
+    async with domain.Domain(made()) as running:
+        with pytest.raises(errors.AlreadyExists, match=f"pid {os.getpid()}"):
+            await domain.Domain(made()).start()
+        assert running.ready
+
+
+async def test_a_port_that_is_taken_is_named_and_nothing_is_left_behind(made):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(errors.Unavailable, match=str(port)):
+            await domain.Domain(made(bus__port=port)).start()
+    async with domain.Domain(made(bus__port=port)) as running:
+        assert running.servers == (f"nats://127.0.0.1:{port}",)
+
+
+async def test_a_killed_broker_comes_back_and_so_do_its_clients(made):
+    async with domain.Domain(made()) as running, await running.connect("a", roles.Role.USER) as bus:
+        (described,) = (await running.status())["brokers"]
+        os.kill(described["pid"], signal.SIGKILL)
+
+        async def back() -> bool:
+            (now,) = (await running.status())["brokers"]
+            return now["restarts"] == 1 and now["state"] == "running" and running.ready
+
+        await eventually(back, timeout_s=20)
+        await bus.flush()
+
+
+# -- health pages
+
+
+async def page(running: domain.Domain, path: str) -> http.Response:
+    return await http.get(f"{running.running.health_url}{path}")
+
+
+class Fault:
+    """A part that fails when it is told to."""
+
+    name = "fault"
+    depends_on: Sequence[str] = ()
+
+    def __init__(self, *, vital: bool) -> None:
+        self.vital = vital
+        self.now = asyncio.Event()
+
+    async def start(self, context: context.Context) -> None:
+        assert context.store is not None
+        context.spawn(self._work())
+
+    async def _work(self) -> None:
+        await self.now.wait()
+        raise errors.Unavailable("told to fail")
+
+    async def stop(self) -> None:
+        pass
+
+    def health(self) -> team.Health:
+        return team.Health()
+
+
+async def test_the_health_pages(made):
+    async with domain.Domain(made()) as running:
+        assert (await page(running, "/livez")).body == b"ok\n"
+        ready = await page(running, "/readyz")
+        assert (ready.status, ready.json()["ready"]) == (200, True)
+        metrics = await page(running, "/metrics")
+        assert b"muster_budget_limit_bytes" in metrics.body
+        assert b"process_resident_memory_bytes" in metrics.body
+        assert (await page(running, "/nothing")).status == 404
+
+
+async def test_without_a_part_that_is_not_vital_the_domain_goes_on_and_says_so(made):
+    part = Fault(vital=False)
+    async with domain.Domain(made(), parts=[part]) as running:
+        part.now.set()
+
+        async def told() -> bool:
+            answer = await page(running, "/readyz")
+            assert answer.status == 200
+            failed: bool = answer.json()["parts"]["fault"] == {"state": "failed", "reason": "told to fail"}
+            return failed
+
+        await eventually(told)
+        assert running.metrics.value("muster_part_failures_total", failed="fault") == 1
+
+
+async def test_a_vital_part_takes_the_domain_down(made):
+    part = Fault(vital=True)
+    async with domain.Domain(made(), parts=[part]) as running:
+        part.now.set()
+        with pytest.raises(errors.Unavailable, match="told to fail"):
+            await running.wait()
+        assert (await page(running, "/readyz")).status == 503
+
+
+# -- trust
+
+
+async def test_a_revoked_identity_is_cut_off_and_refused(made):
+    async with domain.Domain(made()) as running:
+        alice = await running.connect("alice", roles.Role.USER)
+        kept = await asyncio.to_thread(running.trust.credentials, "alice")
+        await asyncio.to_thread(running.trust.revoke, "alice")
+        await running.tell_brokers()
+
+        await eventually(lambda: alice.state is not api.ConnectionState.CONNECTED)
+        with pytest.raises(errors.Unauthorized):
+            await client.connect(running.servers, creds=kept)
+        with pytest.raises(errors.Unauthorized, match="revoked"):
+            await running.connect("alice", roles.Role.USER)
+        await alice.close()
+
+
+async def test_only_an_operator_changes_brokers(made):
+    async with domain.Domain(made()) as running:
+        async with await running.connect("mallory", roles.Role.AGENT) as agent:
+            with pytest.raises(errors.Forbidden, match="agent"):
+                await control.ask(agent, "list")
+        async with await running.connect("admin", identities.OWN["admin"]) as admin:
+            assert [one["name"] for one in await control.ask(admin, "list")] == ["local-1"]
+            with pytest.raises(errors.NotFound, match="there are list"):
+                await control.ask(admin, "destroy")
+            with pytest.raises(errors.InvalidInput):
+                await control.ask(admin, "link", nearest="x")
+            with pytest.raises(errors.Refused, match="settings"):
+                await control.ask(admin, "stop", name="local-1")
+
+
+async def crosses(sender: api.Bus, subject: str, heard: api.Subscription) -> None:
+    """A fresh link carries messages as soon as the interest at its far end is known at the near one."""
+
+    async def arrives() -> bool:
+        await sender.publish(subject, b"x")
+        try:
+            return (await heard.next(timeout_s=0.2)).data == b"x"
+        except errors.TimedOut:
+            return False
+
+    await eventually(arrives)
+
+
+async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_runs(made):
+    async with domain.Domain(made()) as running, await running.connect("admin", roles.Role.OPERATOR) as admin:
+        leaf = await control.ask(admin, "start", name="edge", below="local-1", storage=False)
+        creds = await asyncio.to_thread(running.trust.credentials, "admin")
+        async with (
+            await client.connect([leaf["url"]], creds=creds, identity="admin") as far,
+            await far.subscribe("topic.across") as heard,
+        ):
+            await crosses(admin, "topic.across", heard)
+        assert [one["id"] for one in await control.ask(admin, "links")] == ["edge>local-1"]
+        await control.ask(admin, "unlink", id="edge>local-1")
+        assert await control.ask(admin, "links") == []
+        await control.ask(admin, "stop", name="edge")
+        assert [one["name"] for one in await control.ask(admin, "list")] == ["local-1"]
+
+
+async def test_tls_is_made_and_used_when_it_is_wanted(made):
+    async with domain.Domain(made(bus__tls="on")) as running:
+        assert running.servers[0].startswith("tls://")
+        async with await running.connect("alice", roles.Role.USER) as bus:
+            await bus.flush()
+        certificates = (await running.status())["certificates"]
+        assert {one["name"] for one in certificates} == {"ca", "brokers"}
+
+
+async def test_three_brokers_are_one_bus(made):
+    async with domain.Domain(made(bus__brokers=3)) as running:
+        assert len(running.servers) == 3
+        async with await running.connect("op", roles.Role.OPERATOR) as bus:
+            stream = await bus.stream(
+                api.StreamSettings("s", subjects=("topic.s",), replicas=3, max_bytes=1 << 20)
+            )
+            assert await stream.publish("topic.s", b"x") == 1
+
+
+async def test_a_leaf_tree_carries_messages_from_leaf_to_leaf(made):
+    wanted = made(bus__layout="leaf-tree", bus__leaves=2, bus__fan_out=2)
+    async with domain.Domain(wanted) as running:
+        _, *leaves = running.servers
+        creds = await asyncio.to_thread(identities.credentials, running.trust, "alice", roles.Role.USER)
+        async with (
+            await client.connect([leaves[0]], creds=creds) as near,
+            await client.connect([leaves[1]], creds=creds) as far,
+            await far.subscribe("topic.x") as heard,
+        ):
+            await crosses(near, "topic.x", heard)

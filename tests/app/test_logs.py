@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+
+from muster.app import logs
+from muster.core import ground, log, settings
+
+
+def test_pieces_together_stay_within_their_budget(tmp_path):
+    path = tmp_path / "domain.log"
+    with logs.RotatingFile(path, 1_000, 0) as stream:
+        for number in range(1_000):
+            stream.write(f"line {number:04}\n")
+    sizes = {piece.name: piece.stat().st_size for piece in tmp_path.iterdir()}
+    assert set(sizes) == {"domain.log", "domain.log.1", "domain.log.2", "domain.log.3"}
+    assert all(size <= 1_000 for size in sizes.values())
+    assert path.read_text().splitlines()[-1] == "line 0999"  # the newest are those that stay
+    assert (tmp_path / "domain.log.1").read_text().splitlines()[-1] < path.read_text().splitlines()[0]
+
+
+def test_it_goes_on_where_it_stopped(tmp_path):
+    for text in ("one\n", "two\n"):
+        with logs.RotatingFile(tmp_path / "a.log", 1_000, 0) as stream:
+            stream.write(text)
+    assert (tmp_path / "a.log").read_text() == "one\ntwo\n"
+
+
+def test_old_pieces_go(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"a.log.{number}").write_text("old")
+    os.utime(tmp_path / "a.log.2", (0, time.time() - 100))
+    with logs.RotatingFile(tmp_path / "a.log", 1_000, 50):
+        pass
+    assert sorted(piece.name for piece in tmp_path.iterdir()) == ["a.log", "a.log.1"]
+
+
+def test_a_line_that_cannot_be_written_is_counted_and_hurts_nobody(tmp_path):
+    stream = logs.RotatingFile(tmp_path / "a.log", 1_000, 0)
+    stream._file.close()
+    stream._file = io.FileIO("/dev/full", "w")  # every write fails with "no space left on device"
+    stream.write("lost\n")
+    assert stream.lost == 1
+    stream.close()
+
+
+def test_events_are_json_lines_in_the_file(tmp_path):
+    end = logs.configure(ground.Ground(), tmp_path / "domain.log")
+    log.Events("app").info("started", domain="local")
+    end()
+    (line,) = (tmp_path / "domain.log").read_text().splitlines()
+    assert json.loads(line)["event"] == "started"
+
+
+def test_ours_and_the_brokers_logs_fit_the_budget_together():
+    whole = settings.load(ground.Ground, flags={"bus.brokers": 3, "retention.logs.max_bytes": "64MiB"})
+    ours = logs.file_bytes(whole) * logs.PIECES
+    theirs = 3 * logs.broker_file_bytes(whole, 3) * 4
+    assert ours + theirs <= 64 << 20

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from muster.cli import creds, reference
+from muster.core import errors
+from muster.trust import roles
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+
+
+def test_the_reference_page_is_the_command_s_own():
+    made = reference.page()
+    if os.environ.get("REWRITE"):
+        PAGE.write_text(made)
+    assert PAGE.read_text() == made, "REWRITE=1 pytest tests/cli writes it anew"
+
+
+def test_every_error_of_the_tree_has_its_exit_code_on_the_page():
+    kinds = {kind for group in reference.exit_codes().values() for kind in group}
+    assert {errors.StaleEpoch, errors.TimedOut, errors.MissingPart, errors.InvariantBroken} <= kinds
+    assert 0 not in reference.exit_codes()
+
+
+def test_the_roles_offered_are_those_there_are():
+    assert set(creds.ROLES) == set(roles.Role) - {roles.Role.SYSTEM}

@@ -140,7 +140,6 @@ def parsing(quick: bool) -> list[harness.Row]:
 
     def compile_anew() -> None:
         normal.negation_normal.cache_clear()
-        closure.compile.cache_clear()
         closure.compile(condition)
 
     sides = {

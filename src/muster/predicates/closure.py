@@ -12,7 +12,6 @@ anything, and only 0 and 1 can be mistaken for a bool.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -26,8 +25,8 @@ _SETS: Final = frozenset((set, frozenset))
 _PYTHON: Final = {"=": "==", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
 
-@functools.lru_cache(8192)
 def compile(condition: ast.Condition) -> Matches:
+    """Worth keeping: making it takes some hundred times as long as calling it."""
     writer = _Writer()
     body = writer.condition(normal.negation_normal(condition))
     scope: dict[str, Any] = writer.environment

@@ -38,7 +38,7 @@ def plain(segment: Segment) -> str | None:
     return None if ANY_ONE in segment else "".join(segment)  # type: ignore[arg-type]
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(1024)
 def shape(pattern: str, escape: str = "") -> Shape:
     """Raises ValueError if the pattern ends with its escape character."""
     segments: list[list[str | None]] = [[]]
@@ -88,7 +88,7 @@ def regular_expression(form: Shape) -> str:
     return f"(?s)^{first}{''.join(f'(?>.*?{part})' for part in middle)}.*{last}{_END}"
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(1024)
 def matcher(pattern: str, escape: str = "") -> Callable[[str], object]:
     """A function whose answer is true exactly for the values that match."""
     first, *rest = shape(pattern, escape).segments

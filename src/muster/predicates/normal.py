@@ -25,7 +25,7 @@ from muster.predicates import ast, like, text
 Literal = ast.Clause | ast.Not  # a clause with its polarity: `Not` here always holds a clause
 
 
-@functools.lru_cache(8192)
+@functools.lru_cache(256)  # few: a hostile condition is large
 def negation_normal(condition: ast.Condition) -> ast.Condition:
     """NOT on clauses only, nested AND and OR of one kind flattened, constants worked in.
 

@@ -81,6 +81,7 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node-report/1", omit_d
     sequence: Count  # (machine, boot, sequence) names a report: whoever sees it twice counts it once
     at_ms: TimeMs
     period_s: Annotated[float, msgspec.Meta(gt=0, le=86400)]
+    dropped: Count = 0  # reports of this boot that the sensor gave up, for want of room while it was cut off
     metrics: Metrics = {}
     services: Annotated[tuple[ServiceReport, ...], msgspec.Meta(max_length=256)] = ()
 

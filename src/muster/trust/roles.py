@@ -33,7 +33,7 @@ LEASES = "leases"  # bucket; a lease's key starts with the part it belongs to
 
 # The streams of a part. Its bucket has the part's own name and needs no line.
 STREAMS = {
-    "monitor": ("reports",),
+    "monitor": ("reports", "summaries"),
     "pipeline": ("alerts", "decisions"),
     "notify": ("events", "parties"),
     "inform": ("contexts",),

@@ -1,0 +1,355 @@
+"""Reports in columns: the Arrow schema that channels write and the pipeline reads, and what rolls them up.
+
+A sensor says one `messages.NodeReport`; from the first channel on, many of them are one Arrow record batch
+of `node_schema`, a column for each standard metric.  Both forms hold the same: `to_batch` and `from_batch`
+are each other's inverse.  What belongs to a batch and not to a row (who made it, whether something is missing
+from it, what was dropped) is its `Facts`, which travel as JSON in the Arrow schema's metadata.
+
+The schema has a version.  Within it, columns are only added at the end; a reader takes columns by name, fills
+a missing one with null and passes over what it does not know.  A metric that is not standard needs no change
+at all: it is a key of ``extra``.  A standard metric that was not measured is null, never zero.
+
+`GroupReport` and `SystemReport` are the upper two levels; the pipeline makes them, others read them.
+
+pyarrow is imported when it is first needed, so that a sensor does not carry it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from muster.core import errors, health, messages, subjects, topics
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VERSION = 1
+NODE_SCHEMA = f"node-reports/{VERSION}"
+SUMMARY_SCHEMA = f"summaries/{VERSION}"
+METADATA_KEY = b"muster"  # of the Arrow schema: the batch's `Facts` in JSON
+
+MAX_BATCH_BYTES = 8 << 20  # of one message on the bus, and of what it may unpack to (eight times that)
+MAX_BATCH_ROWS = 100_000
+
+#: Metrics that every sensor knows, in the order of their columns.
+STANDARD_METRICS = (
+    "cpu_percent",
+    "load_1m",
+    "memory_percent",
+    "memory_used_bytes",
+    "swap_percent",
+    "disk_percent",
+    "disk_read_bytes_s",
+    "disk_write_bytes_s",
+    "network_in_bytes_s",
+    "network_out_bytes_s",
+    "processes",
+    "uptime_s",
+)
+_STANDARD = frozenset(STANDARD_METRICS)
+_PLAIN = ("machine", "group", "zone", "boot", "sequence", "period_s", "dropped")
+
+# Where channels that have no parent put batches, for the pipeline to read.
+REPORTS_STREAM = "reports"
+REPORTS_SUBJECTS = subjects.said_by("monitor", "*", "batch", "root", "*")
+SUMMARIES_STREAM = "summaries"
+SUMMARIES_SUBJECTS = subjects.said_by("monitor", "*", "summary", "root", "*")
+
+# Where the pipeline puts what it made of them; the latest of each subject holds.
+SYSTEM_STREAM = "system"
+
+Counts = Annotated[dict[messages.Name, messages.Count], msgspec.Meta(max_length=256)]
+
+
+class WrongSchema(errors.InvalidInput):
+    code = "wrong-schema"
+
+
+class WrongVersion(errors.InvalidInput):
+    code = "wrong-version"
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is true of a batch as a whole. ``(channel, boot, sequence)`` names it."""
+
+    schema: str = NODE_SCHEMA
+    channel: messages.Name = "unknown"
+    boot: messages.Count = 0
+    sequence: messages.Count = 0
+    interpreter: messages.Name = "concat"
+    level: messages.Count = 1  # 1: made from sensors' rows; otherwise one more than the highest below
+    held_from_ms: messages.TimeMs = 0  # the holding time: what arrived between these is in here
+    held_to_ms: messages.TimeMs = 0
+    machines: messages.Count = 0
+    missing: messages.Count = 0  # machines that were due and did not report
+    dropped: Counts = msgspec.field(default_factory=dict)  # by reason, since the batch before
+    partial: bool = False  # something that belongs in here is not: see ``missing`` and ``dropped``
+
+
+class Rollup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One metric over many machines. Quantiles are missing where only the sum is known."""
+
+    count: messages.Count
+    sum: float = 0.0
+    min: float | None = None
+    max: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+Rollups = Annotated[dict[messages.Name, Rollup], msgspec.Meta(max_length=1024)]
+
+
+class GroupReport(messages.Message, frozen=True, kw_only=True, tag="group-report/1", omit_defaults=True):
+    """A group of machines over one window. ``nodes`` is filled only where detail was asked for."""
+
+    group: messages.Name
+    zone: messages.Name | None = None  # None: over all zones
+    from_ms: messages.TimeMs
+    to_ms: messages.TimeMs
+    machines: messages.Count  # different ones that reported
+    reports: messages.Count = 0
+    stale: messages.Count = 0  # known machines that are silent for longer than they should be
+    states: Counts = msgspec.field(default_factory=dict)
+    metrics: Rollups = msgspec.field(default_factory=dict)
+    oldest_ms: messages.TimeMs | None = None  # the oldest report in here: staleness is measured from it
+    dropped: Counts = msgspec.field(default_factory=dict)
+    partial: bool = False
+    nodes: tuple[messages.NodeReport, ...] = ()
+
+
+class SystemReport(messages.Message, frozen=True, kw_only=True, tag="system-report/1", omit_defaults=True):
+    """The whole fleet over one window."""
+
+    from_ms: messages.TimeMs
+    to_ms: messages.TimeMs
+    machines: messages.Count
+    reports: messages.Count = 0
+    stale: messages.Count = 0
+    states: Counts = msgspec.field(default_factory=dict)
+    metrics: Rollups = msgspec.field(default_factory=dict)
+    oldest_ms: messages.TimeMs | None = None
+    dropped: Counts = msgspec.field(default_factory=dict)
+    partial: bool = False
+    groups: tuple[GroupReport, ...] = ()
+
+
+@functools.cache
+def node_schema() -> pa.Schema:
+    """One row is one node report."""
+    import pyarrow as pa
+
+    metrics_map = pa.map_(pa.string(), pa.float64())
+    service = pa.struct(
+        [
+            pa.field("name", pa.string(), nullable=False),
+            pa.field("state", pa.string(), nullable=False),
+            pa.field("reason", pa.string(), nullable=False),
+            pa.field("metrics", metrics_map),
+        ]
+    )
+    return pa.schema(
+        [
+            pa.field("machine", pa.string(), nullable=False),
+            pa.field("group", pa.string(), nullable=False),
+            pa.field("zone", pa.string(), nullable=False),
+            pa.field("boot", pa.int64(), nullable=False),
+            pa.field("sequence", pa.int64(), nullable=False),
+            pa.field("reported_at", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("period_s", pa.float64(), nullable=False),
+            pa.field("state", pa.string(), nullable=False),  # the worst of its services
+            pa.field("dropped", pa.int64(), nullable=False),  # reports of this boot the sensor gave up
+            pa.field("partial", pa.bool_(), nullable=False),  # of the batch it came in: see `Facts`
+            *(pa.field(name, pa.float64()) for name in STANDARD_METRICS),
+            pa.field("extra", metrics_map),
+            pa.field("services", pa.list_(pa.field("item", service))),
+        ]
+    )
+
+
+@functools.cache
+def summary_schema() -> pa.Schema:
+    """One row is one metric of one group over one holding time: what ``merge`` makes of node reports."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("group", pa.string(), nullable=False),
+            pa.field("zone", pa.string(), nullable=False),
+            pa.field("metric", pa.string(), nullable=False),
+            pa.field("from", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("to", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("count", pa.int64(), nullable=False),
+            pa.field("sum", pa.float64(), nullable=False),
+            pa.field("min", pa.float64()),
+            pa.field("max", pa.float64()),
+            pa.field("sketch", pa.binary(), nullable=False),  # of quantiles, mergeable
+            pa.field("machines", pa.binary(), nullable=False),  # of distinct machines, mergeable
+            pa.field("partial", pa.bool_(), nullable=False),
+        ]
+    )
+
+
+def result_subject(pipeline: str, level: str, name: str = "") -> str:
+    """Where a pipeline publishes the latest report of a level (``system``, ``group``, ``zone``, ``node``)."""
+    said = subjects.said_by("pipeline", pipeline, "report", level)
+    # A group may have any name; as the one level of a topic it becomes one token.
+    return f"{said}.{topics.Topic((name,)).subject.partition('.')[2]}" if name else said
+
+
+def worst_state(services: Sequence[messages.ServiceReport]) -> str:
+    """A machine that reports is up; its services may know better."""
+    return health.worst([health.State.UP, *(one.state for one in services)]).value
+
+
+def to_batch(rows: Sequence[messages.NodeReport], *, partial: bool = False) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    schema = node_schema()
+    metrics = [row.metrics for row in rows]
+    columns: dict[str, Any] = {
+        "machine": [row.machine for row in rows],
+        "group": [row.group for row in rows],
+        "zone": [row.zone for row in rows],
+        "boot": [row.boot for row in rows],
+        "sequence": [row.sequence for row in rows],
+        "reported_at": [row.at_ms * 1000 for row in rows],
+        "period_s": [row.period_s for row in rows],
+        "state": [worst_state(row.services) if row.services else "up" for row in rows],
+        "dropped": [row.dropped for row in rows],
+        "partial": [partial] * len(rows),
+        **{name: [one.get(name) for one in metrics] for name in STANDARD_METRICS},
+        "extra": [
+            None if one.keys() <= _STANDARD else [item for item in one.items() if item[0] not in _STANDARD]
+            for one in metrics
+        ],
+        "services": [[_service_row(one) for one in row.services] or None for row in rows],
+    }
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[field.name], field.type) for field in schema], schema=schema
+    )
+
+
+def from_batch(batch: pa.RecordBatch) -> list[messages.NodeReport]:
+    """The rows as messages; `WrongSchema` where they do not hold together."""
+    batch = fit(batch, node_schema())
+    columns = {name: batch.column(name).to_pylist() for name in _PLAIN}
+    metrics = [dict(one or ()) for one in batch.column("extra").to_pylist()]
+    for name in STANDARD_METRICS:
+        for found, value in zip(metrics, batch.column(name).to_pylist(), strict=True):
+            if value is not None:
+                found[name] = value
+    columns["metrics"] = metrics
+    columns["at_ms"] = [at_us // 1000 for at_us in batch.column("reported_at").cast("int64").to_pylist()]
+    columns["services"] = [
+        [{**service, "metrics": dict(service["metrics"] or ())} for service in services or ()]
+        for services in batch.column("services").to_pylist()
+    ]
+    names = tuple(columns)
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    try:
+        return msgspec.convert(rows, list[messages.NodeReport])
+    except msgspec.ValidationError as error:
+        raise WrongSchema(f"rows that are no node reports: {str(error)[:200]}") from error
+
+
+def encode(batch: pa.RecordBatch, facts: Facts, *, compression: str | None = None) -> bytes:
+    """One message of the bus: an Arrow IPC stream of one record batch. ``compression``: lz4, zstd or None."""
+    import pyarrow as pa
+
+    schema = batch.schema.with_metadata({METADATA_KEY: msgspec.json.encode(facts)})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    data: bytes = sink.getvalue().to_pybytes()
+    if len(data) > MAX_BATCH_BYTES:
+        raise messages.TooLarge(f"a batch of {len(data)} bytes is over {MAX_BATCH_BYTES}")
+    return data
+
+
+def decode(data: bytes) -> tuple[pa.RecordBatch, Facts]:
+    """A batch of node reports or of summaries, all of its columns there and of the right type.
+
+    What is not is an error with a reason in ``code``: too-large, malformed, wrong-version, wrong-schema.
+    """
+    import pyarrow as pa
+
+    if len(data) > MAX_BATCH_BYTES:
+        raise messages.TooLarge(f"a batch of {len(data)} bytes is over {MAX_BATCH_BYTES}")
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            facts = facts_of(reader.schema.metadata)
+            batches = _bounded(reader)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise messages.Malformed(f"not an Arrow stream: {str(error)[:200]}") from error
+    wanted = node_schema() if facts.schema == NODE_SCHEMA else summary_schema()
+    fitted = [fit(batch, wanted) for batch in batches]
+    if len(fitted) == 1:
+        return fitted[0], facts
+    return pa.Table.from_batches(fitted, schema=wanted).combine_chunks().to_batches()[0], facts
+
+
+def facts_of(metadata: Mapping[bytes, bytes] | None) -> Facts:
+    try:
+        facts = msgspec.json.decode((metadata or {})[METADATA_KEY], type=Facts)
+    except KeyError:
+        raise WrongSchema("an Arrow stream without the facts of a batch in its schema") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WrongSchema(f"the facts of a batch cannot be read: {str(error)[:200]}") from error
+    if facts.schema not in (NODE_SCHEMA, SUMMARY_SCHEMA):
+        raise WrongVersion(f"a batch of {facts.schema[:60]!r}: this reads {NODE_SCHEMA} and {SUMMARY_SCHEMA}")
+    return facts
+
+
+def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Columns by name: a missing one is null, a new one is passed over, an unlike one is cast or refused."""
+    import pyarrow as pa
+
+    if batch.schema.equals(schema, check_metadata=False):
+        columns = batch.columns
+    else:
+        columns = []
+        for field in schema:
+            index = batch.schema.get_field_index(field.name)
+            if index < 0:
+                columns.append(pa.nulls(batch.num_rows, field.type))
+                continue
+            try:
+                columns.append(batch.column(index).cast(field.type))
+            except pa.ArrowException as error:
+                raise WrongSchema(f"the column {field.name}: {str(error)[:200]}") from error
+    for field, column in zip(schema, columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise WrongSchema(f"the column {field.name} is missing, or empty in some rows")
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _bounded(reader: Any) -> list[pa.RecordBatch]:
+    batches: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in reader:
+        # Whoever wrote the bytes wrote the offsets in them too: unchecked, they point anywhere.
+        batch.validate(full=True)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows > MAX_BATCH_ROWS or size > 8 * MAX_BATCH_BYTES:
+            raise messages.TooLarge(f"a batch of more than {MAX_BATCH_ROWS} rows, or far too many bytes")
+        batches.append(batch)
+    if not rows:
+        raise messages.Malformed("an Arrow stream without rows")
+    return batches
+
+
+def _service_row(one: messages.ServiceReport) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "state": one.state.value,
+        "reason": one.reason,
+        "metrics": list(one.metrics.items()) or None,
+    }

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.core import errors, health, messages, reports
+from tests.core import test_messages
+
+standard = st.dictionaries(st.sampled_from(reports.STANDARD_METRICS), test_messages.finite, max_size=6)
+rows = st.lists(
+    st.builds(
+        lambda report, more: messages.NodeReport(
+            machine=report.machine,
+            group=report.group,
+            zone=report.zone,
+            boot=report.boot,
+            sequence=report.sequence,
+            at_ms=report.at_ms,
+            period_s=report.period_s,
+            dropped=report.sequence // 2,
+            metrics={**report.metrics, **more},
+            services=report.services,
+        ),
+        test_messages.node_reports,
+        standard,
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def one(**more: Any) -> messages.NodeReport:
+    return messages.NodeReport(machine="m", sequence=1, at_ms=5, period_s=10.0, **more)
+
+
+@given(rows, st.sampled_from([None, "lz4", "zstd"]))
+def test_rows_survive_arrow(rows, compression):
+    facts = reports.Facts(channel="c", sequence=7, dropped={"duplicate": 3}, partial=True)
+    batch, read = reports.decode(
+        reports.encode(reports.to_batch(rows, partial=True), facts, compression=compression)
+    )
+    assert read == facts
+    assert reports.from_batch(batch) == rows
+    assert batch.schema.equals(reports.node_schema())
+
+
+def test_a_metric_that_was_not_measured_is_null_and_a_new_one_is_extra():
+    batch = reports.to_batch([one(metrics={"cpu_percent": 0.0, "gpu_percent": 3.0})])
+    row = batch.to_pylist()[0]
+    assert row["cpu_percent"] == 0.0
+    assert row["load_1m"] is None
+    assert row["extra"] == [("gpu_percent", 3.0)]
+
+
+def test_the_state_is_the_worst_of_the_services():
+    states = (health.State.UP, health.State.DOWN, health.State.LATE)
+    services = tuple(messages.ServiceReport(name=state.value, state=state) for state in states)
+    batch = reports.to_batch([one(), one(services=services[:1]), one(services=services)])
+    assert batch["state"].to_pylist() == ["up", "up", "down"]
+
+
+def test_a_reader_takes_columns_by_name():
+    batch = reports.to_batch([one(metrics={"cpu_percent": 4.0})])
+    order = list(reversed(batch.schema.names))
+    newer = batch.select([name for name in order if name != "load_1m"]).append_column("later", pa.array([1]))
+    facts = reports.Facts()
+    read, _ = reports.decode(reports.encode(newer, facts))
+    assert reports.from_batch(read) == [one(metrics={"cpu_percent": 4.0})]
+
+
+def _stream(batch: Any, metadata: dict[bytes, bytes]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema.with_metadata(metadata)) as writer:
+        writer.write_batch(batch.replace_schema_metadata(metadata))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+good = reports.encode(reports.to_batch([one()]), reports.Facts())
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "malformed"),
+        (good[: len(good) // 2], "malformed"),
+        (b"\xff" * 200, "malformed"),
+        (bytes(reports.MAX_BATCH_BYTES + 1), "too-large"),
+        (_stream(pa.RecordBatch.from_pydict({"a": [1]}), {}), "wrong-schema"),
+        (_stream(pa.RecordBatch.from_pydict({"a": [1]}), {b"muster": b"{]"}), "wrong-schema"),
+        (_stream(pa.RecordBatch.from_pydict({"a": [1]}), {b"muster": b"{}"}), "wrong-schema"),
+        (
+            _stream(pa.RecordBatch.from_pydict({"a": [1]}), {b"muster": b'{"schema":"node-reports/9"}'}),
+            "wrong-version",
+        ),
+        (
+            _stream(
+                reports.to_batch([one()]).set_column(0, "machine", pa.array([{"x": 1}])), {b"muster": b"{}"}
+            ),
+            "wrong-schema",
+        ),
+    ],
+)
+def test_what_is_no_batch_is_refused_by_reason(data, code):
+    with pytest.raises(errors.MusterError) as refused:
+        reports.decode(data)
+    assert refused.value.code == code
+
+
+@given(st.integers(0, len(good) - 1), st.integers(0, 255))
+def test_a_flipped_byte_is_an_error_of_ours_or_harmless(position, byte):
+    data = good[:position] + bytes([byte]) + good[position + 1 :]
+    try:
+        batch, _ = reports.decode(data)
+        reports.from_batch(batch)
+    except errors.MusterError:
+        pass
+
+
+def test_the_subject_of_a_result_holds_any_name_in_one_token():
+    assert reports.result_subject("p", "system") == "muster.pipeline.from.p.report.system"
+    assert reports.result_subject("p", "group", "web") == "muster.pipeline.from.p.report.group.web"
+    assert reports.result_subject("p", "group", "a.b c").count(".") == 6

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import nats
 
+from muster.bus import client
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import network
 from muster.testing import plugin
@@ -29,6 +30,13 @@ async def test_cluster_replicates(cluster: network.Network):
     await stream.add_stream(name="kept", subjects=["kept.>"], num_replicas=3)
     assert (await stream.publish("kept.one", b"x")).seq == 1
     await client.close()
+
+
+async def test_connections_close_with_the_test(bus: client.Client, connect):
+    other = await connect("other")
+    subscription = await other.subscribe("news")
+    await bus.publish("news", b"hello")
+    assert (await subscription.next(timeout_s=5)).data == b"hello"
 
 
 def test_require_part_lets_a_present_part_pass():

@@ -9,6 +9,7 @@ fake_clock      a wall clock that goes where it is told
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from muster.bus import client
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config as broker_config
 from muster.bus.brokers import network
@@ -23,6 +25,7 @@ from muster.testing import clock, evidence, plugin, process
 
 TASK_GRACE_S = 0.25
 
+Connect = Callable[..., Awaitable[client.Client]]
 StartProcess = Callable[..., Awaitable[process.Child]]
 
 
@@ -42,6 +45,25 @@ async def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
         for one in mesh.brokers.values():
             evidence.keep_file(request.node, f"log of {one.name}", one.config.log_path)
         yield mesh
+
+
+@pytest_asyncio.fixture
+async def connect(broker: brokers.Broker) -> AsyncIterator[Connect]:
+    """Connections to ``broker``, or to the addresses given; closed when the test ends."""
+    async with contextlib.AsyncExitStack() as connections:
+
+        async def make(identity: str = "test", *servers: str) -> client.Client:
+            made = await client.connect(servers or (broker.url,), identity=identity)
+            connections.push_async_callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest_asyncio.fixture
+async def bus(connect: Connect) -> client.Client:
+    """One connection to ``broker``."""
+    return await connect()
 
 
 @pytest_asyncio.fixture

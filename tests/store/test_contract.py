@@ -11,7 +11,7 @@ from muster.core import errors
 from muster.store import api, database, transactions
 
 
-def keys(records: Iterable[api.Record]) -> list[str]:
+def keys(records: Iterable[api.Record | api.Change]) -> list[str]:
     return [record.key for record in records]
 
 
@@ -182,6 +182,24 @@ async def test_pages_hold_it_all_in_order(store):
     assert [len(page) for page in pages] == [19] * 5
     assert [key for page in pages for key in page] == [f"{i:03}" for i in range(5, 100)]
     assert [page async for page in store.pages("nothing")] == []
+
+
+async def test_a_snapshot_loads_all_of_one_moment(store):
+    await write(store, *(("a", str(i), b"old") for i in range(100)), ("b", "other", b""))
+    await store.delete("a", "5")
+    async with store.snapshot() as moment:
+        loaded = []
+        async for page in moment.load("a", page=30):
+            assert len(page) <= 30
+            loaded += page
+            await write(store, ("a", "5", b"new"), ("a", "99", b"new"), ("a", f"new{len(loaded)}", b"new"))
+        assert [page async for page in moment.load("b")] == [[api.Record("other", b"", 101)]]
+        assert [page async for page in moment.load("nothing")] == []
+    assert sorted(keys(loaded)) == sorted(str(i) for i in range(100) if i != 5)
+    assert {record.value for record in loaded} == {b"old"}
+    async for changes in store.watch(after=moment.version):
+        assert keys(changes)[:2] == ["5", "99"]
+        break
 
 
 async def test_get_many(store):

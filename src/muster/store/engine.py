@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -19,6 +19,10 @@ class Reader(Protocol):
     async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
     async def everything(self, after: commits.Place, limit: int) -> list[tuple[str, api.Record]]:
         """All collections, ours too, in order."""
+        ...
+
+    def load(self, collection: str, page: int) -> AsyncIterator[list[api.Record]]:
+        """All of a collection, in whatever order is fastest from a cold disk."""
         ...
 
 

@@ -256,5 +256,10 @@ class Reader:
     async def everything(self, after: commits.Place, limit: int) -> list[tuple[str, api.Record]]:
         return await self._answered(statements.everything(self._connection, after, limit))
 
+    async def load(self, collection: str, page: int) -> AsyncIterator[list[api.Record]]:
+        await self._answered(statements.begin_load(self._connection, collection))
+        while records := await self._answered(statements.load(self._connection, page)):
+            yield records
+
     async def _answered(self, work: Awaitable[T]) -> T:
         return await self._connections.answered(self._connection, work)

@@ -7,6 +7,7 @@ from typing import Any, LiteralString
 
 import msgspec
 import psycopg
+import psycopg.sql
 
 from muster.store import api, commits
 
@@ -66,7 +67,9 @@ WHERE c.position > %s AND (%s::text IS NULL OR c.collection = %s) ORDER BY c.pos
 """
 
 
-async def rows(connection: Connection, statement: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+async def rows(
+    connection: Connection, statement: LiteralString | psycopg.sql.Composed, *values: object
+) -> list[tuple[Any, ...]]:
     async with connection.cursor(binary=True) as cursor:
         await cursor.execute(statement, values)
         return await cursor.fetchall()
@@ -123,6 +126,22 @@ async def everything(
         limit,
     )
     return [(collection, _record(*row)) for collection, *row in found]
+
+
+async def begin_load(connection: Connection, collection: str) -> None:
+    # All of it will be read, so that going through the table is better than through the index.
+    await connection.execute("SET LOCAL cursor_tuple_fraction = 1")
+    await connection.execute("CLOSE ALL")
+    await connection.execute(
+        "DECLARE load NO SCROLL CURSOR FOR"
+        " SELECT key, value, version, epoch FROM record WHERE collection = %s",
+        (collection,),
+    )
+
+
+async def load(connection: Connection, limit: int) -> list[api.Record]:
+    fetch = psycopg.sql.SQL("FETCH {} FROM load").format(limit)  # takes no parameters
+    return [_record(*row) for row in await rows(connection, fetch)]
 
 
 async def changes(

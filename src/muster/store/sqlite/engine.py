@@ -233,6 +233,17 @@ class Reader:
     async def everything(self, after: commits.Place, limit: int) -> list[tuple[str, api.Record]]:
         return await self._read(lambda reading: statements.everything(reading, after, limit))
 
+    async def load(self, collection: str, page: int) -> AsyncIterator[list[api.Record]]:
+        def read(reading: sqlite3.Connection) -> tuple[int, list[api.Record]]:
+            return statements.load(reading, collection, row, page)
+
+        row = -(2**63)
+        while True:
+            row, records = await self._read(read)
+            if not records:
+                return
+            yield records
+
     async def _read(self, function: Callable[[sqlite3.Connection], T]) -> T:
         return await self._engine._read(self._connection, function)
 

@@ -125,6 +125,18 @@ def everything(
     return [(collection, _record(*row)) for collection, *row in rows]
 
 
+def load(
+    connection: sqlite3.Connection, collection: str, after: int, limit: int
+) -> tuple[int, list[api.Record]]:
+    """Records in the order of the file, after that row, and the last one's row."""
+    found = connection.execute(
+        "SELECT rowid, key, value, version, epoch FROM record NOT INDEXED"
+        " WHERE rowid > ? AND collection = ? ORDER BY rowid LIMIT ?",
+        (after, collection, limit),
+    ).fetchall()
+    return found[-1][0] if found else after, [_record(*row) for _, *row in found]
+
+
 def changes(
     connection: sqlite3.Connection, after: int, collection: str | None, limit: int
 ) -> tuple[commits.Head, list[api.Change]]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from muster.bus import http
-from muster.bus.brokers import ranking, system, topology
+from muster.bus.brokers import config, ranking, system, topology
 from muster.core import errors
 
 REFRESH_S = 1.0
@@ -164,9 +164,11 @@ class Locator:
         if self._access is None or not greetings:
             return {}
         try:
-            urls = [f"nats://{_authority(one.address)}" for one in greetings]
             answers = await system.gather(
-                urls, self._access, "$SYS.REQ.SERVER.PING.VARZ", enough=len({_id(one) for one in greetings})
+                [config.authority(*one.address) for one in greetings],
+                self._access,
+                "$SYS.REQ.SERVER.PING.VARZ",
+                enough=len({_id(one) for one in greetings}),
             )
         except errors.MusterError:
             return {}  # a broker that fell at the wrong moment: rank by what the greetings say
@@ -310,11 +312,6 @@ def _welcomes(greeting: Greeting | None, choice: ranking.Choice) -> bool:
 
 def _id(greeting: Greeting) -> str:
     return str(greeting.info["server_id"])
-
-
-def _authority(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _alive(_: http.Request) -> http.Response:

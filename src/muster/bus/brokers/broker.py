@@ -18,6 +18,7 @@ import dataclasses
 import enum
 import logging
 import os
+import shutil
 import signal
 import socket
 import time
@@ -35,12 +36,19 @@ START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 5.0
 LINK_TIMEOUT_S = 5.0
+FREE_BYTES_MIN = 16 * config.MIB  # with less than this a broker is not started
 POLL_S_MIN, POLL_S_MAX = 0.004, 0.05
 
 # $$ is the shell's number and, after exec, the server's. One line of input means: all is well, go.
 _GUARDED = """
 exec 3<&0 </dev/null
-{ read -r _ <&3 || { kill -TERM $$; sleep 5; kill -KILL $$; }; } >/dev/null 2>&1 &
+{
+    if ! read -r _ <&3; then
+        kill -TERM $$
+        for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do kill -0 $$ && sleep 0.2; done
+        kill -KILL $$
+    fi
+} >/dev/null 2>&1 &
 exec "$@" 3<&-
 """
 
@@ -95,6 +103,11 @@ class Broker:
         return self._url("tls" if self.config.tls else "nats", self.config.port)
 
     @property
+    def address(self) -> str:
+        """Host and port for clients on this machine."""
+        return config.authority(config.reachable(self.config.host), self.config.port)
+
+    @property
     def monitor_url(self) -> str:
         return f"http://127.0.0.1:{self.config.monitor_port}"
 
@@ -127,6 +140,14 @@ class Broker:
 
     async def health(self) -> monitor.Health:
         return await monitor.health(self.monitor_url)
+
+    async def problem(self) -> errors.MusterError | None:
+        """What is wrong with it now, if anything is, and what to do: a disk that filled up, for one. A broker
+        that cannot store goes on carrying messages, and nobody but its health page says so."""
+        if self.failure is not None and self.state in (State.RESTARTING, State.FAILED):
+            return self.failure
+        answer = await self.health()
+        return None if answer.ok else faults.unhealthy(self.name, answer.reason)
 
     # Life
 
@@ -441,6 +462,9 @@ def _prepare(settings: config.BrokerConfig) -> None:
     try:
         for folder in (settings.directory, settings.store_path):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            free_bytes = shutil.disk_usage(folder).free
+            if free_bytes < FREE_BYTES_MIN:
+                raise faults.disk_full(settings.name, folder, free_bytes)
     except OSError as error:
         raise faults.unwritable(settings.name, error) from error
     _write_config(settings)

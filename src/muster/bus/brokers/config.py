@@ -189,8 +189,12 @@ def reachable(host: str) -> str:
 
 def peer_url(host: str, port: int, secret: str | None = None) -> str:
     """A route's or a gateway's address, with the secret that opens it."""
-    user = f"{PEER_USER}:{quote(secret, safe='')}@" if secret else ""
-    return f"nats://{user}{authority(host, port)}"
+    return f"nats://{user_info(PEER_USER, secret) if secret else ''}{authority(host, port)}"
+
+
+def user_info(user: str, password: str) -> str:
+    """What stands before the host in an address."""
+    return f"{quote(user, safe='')}:{quote(password, safe='')}@"
 
 
 DOORS = ("port", "monitor_port", "cluster", "gateway", "leaf", "websocket", "mqtt")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import errno
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from muster.core import errors
 
@@ -39,82 +40,86 @@ class BrokerFailed(errors.Unavailable):
         self.log_tail = tuple(log_tail)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(NamedTuple):
     pattern: re.Pattern[str]
     fault: Fault
-    message: Callable[[re.Match[str]], str]
+    message: str  # with the pattern's groups
     hint: str
 
 
-def _rule(pattern: str, fault: Fault, message: str, hint: str) -> _Rule:
-    return _Rule(re.compile(pattern), fault, lambda found: message.format(*found.groups()), hint)
-
-
+_FREE_SPACE = "free some space, or configure a directory on another disk"
+_MAKE_WRITABLE = "make it writable for this user, or configure another directory"
+_BIND = r"listen tcp[46]? (\S+): bind: "
 _RULES = (
-    _rule(
-        r"listen tcp[46]? (\S+): bind: address already in use",
+    _Rule(
+        re.compile(_BIND + "address already in use"),
         Fault.PORT_TAKEN,
         "{0} is taken by another program",
         "stop that program, or configure another port (0 takes a free one)",
     ),
-    _rule(
-        r"listen tcp[46]? (\S+): bind: cannot assign requested address",
+    _Rule(
+        re.compile(_BIND + "cannot assign requested address"),
         Fault.BAD_ADDRESS,
         "{0} is not an address of this machine",
         "configure an address that this machine has, or 127.0.0.1",
     ),
-    _rule(
-        r"listen tcp[46]? (\S+): bind: permission denied",
+    _Rule(
+        re.compile(_BIND + "permission denied"),
         Fault.BAD_ADDRESS,
         "this user may not listen on {0}",
         "configure a port above 1023",
     ),
-    _rule(
-        r"(?:open|mkdir|write|create)\s+(\S+): no space left on device",
+    _Rule(
+        re.compile(r"(/\S+): no space left on device"),
         Fault.DISK_FULL,
         "the disk is full: {0} could not be written",
-        "free some space, or configure a directory on another disk",
+        _FREE_SPACE,
     ),
-    _rule(
-        r"no space left on device()",
-        Fault.DISK_FULL,
-        "the disk is full{0}",
-        "free some space, or configure a directory on another disk",
-    ),
-    _rule(
-        r"(?:storage directory|log|pid|file).*(?:open|mkdir|stat) (\S+): "
-        r"(permission denied|read-only file system|not a directory|no such file or directory)",
-        Fault.UNWRITABLE,
-        "{0} cannot be written: {1}",
-        "make it writable for this user, or configure another directory",
-    ),
-    _rule(
-        r"nats-server: (?:\S+?:\d+:\d+: )?(.+)",
+    _Rule(
+        re.compile(r"^nats-server: (?:.*?:\d+:\d+: )?(.+)"),
         Fault.BAD_CONFIG,
         "the server refuses its configuration: {0}",
         "correct what is named in the broker's settings",
     ),
-    _rule(r"\[FTL\] (.+)", Fault.CRASHED, "{0}", "the broker's log has more"),
-    _rule(r"(panic: .+|fatal error: .+)", Fault.CRASHED, "the server fell: {0}", "the broker's log has more"),
+    _Rule(
+        re.compile(
+            r"(?:open|mkdir|write) (/.*?): "
+            r"(permission denied|read-only file system|not a directory|no such file or directory)"
+        ),
+        Fault.UNWRITABLE,
+        "{0} cannot be used: {1}",
+        _MAKE_WRITABLE,
+    ),
+    _Rule(re.compile(r"\[FTL\] (.+)"), Fault.CRASHED, "{0}", "the broker's log has more"),
+    _Rule(
+        re.compile(r"(panic: .+|fatal error: .+)"),
+        Fault.CRASHED,
+        "the server fell: {0}",
+        "the broker's log has more",
+    ),
 )
-
 _RELOAD = re.compile(r"\[ERR\] Failed to reload server configuration: (.+)")
 
 
 def explain(name: str, output: str, exit_code: int | None) -> BrokerFailed:
     """The error for a broker that ended by itself, having written ``output`` since it was started."""
     lines = [line for line in output.splitlines() if line.strip()]
-    tail = lines[-TAIL_LINES:]
+    killed = exit_code is not None and exit_code < 0
+    how = f"was killed by signal {-(exit_code or 0)}" if killed else f"ended ({exit_code})"
+    known = _match(lines, (Fault.CRASHED,) if killed else tuple(Fault))
+    message, fault, hint = known or (how, Fault.CRASHED, "its log may say more")
+    return BrokerFailed(
+        f"broker {name}{':' if known else ''} {message}", fault=fault, log_tail=lines[-TAIL_LINES:], hint=hint
+    )
+
+
+def _match(lines: Sequence[str], among: Collection[Fault]) -> tuple[str, Fault, str] | None:
     for rule in _RULES:
-        for line in reversed(lines):
-            found = rule.pattern.search(line)
-            if found:
-                return BrokerFailed(
-                    f"broker {name}: {rule.message(found)}", fault=rule.fault, log_tail=tail, hint=rule.hint
-                )
-    how = f"was killed by signal {-exit_code}" if exit_code and exit_code < 0 else f"ended ({exit_code})"
-    return BrokerFailed(f"broker {name} {how}", fault=Fault.CRASHED, log_tail=tail)
+        if rule.fault in among:
+            for line in reversed(lines):
+                if found := rule.pattern.search(line):
+                    return rule.message.format(*found.groups()), rule.fault, rule.hint
+    return None
 
 
 def given_up(name: str, crashes: int, last: errors.MusterError) -> BrokerFailed:
@@ -185,14 +190,31 @@ def unbindable(name: str, address: str, error: OSError) -> BrokerFailed:
     return explain(name, f"listen tcp {address}: bind: {said}", None)
 
 
+def unhealthy(name: str, reason: str) -> BrokerFailed:
+    """For a broker that runs, and says of itself that something is wrong."""
+    known = _match(reason.splitlines() or [""], (Fault.DISK_FULL, Fault.UNWRITABLE))
+    if known is None:
+        return BrokerFailed(f"broker {name} is not healthy: {reason}", fault=Fault.NOT_READY)
+    message, fault, hint = known
+    return BrokerFailed(f"broker {name}: {message}", fault=fault, hint=hint)
+
+
+def disk_full(name: str, folder: Path, free_bytes: int) -> BrokerFailed:
+    return BrokerFailed(
+        f"broker {name}: the disk is full: {free_bytes} bytes are free for {folder}",
+        fault=Fault.DISK_FULL,
+        hint=_FREE_SPACE,
+    )
+
+
 def unwritable(name: str, error: OSError) -> BrokerFailed:
     """For what we could not write ourselves, before the server had its turn."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return BrokerFailed(
+            f"broker {name}: the disk is full: {error.filename}", fault=Fault.DISK_FULL, hint=_FREE_SPACE
+        )
     return BrokerFailed(
-        f"broker {name}: "
-        + (f"the disk is full: {error.filename}" if full else f"{error.filename}: {error.strerror}"),
-        fault=Fault.DISK_FULL if full else Fault.UNWRITABLE,
-        hint="free some space, or configure a directory on another disk"
-        if full
-        else "make it writable for this user, or configure another directory",
+        f"broker {name}: {error.filename} cannot be written: {error.strerror}",
+        fault=Fault.UNWRITABLE,
+        hint=_MAKE_WRITABLE,
     )

@@ -285,7 +285,7 @@ class Network:
         access = system.Access(
             credentials_file=self._system_credentials_file, password=first.system_secret, tls=first.tls
         )
-        await system.request([one.url for one in through], access, subject, payload)
+        await system.request([one.address for one in through], access, subject, payload)
 
     # Who is joined to whom
 

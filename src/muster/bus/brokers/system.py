@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nats
-import nats.errors
-from nats.aio.client import Client as NATS
-
+from muster.bus import client, credentials
 from muster.bus.brokers import config
 from muster.core import errors
 
@@ -32,21 +28,11 @@ class Access:
 
 
 async def request(
-    urls: Sequence[str],
-    access: Access,
-    subject: str,
-    payload: dict[str, Any],
-    *,
-    timeout_s: float = TIMEOUT_S,
+    addresses: Sequence[str], access: Access, subject: str, payload: dict[str, Any]
 ) -> dict[str, Any]:
     """Ask whoever is responsible, and raise what the answer complains of."""
-    async with _connected(urls, access, timeout_s) as client:
-        try:
-            reply = await client.request(subject, json.dumps(payload).encode(), timeout=timeout_s)
-        except nats.errors.NoRespondersError as error:
-            raise errors.Unavailable(f"nobody answers {subject}: the storage has no leader") from error
-        except (nats.errors.TimeoutError, nats.errors.ConnectionClosedError) as error:
-            raise errors.TimedOut(f"no answer to {subject} in {timeout_s:g} s") from error
+    async with await _connect(addresses, access) as bus:
+        reply = await bus.request(subject, json.dumps(payload).encode(), timeout_s=TIMEOUT_S)
     answer = json.loads(reply.data)
     if "error" in answer:
         raise errors.Refused(f"{subject}: {answer['error'].get('description', answer['error'])}")
@@ -54,52 +40,37 @@ async def request(
 
 
 async def gather(
-    urls: Sequence[str], access: Access, subject: str, *, enough: int, timeout_s: float = 1.0
+    addresses: Sequence[str], access: Access, subject: str, *, enough: int, timeout_s: float = 1.0
 ) -> list[dict[str, Any]]:
     """Ask every broker, and collect answers until there are ``enough`` or time is up."""
-    answers: list[dict[str, Any]] = []
-    async with _connected(urls, access, TIMEOUT_S) as client:
-        inbox = await client.subscribe(client.new_inbox())
-        await client.publish(subject, b"", reply=inbox.subject)
-        with contextlib.suppress(nats.errors.TimeoutError, nats.errors.ConnectionClosedError, TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while len(answers) < enough:
-                    answers.append(json.loads((await inbox.next_msg(timeout=timeout_s)).data))
-    return answers
+    async with await _connect(addresses, access) as bus:
+        return [
+            json.loads(one.data) for one in await bus.gather(subject, b"", enough=enough, timeout_s=timeout_s)
+        ]
 
 
-@contextlib.asynccontextmanager
-async def _connected(urls: Sequence[str], access: Access, timeout_s: float) -> AsyncIterator[NATS]:
-    options: dict[str, Any] = {"allow_reconnect": False, "connect_timeout": timeout_s, "error_cb": _ignore}
+async def _connect(addresses: Sequence[str], access: Access) -> client.Client:
+    """``addresses`` are host:port."""
+    creds, user = None, ""
     if access.credentials_file is not None:
-        options["user_credentials"] = str(access.credentials_file)
+        creds = await asyncio.to_thread(credentials.load, access.credentials_file)
     elif access.password is not None:
-        options |= {"user": config.SYSTEM_USER, "password": access.password}
+        user = config.user_info(config.SYSTEM_USER, access.password)
     else:
         raise errors.MissingPart(
             "this needs the brokers' system account",
             hint="give a credentials file of the system account or, where there is no trust, a system secret",
         )
-    if access.tls is not None:
-        options["tls"] = await asyncio.to_thread(_tls, access.tls)
-    try:
-        client = await nats.connect(list(urls), **options)
-    except nats.errors.AuthorizationError as error:
-        raise errors.Unauthorized("the system account refused our credentials") from error
-    except (nats.errors.Error, OSError, TimeoutError) as error:
-        raise errors.NotConnected(f"no broker answers: {error}") from error
-    try:
-        yield client
-    finally:
-        with contextlib.suppress(nats.errors.Error):
-            await client.close()
+    tls = None if access.tls is None else await asyncio.to_thread(_context, access.tls)
+    scheme = "nats" if tls is None else "tls"
+    urls = [f"{scheme}://{user}{address}" for address in addresses]
+    identity = config.SYSTEM_USER if creds is None else None
+    return await client.connect(
+        urls, identity=identity, creds=creds, tls=tls, connect_timeout_s=TIMEOUT_S, audit_s=0
+    )
 
 
-def _tls(tls: config.Tls) -> ssl.SSLContext:
+def _context(tls: config.Tls) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(tls.ca_file))
     context.load_cert_chain(tls.cert_file, tls.key_file)
     return context
-
-
-async def _ignore(error: Exception) -> None:
-    """The call itself raises what matters."""

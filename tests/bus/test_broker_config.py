@@ -1,0 +1,99 @@
+"""What a broker is told: checked, and written so that the server reads what was meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.bus.brokers import config, network
+from muster.core import errors
+
+SETTLED = config.BrokerConfig(
+    name="one", directory=Path("/d"), port=4222, monitor_port=8222, leaf=config.Listener(port=7422)
+)
+
+
+def document(settings):
+    return json.loads(config.render(settings).partition("\n")[2])
+
+
+def test_durable_means_synced_unless_the_user_says_otherwise():
+    assert document(SETTLED)["jetstream"]["sync_interval"] == "always"
+    weaker = dataclasses.replace(SETTLED, storage=config.Storage(sync_interval_s=2))
+    assert document(weaker)["jetstream"]["sync_interval"] == "2000ms"
+    assert "jetstream" not in document(dataclasses.replace(SETTLED, storage=None))
+
+
+def test_the_monitor_is_on_loopback_wherever_the_broker_listens():
+    public = dataclasses.replace(SETTLED, host="0.0.0.0", plaintext=True)
+    assert document(public)["http"] == "127.0.0.1:8222"
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"name": "a b"}, "cannot be a broker's name"),
+        ({"name": ""}, "cannot be a broker's name"),
+        ({"name": "../up"}, "cannot be a broker's name"),
+        ({"directory": Path("relative")}, "not absolute"),
+        ({"host": "0.0.0.0"}, "without TLS"),
+        ({"host": "192.0.2.1"}, "without TLS"),
+        ({"port": 70_000}, "70000 is not a port"),
+        ({"monitor_port": 4222}, "port 4222 is given to port and monitor_port"),
+        ({"storage": None, "mqtt": config.Listener(port=1883)}, "MQTT needs durable storage"),
+        ({"gateway": config.Gateway(name="east", port=7222)}, "a gateway joins clusters"),
+        (
+            {
+                "cluster": config.Cluster(name="west", port=6222),
+                "gateway": config.Gateway(name="east", port=7222),
+            },
+            "must bear the name of its cluster",
+        ),
+        (
+            {"trust": config.OperatorTrust(operator_jwt="o", system_account="A", accounts={})},
+            "is not among the accounts",
+        ),
+        ({"advertise": "a\nport: 1"}, "control character"),
+        ({"directory": Path("/d/\x7f")}, "control character"),
+    ],
+)
+def test_what_would_harm_is_refused_before_a_server_sees_it(changes, complaint):
+    with pytest.raises(errors.InvalidInput, match=complaint):
+        config.render(dataclasses.replace(SETTLED, **changes))
+
+
+def test_a_port_that_is_not_settled_is_not_written():
+    with pytest.raises(errors.InvalidInput, match="the port of leaf is not known yet"):
+        config.render(dataclasses.replace(SETTLED, leaf=config.Listener()))
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1))
+def test_any_printable_text_comes_back_as_it_was(text):
+    settings = dataclasses.replace(SETTLED, system_secret=text, advertise=text)
+    read = document(settings)
+    assert read["client_advertise"] == text
+    assert read["accounts"]["$SYS"]["users"][0]["password"] == text
+
+
+def test_a_secret_in_an_address_is_escaped():
+    assert config.peer_url("::1", 6222, "a/b@c") == "nats://muster-peer:a%2Fb%40c@[::1]:6222"
+
+
+def test_every_member_of_a_cluster_is_told_of_all_others_and_not_of_itself():
+    everybody = [
+        dataclasses.replace(SETTLED, name=f"b{port}", cluster=config.Cluster(name="c", port=port, secret="s"))
+        for port in (6001, 6002, 6003)
+    ]
+    other_cluster = dataclasses.replace(SETTLED, name="x", cluster=config.Cluster(name="d", port=6004))
+    wired = network.with_routes(everybody[0], [*everybody, other_cluster], ("nats://far:6222",))
+    assert wired.cluster
+    assert wired.cluster.routes == (
+        "nats://far:6222",
+        "nats://muster-peer:s@127.0.0.1:6002",
+        "nats://muster-peer:s@127.0.0.1:6003",
+    )

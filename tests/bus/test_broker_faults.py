@@ -1,0 +1,270 @@
+"""Brokers that cannot start, or do not stay: each fault is named, with what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.bus.brokers import binary, broker, config, faults, supervision
+from muster.core import errors
+from muster.testing.eventually import eventually
+
+Fault = faults.Fault
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return config.BrokerConfig(name="one", directory=tmp_path / "one")
+
+
+async def failure(settings, **options) -> faults.BrokerFailed:
+    with pytest.raises(faults.BrokerFailed) as caught:
+        async with broker.Broker(settings, **options):
+            pass
+    return caught.value
+
+
+# Faults at the start
+
+
+@pytest.mark.parametrize("door", ["port", "monitor_port", "leaf", "websocket", "mqtt"])
+async def test_a_taken_port_is_named(settings, door):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        value = number if door.endswith("port") else config.Listener(port=number)
+        error = await failure(dataclasses.replace(settings, **{door: value}))
+    assert error.fault is Fault.PORT_TAKEN
+    assert f"127.0.0.1:{number} is taken by another program" in error.message
+    assert "another port" in str(error.hint)
+
+
+async def test_a_port_that_is_taken_behind_our_back_is_named_by_the_servers_own_complaint(settings):
+    one = broker.Broker(settings)
+    await one.reserve()
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("127.0.0.1", one.config.port))
+        thief.listen()
+        with pytest.raises(faults.BrokerFailed, match="is taken by another program") as caught:
+            await one.start()
+    assert caught.value.fault is Fault.PORT_TAKEN
+    assert caught.value.log_tail
+
+
+async def test_an_address_that_is_not_ours_is_named(settings):
+    error = await failure(dataclasses.replace(settings, host="192.0.2.77", plaintext=True))
+    assert error.fault is Fault.BAD_ADDRESS
+    assert "is not an address of this machine" in error.message
+
+
+async def test_a_directory_that_cannot_be_is_named(settings, tmp_path):
+    (tmp_path / "file").write_text("")
+    error = await failure(dataclasses.replace(settings, directory=tmp_path / "file" / "one"))
+    assert error.fault is Fault.UNWRITABLE
+    assert str(tmp_path / "file") in error.message
+    assert "configure another directory" in str(error.hint)
+
+
+async def test_a_store_that_cannot_be_is_named(settings, tmp_path):
+    (tmp_path / "file").write_text("")
+    error = await failure(
+        dataclasses.replace(settings, storage=config.Storage(directory=tmp_path / "file" / "store"))
+    )
+    assert error.fault is Fault.UNWRITABLE
+
+
+async def test_certificates_that_are_not_there_are_named(settings, tmp_path):
+    missing = tmp_path / "missing.pem"
+    tls = config.Tls(cert_file=missing, key_file=missing, ca_file=missing)
+    error = await failure(dataclasses.replace(settings, tls=tls))
+    assert error.fault is Fault.BAD_CONFIG
+    assert "missing.pem" in error.message
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root can mount a small file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+async def test_a_full_disk_is_named_at_the_start(settings, small_disk):
+    (small_disk / "ballast").write_bytes(bytes(10 * config.MIB))
+    error = await failure(dataclasses.replace(settings, directory=small_disk / "one"))
+    assert error.fault is Fault.DISK_FULL
+    assert "free some space" in str(error.hint)
+
+
+async def test_a_disk_that_fills_up_under_way_is_named(settings, small_disk):
+    storage = config.Storage(directory=small_disk / "store")
+    async with broker.Broker(dataclasses.replace(settings, storage=storage)) as one:
+        assert await one.problem() is None
+        import nats
+
+        client = await nats.connect(one.url)
+        try:
+            await client.jetstream().add_stream(name="s", subjects=["s"])
+            for _ in range(25):
+                await client.publish("s", bytes(config.MIB - 1000))
+            await client.flush()
+            problem = await eventually(one.problem)
+        finally:
+            await client.close()
+        assert isinstance(problem, faults.BrokerFailed)
+        assert problem.fault is Fault.DISK_FULL
+        assert "free some space" in str(problem.hint)
+
+
+# The program
+
+
+def program(folder: Path, text: str) -> Path:
+    path = folder / "nats-server"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("echo nats-server: v2.9.1", "is nats-server 2.9.1; Muster needs 2.12.0 or later"),
+        ("echo mosquitto version 2.0.1", "is not a nats-server"),
+        ("exit 3", "is not a nats-server"),
+    ],
+)
+async def test_a_program_that_will_not_do_is_refused(settings, tmp_path, text, complaint):
+    with pytest.raises(errors.MissingPart, match=complaint) as caught:
+        await broker.Broker(settings, program=program(tmp_path, text)).start()
+    assert "settings" in str(caught.value.hint)
+
+
+async def test_a_program_that_is_not_there_is_named(settings, tmp_path):
+    with pytest.raises(errors.MissingPart, match="is not a program that can be run"):
+        await broker.Broker(settings, program=tmp_path / "nowhere").start()
+
+
+async def test_the_program_of_the_wheel_is_found_and_new_enough_for_everything():
+    found = await binary.find()
+    for feature in binary.FEATURES:
+        found.require(feature.name)
+
+
+def test_a_feature_that_the_program_is_too_old_for_is_named():
+    old = binary.Binary(Path("/usr/bin/nats-server"), (2, 12, 3))
+    old.require("atomic batch publish")
+    with pytest.raises(errors.MissingPart, match=r"live leaf links needs nats-server 2\.14\.0 or later"):
+        old.require("live leaf links")
+
+
+# Falls and restarts
+
+
+async def test_a_broker_that_falls_is_started_again_on_the_same_port(settings):
+    async with broker.Broker(settings) as one:
+        before = (one.url, one.pid)
+        assert one.pid
+        os.kill(one.pid, signal.SIGKILL)
+        await eventually(lambda: one.restarts == 1)
+        assert one.url == before[0]
+        assert one.pid != before[1]
+        assert (await one.health()).ok
+        assert isinstance(one.failure, faults.BrokerFailed)
+        assert "was killed by signal 9" in one.failure.message
+
+
+async def test_a_broker_that_keeps_falling_is_given_up_with_the_end_of_its_log(settings):
+    rules = supervision.Supervision(crashes_max=3, pause_s=0.001)
+    async with broker.Broker(settings, supervise=rules) as one:
+        config_path = one.config.config_path
+        config_path.write_text(
+            config_path.read_text().replace('"server_name"', '"nonsense": 1, "server_name"')
+        )
+        assert one.pid
+        os.kill(one.pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            await one.wait_for(broker.State.FAILED)
+        assert isinstance(one.failure, faults.BrokerFailed)
+        assert one.failure.fault is Fault.CRASH_LOOP
+        assert "fell 3 times and was given up; the last time: broker one: the server refuses its " in (
+            one.failure.message
+        )
+        assert 'unknown field "nonsense"' in one.failure.message
+        assert any("nonsense" in line for line in one.failure.log_tail)
+        assert await one.problem() is one.failure
+
+
+@given(
+    crashes=st.lists(st.floats(0, 1000), min_size=1),
+    limit=st.integers(0, 10_000),
+    window_s=st.floats(0.1, 1000),
+)
+def test_pauses_are_bounded_and_a_first_crash_is_not_kept_waiting(crashes, limit, window_s):
+    rules = supervision.Supervision(crashes_max=limit, window_s=window_s)
+    crashes.sort()
+    pause_s = supervision.next_pause_s(rules, crashes, crashes[-1])
+    recent = [at for at in crashes if crashes[-1] - at <= window_s]
+    if pause_s is None:
+        assert len(recent) >= limit
+    else:
+        assert len(recent) < limit
+        assert 0 <= pause_s <= rules.pause_s_max
+        assert (pause_s == 0) is (len(recent) == 1)
+
+
+async def test_a_broker_dies_with_the_process_that_started_it(tmp_path, start_process):
+    script = """
+        import asyncio, sys
+        from pathlib import Path
+        from muster.bus.brokers import broker, config
+        async def main():
+            async with broker.Broker(config.BrokerConfig(name="one", directory=Path(sys.argv[1]))) as one:
+                print("pid", one.pid, flush=True)
+                await asyncio.sleep(60)
+        asyncio.run(main())
+    """
+    child = await start_process(sys.executable, "-c", textwrap.dedent(script), tmp_path / "one")
+    pid = int((await child.line(r"pid (\d+)"))[1])
+    assert is_server(pid)
+    await child.kill()
+    await eventually(lambda: not is_server(pid))
+
+
+def is_server(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"nats-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+async def test_ctrl_c_in_the_terminal_does_not_reach_the_broker(settings):
+    async with broker.Broker(settings) as one:
+        assert one.pid
+        assert os.getpgid(one.pid) != os.getpgid(0)
+
+
+async def test_a_broker_that_does_not_listen_to_reason_is_killed(settings):
+    async with asyncio.timeout(5):
+        async with broker.Broker(settings) as one:
+            assert one.pid
+            os.kill(one.pid, signal.SIGSTOP)
+            await one.stop(timeout_s=0.1)
+            assert one.pid is None

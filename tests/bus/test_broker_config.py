@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,8 +19,9 @@ SETTLED = config.BrokerConfig(
 )
 
 
-def document(settings):
-    return json.loads(config.render(settings).partition("\n")[2])
+def document(settings: config.BrokerConfig) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(config.render(settings).partition("\n")[2])
+    return read
 
 
 def test_durable_means_synced_unless_the_user_says_otherwise():

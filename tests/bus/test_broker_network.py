@@ -1,26 +1,359 @@
-"""Real networks of brokers."""
+"""Real networks of brokers: how they form, what crosses them, and what changes while they run."""
 
 from __future__ import annotations
 
-import nats
+import asyncio
+import dataclasses
+import os
+import signal
+import time
 
-from muster.bus.brokers import network
+import pytest
+
+from muster.bus import api, client
+from muster.bus.brokers import broker, config, faults, network, supervision, system, topology
+from muster.core import errors
+from muster.testing.eventually import eventually
+from muster.trust import certificates, keyring, roles
+
+Kind = topology.Kind
 
 
-async def test_a_mesh_of_three_carries_messages(tmp_path):
-    async with network.mesh(3, tmp_path) as mesh:
-        first, _, third = mesh.urls
-        sender, receiver = await nats.connect(first), await nats.connect(third)
-        subscription = await receiver.subscribe("news")
-        await receiver.flush()
-        while not (message := None):
+async def crosses(near: broker.Broker, far: broker.Broker, *, timeout_s: float = 5.0) -> None:
+    """Fails unless what is published at one is heard at the other."""
+    async with (
+        await client.connect([near.url]) as sender,
+        await client.connect([far.url]) as receiver,
+        await receiver.subscribe("news") as news,
+    ):
+
+        async def heard() -> bool:
             await sender.publish("news", b"hello")
             try:
-                message = await subscription.next_msg(timeout=0.2)
-                break
-            except nats.errors.TimeoutError:
-                continue
-        assert message is not None
-        assert message.data == b"hello"
-        await sender.close()
-        await receiver.close()
+                return (await news.next(timeout_s=0.05)).data == b"hello"
+            except errors.TimedOut:
+                return False
+
+        await eventually(heard, timeout_s=timeout_s, what=f"a message from {near.name} to {far.name}")
+
+
+async def does_not_cross(near: broker.Broker, far: broker.Broker) -> None:
+    """Fails if what is published at one is heard at the other; a second message closes the wait."""
+    async with (
+        await client.connect([near.url]) as sender,
+        await client.connect([far.url]) as receiver,
+        await receiver.subscribe("news") as news,
+    ):
+        await sender.publish("news", b"from afar")
+        await sender.flush()
+        await receiver.publish("news", b"from here")
+        assert (await news.next(timeout_s=5)).data == b"from here"
+
+
+def ups(found: list[topology.LinkStatus], kind: Kind) -> list[str]:
+    return [one.id for one in found if one.kind is kind and one.up]
+
+
+# A mesh
+
+
+async def test_a_mesh_of_three_starts_quickly_and_survives_the_loss_of_one(tmp_path):
+    began_s = time.monotonic()
+    async with network.Network(network.members(3, tmp_path), supervise=supervision.NO_RESTART) as mesh:
+        # The goal is 3 s on a machine that does nothing else; an election that is lost takes longer.
+        assert time.monotonic() - began_s < 10
+        assert ups(await mesh.links(), Kind.ROUTE) == [
+            "route:broker-1=broker-2",
+            "route:broker-1=broker-3",
+            "route:broker-2=broker-3",
+        ]
+        async with await client.connect(mesh.urls) as bus:
+            stream = await bus.stream(api.StreamSettings("s", subjects=("s",), replicas=3))
+            await stream.publish("s", b"before")
+            victim = mesh["broker-2"]
+            assert victim.pid
+            os.kill(victim.pid, signal.SIGKILL)
+            await victim.wait_for(broker.State.FAILED)
+            await crosses(mesh["broker-1"], mesh["broker-3"])
+
+            async def stored() -> bool:
+                try:
+                    await stream.publish("s", b"after", timeout_s=2)
+                except errors.Unavailable:  # the storage may be electing a leader
+                    return False
+                return True
+
+            await eventually(stored, timeout_s=30)
+            assert (await stream.get(1)).data == b"before"
+
+
+async def test_a_member_that_fell_comes_back_by_itself(tmp_path):
+    async with network.mesh(2, tmp_path, storage=None) as mesh:
+        one = mesh["broker-1"]
+        assert one.pid
+        os.kill(one.pid, signal.SIGKILL)
+        await eventually(lambda: one.restarts == 1)
+
+        async def joined() -> bool:
+            return len(ups(await mesh.links(), Kind.ROUTE)) == 1
+
+        await eventually(joined)
+        await crosses(one, mesh["broker-2"])
+
+
+async def test_a_stranger_without_the_secret_stays_outside_the_cluster(tmp_path):
+    inside = [
+        dataclasses.replace(one, cluster=config.Cluster(name="muster", secret="inside/only"))
+        for one in network.members(2, tmp_path, storage=None)
+    ]
+    async with network.Network(inside) as mesh:
+        door = mesh["broker-1"].config.cluster
+        assert door
+        stranger = config.BrokerConfig(
+            name="stranger",
+            directory=tmp_path / "stranger",
+            storage=None,
+            cluster=config.Cluster(name="muster", routes=(config.peer_url("127.0.0.1", door.port),)),
+        )
+        async with broker.Broker(stranger) as one:
+            log = mesh["broker-1"].config.log_path
+            await eventually(lambda: "authentication error" in log.read_text())
+            assert (await one.ask("routez"))["num_routes"] == 0
+            assert len(ups(await mesh.links(), Kind.ROUTE)) == 1
+
+
+async def test_a_network_that_cannot_start_leaves_nothing_behind(tmp_path):
+    (tmp_path / "broker-2").write_text("in the way")
+    mesh = network.mesh(3, tmp_path)
+    with pytest.raises(faults.BrokerFailed, match="broker broker-2"):
+        await mesh.start()
+    assert all(one.pid is None for one in mesh.brokers.values())
+
+
+# Super-clusters
+
+
+async def test_a_super_cluster_carries_messages_and_its_gateways_are_fixed(tmp_path):
+    async with network.super_cluster({"east": 2, "west": 1}, tmp_path, storage=None) as world:
+        await crosses(world["east-2"], world["west-1"])
+        found = ups(await world.links(), Kind.GATEWAY)
+        assert found == ["gateway:east-1>west", "gateway:east-2>west", "gateway:west-1>east"]
+        with pytest.raises(errors.Refused, match="cannot be taken away") as caught:
+            await world.unlink(found[0])
+        assert "fixed by the engine" in str(caught.value.hint)
+        with pytest.raises(errors.Refused, match="cannot join a super-cluster that runs"):
+            await world.add(
+                config.BrokerConfig(
+                    name="north-1",
+                    directory=tmp_path / "north-1",
+                    storage=None,
+                    cluster=config.Cluster(name="north"),
+                    gateway=config.Gateway(name="north"),
+                )
+            )
+        with pytest.raises(errors.Refused, match="joined already, as members of the super-cluster"):
+            await world.link("east-1", "west-1")
+
+
+# Leaf links
+
+
+async def test_a_tree_of_leaf_links_carries_messages_from_leaf_to_leaf(tmp_path):
+    parents = {"root": None, "left": "root", "right": "root", "left-1": "left"}
+    async with network.leaf_tree(parents, tmp_path) as tree:
+        assert ups(await tree.links(), Kind.LEAF) == ["left-1>left", "left>root", "right>root"]
+        await crosses(tree["left-1"], tree["right"])
+        with pytest.raises(errors.Refused, match="would close a ring: left-1 - left - root - right"):
+            await tree.link("left-1", "right")
+
+
+async def test_links_come_and_go_while_brokers_run_and_clients_stay(tmp_path):
+    single = [config.BrokerConfig(name=name, directory=tmp_path / name, storage=None) for name in ("a", "b")]
+    async with network.Network(single) as pair, await client.connect([pair["a"].url]) as stays:
+        await does_not_cross(pair["a"], pair["b"])
+        id = await pair.link("a", "b")
+        (status,) = await pair.links()
+        assert (status.id, status.near, status.far, status.up) == (id, "a", "b", True)
+        await crosses(pair["a"], pair["b"])
+        await crosses(pair["b"], pair["a"])
+        with pytest.raises(errors.AlreadyExists):
+            await pair.link("a", "b")
+        await pair.unlink(id)
+        assert await pair.links() == []
+        await does_not_cross(pair["a"], pair["b"])
+        await does_not_cross(pair["b"], pair["a"])
+        with pytest.raises(errors.NotFound):
+            await pair.unlink(id)
+        await pair.link("b", "a")  # and the other way round
+        await crosses(pair["a"], pair["b"])
+        assert stays.statistics().reconnects == 0
+
+
+async def test_a_link_is_down_with_its_far_end_and_up_again_with_it(tmp_path):
+    async with network.leaf_tree({"hub": None, "spoke": "hub"}, tmp_path, storage=None) as pair:
+        await pair["hub"].stop()
+
+        async def up() -> bool:
+            return bool(ups(await pair.links(), Kind.LEAF))
+
+        async def down() -> bool:
+            return not await up()
+
+        await eventually(down)
+        (status,) = await pair.links()
+        assert (status.id, status.far, status.up) == ("spoke>hub", "hub", False)
+        port = pair["hub"].config.leaf
+        await pair["hub"].start()
+        assert pair["hub"].config.leaf == port
+        await eventually(up)
+        await pair["spoke"].restart()  # its links are its configuration: they come back with it
+        await eventually(up)
+
+
+async def test_a_link_to_nowhere_is_taken_back_and_explained(tmp_path):
+    async with broker.Broker(config.BrokerConfig(name="a", directory=tmp_path / "a", storage=None)) as lonely:
+        nowhere = config.LeafRemote(id="x", urls=("nats-leaf://127.0.0.1:9",))
+        with pytest.raises(faults.BrokerFailed, match="the far end does not answer") as caught:
+            await lonely.link(nowhere, timeout_s=0.5)
+        assert caught.value.fault is faults.Fault.DEAD_LINK
+        assert lonely.config.remotes == ()
+        await lonely.link(nowhere, timeout_s=None)  # it may be kept up in hope
+        assert [one.up for one in await lonely.links()] == [False]
+
+
+async def test_two_members_of_a_cluster_may_link_to_one_hub_and_nothing_arrives_twice(tmp_path):
+    hub = config.BrokerConfig(name="hub", directory=tmp_path / "hub", storage=None)
+    async with network.Network([hub, *network.members(2, tmp_path, storage=None)]) as world:
+        await world.link("broker-1", "hub")
+        await world.link("broker-2", "hub")
+        async with (
+            await client.connect([world["hub"].url]) as receiver,
+            await client.connect([world["broker-1"].url]) as sender,
+            await receiver.subscribe("news.>") as news,
+        ):
+            await crosses(world["broker-2"], world["hub"])
+            await sender.publish("news.once", b"")
+            await sender.publish("news.end", b"")
+            assert [(await news.next(timeout_s=5)).subject for _ in "12"] == ["news.once", "news.end"]
+
+
+# Durable storage
+
+
+async def test_storage_moves_while_the_network_runs_and_loses_nothing(tmp_path):
+    settings = network.members(4, tmp_path, system_secret="s")
+    settings[3] = dataclasses.replace(settings[3], storage=None)
+    async with network.Network(settings) as mesh, await client.connect(mesh.urls) as bus:
+        single = await bus.stream(api.StreamSettings("single", subjects=("single",)))
+        triple = await bus.stream(api.StreamSettings("triple", subjects=("triple",), replicas=3))
+        for number in range(20):
+            await single.publish("single", b"%d" % number)
+            await triple.publish("triple", b"%d" % number)
+        (holder,) = await holders(mesh, "single")
+        with pytest.raises(errors.Refused, match="some stream has 3 replicas, and 2 other brokers"):
+            await mesh.remove_storage(holder)
+        await mesh.add_storage("broker-4", config.Storage())
+        await mesh.remove_storage(holder)
+        assert (await mesh[holder].ask("jsz")).get("disabled")
+        for stream in (single, triple):
+
+            async def kept(stream: api.Stream = stream) -> bool:
+                try:
+                    return (await stream.get(20)).data == b"19"
+                except errors.Unavailable:
+                    return False
+
+            await eventually(kept)
+        assert holder not in await holders(mesh, "single") + await holders(mesh, "triple")
+        with pytest.raises(errors.Unavailable, match="its cluster keeps it out") as caught:
+            await mesh.add_storage(holder, config.Storage())
+        assert caught.value.retry_after_s
+
+
+async def holders(mesh: network.Network, stream: str) -> list[str]:
+    pages = {one.name: await one.ask("jsz?accounts=true&streams=true") for one in mesh.brokers.values()}
+    return [
+        name
+        for name, page in pages.items()
+        for account in page.get("account_details") or ()
+        if any(held["name"] == stream for held in account.get("stream_detail") or ())
+    ]
+
+
+async def test_members_join_and_leave_a_running_cluster(tmp_path, trust):
+    trust.issue("steward", roles.Role.SYSTEM)
+    settings = network.members(4, tmp_path, trust=believed(trust))
+    steward = trust.credentials("steward", domain=keyring.SYSTEM)
+    async with network.Network(settings[:3], system_credentials=steward) as mesh:
+        await mesh.add(settings[3])
+        await mesh.remove("broker-2")
+        assert ups(await mesh.links(), Kind.ROUTE) == [
+            "route:broker-1=broker-3",
+            "route:broker-1=broker-4",
+            "route:broker-3=broker-4",
+        ]
+        assert (await mesh["broker-1"].ask("jsz"))["meta_cluster"]["cluster_size"] == 3
+        # Each knows the others by its own configuration too, for the day it is restarted alone.
+        newest = mesh["broker-4"].config.cluster
+        assert newest
+        assert f":{newest.port}" in mesh["broker-1"].config.config_path.read_text()
+
+
+# Trust and TLS between brokers
+
+
+@pytest.fixture
+def trust(tmp_path):
+    return keyring.Trust.create(tmp_path / "keys", "acme")
+
+
+def believed(trust: keyring.Trust) -> config.OperatorTrust:
+    known = trust.broker()
+    return config.OperatorTrust(
+        operator_jwt=known.operator_jwt, system_account=known.system_account, accounts=known.accounts
+    )
+
+
+async def test_routes_and_links_with_tls_and_credentials(tmp_path, trust):
+    authority = certificates.Certificates.create(tmp_path / "certs", "acme", lifetime_s=certificates.DAY_S)
+    authority.ensure("broker", ["127.0.0.1", "localhost"])
+    pair = authority.pair("broker")
+    tls = config.Tls(cert_file=pair.path, key_file=pair.path, ca_file=authority.bundle)
+    trust.issue("edge", roles.Role.LINK)
+    trust.issue("steward", roles.Role.SYSTEM)
+    known = believed(trust)
+    (account,) = set(known.accounts) - {known.system_account}
+    settings = network.members(2, tmp_path, storage=None, tls=tls, trust=known)
+    edge = config.BrokerConfig(name="edge", directory=tmp_path / "edge", storage=None, tls=tls, trust=known)
+    async with network.Network([*settings, edge]) as world:
+        assert ups(await world.links(), Kind.ROUTE) == ["route:broker-1=broker-2"]
+        id = await world.link(
+            "edge", "broker-1", account=account, credentials_file=trust.credentials_path("edge")
+        )
+        assert ups(await world.links(), Kind.LEAF) == [id]
+        steward = system.Access(credentials=trust.credentials("steward", domain=keyring.SYSTEM), tls=tls)
+        answers = await system.gather([world["broker-1"].address], steward, "$SYS.REQ.SERVER.PING", enough=2)
+        assert {one["server"]["name"] for one in answers} >= {"broker-1", "broker-2"}
+        assert authority.ensure("broker", ["127.0.0.1", "localhost", "::1"])
+        await asyncio.gather(*(one.reload() for one in world.brokers.values()))
+        await world.unlink(id)
+        await world.link("edge", "broker-2", account=account, credentials_file=trust.credentials_path("edge"))
+
+
+# Which links may be made
+
+
+def test_a_ring_is_found_however_long_and_another_account_is_another_graph():
+    sites = {name: name for name in "abcde"}
+    chain = [("a", "b", None), ("c", "b", None), ("c", "d", None), ("d", "e", None)]
+    with pytest.raises(errors.Refused, match="a - b - c - d - e"):
+        topology.check_new("a", "e", None, sites, chain)
+    topology.check_new("a", "e", "other", sites, chain)
+    topology.check_new("a", "e", None, sites, chain[1:])
+
+
+def test_durations_are_read_as_the_engine_writes_them():
+    assert topology.seconds("1m2.5s") == 62.5
+    assert topology.seconds("467µs") == pytest.approx(0.000467)
+    assert topology.seconds("1h0m0s") == 3600
+    assert topology.seconds("") is None

@@ -1,11 +1,22 @@
-"""One real broker: it starts, is supervised, is changed, and ends."""
+"""One real broker: it starts, opens its doors, is changed while it runs, and stops."""
 
 from __future__ import annotations
 
-import nats
+import asyncio
+import base64
+import dataclasses
+import os
+import ssl
+import time
+from pathlib import Path
+
 import pytest
 
-from muster.bus.brokers import broker, config
+from muster.bus import api, client
+from muster.bus.brokers import broker, config, faults, system
+from muster.core import errors
+from muster.testing.eventually import eventually
+from muster.trust import certificates, keyring, roles
 
 
 @pytest.fixture
@@ -14,10 +25,230 @@ def settings(tmp_path):
 
 
 async def test_starts_on_free_ports_and_stops(settings):
-    states = []
+    states: list[str] = []
     async with broker.Broker(settings, listener=lambda one: states.append(one.state.value)) as one:
-        client = await nats.connect(one.url)
-        assert client.connected_server_version.major == 2
-        await client.close()
+        async with await client.connect([one.url]) as bus:
+            assert bus.broker == "one"
         assert int(settings.pid_path.read_text()) == one.pid
     assert states == ["starting", "running", "stopped"]
+    with pytest.raises(errors.NotConnected):
+        await client.connect([one.url])
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", 'quo"te', "$HOME", "back\\slash", "{brace}", "#hash", "Grüße 北京", "it's"]
+)
+async def test_runs_in_a_folder_of_any_name(settings, tmp_path, name):
+    async with broker.Broker(dataclasses.replace(settings, directory=tmp_path / name)) as one:
+        assert (await one.ask("varz"))["jetstream"]["config"]["store_dir"] == str(
+            tmp_path / name / "store" / "jetstream"
+        )
+
+
+async def test_a_system_secret_of_any_characters_opens_the_system_account(settings):
+    secret = 'p@ss/w:rd "$x" {}#北'
+    async with broker.Broker(dataclasses.replace(settings, system_secret=secret)) as one:
+        access = system.Access(password=secret)
+        (answer,) = await system.gather([one.address], access, "$SYS.REQ.SERVER.PING", enough=1)
+        assert answer["server"]["name"] == "one"
+        with pytest.raises(errors.Unauthorized):
+            await system.gather(
+                [one.address], system.Access(password="wrong"), "$SYS.REQ.SERVER.PING", enough=1
+            )
+
+
+async def test_its_files_are_for_its_user_only(settings):
+    async with broker.Broker(settings) as one:
+        assert one.config.config_path.stat().st_mode & 0o777 == 0o600
+        assert one.config.directory.stat().st_mode & 0o777 == 0o700
+
+
+async def test_it_cannot_be_started_twice(settings):
+    async with broker.Broker(settings) as one:
+        with pytest.raises(errors.Conflict, match="running already"):
+            await one.start()
+
+
+async def test_a_broker_that_was_killed_starts_again_with_what_it_acknowledged(settings):
+    one = broker.Broker(settings)
+    await one.start()
+    async with await client.connect([one.url]) as bus:
+        stream = await bus.stream(api.StreamSettings("s", subjects=("s",)))
+        await stream.publish("s", b"kept")
+    await one.kill()
+    async with one, await client.connect([one.url]) as bus:
+        assert (await (await bus.open_stream("s")).get(1)).data == b"kept"
+
+
+async def test_stopping_with_a_drain_sends_clients_away_first(settings):
+    one = broker.Broker(settings)
+    await one.start()
+    async with await client.connect([one.url]) as bus:
+        began_s = time.monotonic()
+        await one.stop(drain_s=10)
+        assert time.monotonic() - began_s < 8  # it ended when its only client was gone, not when time was up
+        await eventually(lambda: bus.state is not api.ConnectionState.CONNECTED)
+    assert "Entering lame duck mode" in one.config.log_path.read_text()
+
+
+# Doors
+
+
+async def test_websocket_answers(settings):
+    async with broker.Broker(dataclasses.replace(settings, websocket=config.Listener())) as one:
+        assert one.websocket_url
+        assert one.config.websocket
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.config.websocket.port)
+        key = base64.b64encode(os.urandom(16)).decode()
+        writer.write(
+            f"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        async with asyncio.timeout(5):
+            assert b" 101 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_mqtt_answers(settings):
+    async with broker.Broker(dataclasses.replace(settings, mqtt=config.Listener())) as one:
+        assert one.config.mqtt
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.config.mqtt.port)
+        body = b"\x00\x04MQTT\x04\x02\x00\x3c\x00\x04test"
+        writer.write(bytes([0x10, len(body)]) + body)
+        async with asyncio.timeout(5):
+            assert await reader.readexactly(4) == b"\x20\x02\x00\x00"  # accepted
+        writer.close()
+        await writer.wait_closed()
+
+
+# Changes while it runs
+
+
+async def test_limits_change_while_it_runs_and_clients_stay(settings):
+    async with broker.Broker(settings) as one, await client.connect([one.url]) as bus:
+        await one.apply(dataclasses.replace(one.config, payload_bytes_max=2000))
+        assert (await one.ask("varz"))["max_payload"] == 2000
+        await bus.flush()
+        assert bus.statistics().reconnects == 0
+
+
+async def test_what_cannot_change_while_it_runs_is_refused_and_the_old_stands(settings):
+    async with broker.Broker(settings) as one:
+        text = one.config.config_path.read_text()
+        with pytest.raises(faults.BrokerFailed, match="would not take its new configuration") as caught:
+            await one.apply(dataclasses.replace(one.config, name="two"))
+        assert caught.value.fault is faults.Fault.RELOAD_REFUSED
+        assert one.name == "one"
+        assert one.config.config_path.read_text() == text
+        assert (await one.health()).ok
+
+
+async def test_a_restart_keeps_its_ports_and_may_open_another_door(settings):
+    async with broker.Broker(settings) as one:
+        url, pid = one.url, one.pid
+        await one.restart(dataclasses.replace(one.config, websocket=config.Listener()))
+        assert (one.url, one.websocket_url is not None) == (url, True)
+        assert one.pid != pid
+
+
+# TLS
+
+
+@pytest.fixture
+def authority(tmp_path):
+    made = certificates.Certificates.create(tmp_path / "certs", "acme", lifetime_s=certificates.DAY_S)
+    made.ensure("broker", ["127.0.0.1", "localhost"])
+    return made
+
+
+def tls_of(made: certificates.Certificates) -> config.Tls:
+    pair = made.pair("broker")
+    return config.Tls(cert_file=pair.path, key_file=pair.path, ca_file=made.bundle)
+
+
+async def believing(bundle: Path) -> ssl.SSLContext:
+    return await asyncio.to_thread(ssl.create_default_context, cafile=str(bundle))
+
+
+async def served(port: int, bundle: Path) -> int:
+    """The serial number of the certificate that a client is shown now."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await reader.readline()  # the greeting is in plain text, and asks for TLS
+    await writer.start_tls(await believing(bundle), server_hostname="127.0.0.1")
+    shown = writer.get_extra_info("ssl_object").getpeercert()
+    writer.close()
+    return int(shown["serialNumber"], 16)
+
+
+async def test_certificates_are_replaced_without_a_restart(settings, authority):
+    async with broker.Broker(dataclasses.replace(settings, tls=tls_of(authority))) as one:
+        assert one.url.startswith("tls://")
+        believes = await believing(authority.bundle)
+        async with await client.connect([one.url], tls=believes) as bus:
+            before = await served(one.config.port, authority.bundle)
+            assert authority.ensure("broker", ["127.0.0.1", "localhost", "::1"])
+            await one.reload()
+            assert await served(one.config.port, authority.bundle) != before
+            await bus.flush()
+            assert bus.statistics().reconnects == 0
+
+
+# Trust
+
+
+@pytest.fixture
+def trust(tmp_path):
+    return keyring.Trust.create(tmp_path / "keys", "acme")
+
+
+def operator_trust(made: keyring.Trust, resolver: config.Resolver) -> config.OperatorTrust:
+    known = made.broker()
+    return config.OperatorTrust(
+        operator_jwt=known.operator_jwt,
+        system_account=known.system_account,
+        accounts=known.accounts,
+        resolver=resolver,
+    )
+
+
+@pytest.mark.parametrize("resolver", list(config.Resolver))
+async def test_with_an_operator_only_its_users_may_connect(settings, trust, resolver):
+    trust.issue("agent-1", roles.Role.AGENT)
+    trusting = dataclasses.replace(settings, trust=operator_trust(trust, resolver))
+    async with broker.Broker(trusting) as one:
+        async with await client.connect([one.url], creds=trust.credentials("agent-1")) as bus:
+            assert bus.identity == "agent-1"
+        with pytest.raises(errors.Unauthorized):
+            await client.connect([one.url])
+
+
+async def test_a_revocation_is_pushed_to_a_running_broker_over_the_system_account(settings, trust):
+    trust.issue("agent-1", roles.Role.AGENT)
+    trust.issue("pusher", roles.Role.SYSTEM)
+    creds = trust.credentials("agent-1")
+    trusting = dataclasses.replace(settings, trust=operator_trust(trust, config.Resolver.FULL))
+    async with broker.Broker(trusting) as one, await client.connect([one.url], creds=creds) as bus:
+        trust.revoke("agent-1")
+        access = system.Access(credentials=trust.credentials("pusher", domain=keyring.SYSTEM))
+        subject, document = trust.claims_update()
+        await system.request([one.address], access, subject, document)
+        await eventually(lambda: bus.state is not api.ConnectionState.CONNECTED)
+    # What was pushed outlives the broker, though its settings still hold the older document.
+    async with broker.Broker(trusting) as one:
+        with pytest.raises(errors.Unauthorized):
+            await client.connect([one.url], creds=creds)
+
+
+async def test_with_accounts_in_memory_a_revocation_is_a_reload(settings, trust):
+    trust.issue("agent-1", roles.Role.AGENT)
+    creds = trust.credentials("agent-1")
+    trusting = dataclasses.replace(settings, trust=operator_trust(trust, config.Resolver.MEMORY))
+    async with broker.Broker(trusting) as one:
+        async with await client.connect([one.url], creds=creds) as bus:
+            trust.revoke("agent-1")
+            now = operator_trust(trust, config.Resolver.MEMORY)
+            await one.apply(dataclasses.replace(one.config, trust=now))
+            await eventually(lambda: bus.state is not api.ConnectionState.CONNECTED)
+        with pytest.raises(errors.Unauthorized):
+            await client.connect([one.url], creds=creds)

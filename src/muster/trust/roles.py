@@ -118,7 +118,11 @@ DUTIES = {
     Role.LINK: Duty(
         "a leaf link between two brokers", publish=(">",), subscribe=(">",), connections=("LEAFNODE",)
     ),
-    Role.SYSTEM: Duty("tells brokers of changed accounts", publish=("$SYS.REQ.>",), subscribe=("$SYS.>",)),
+    Role.SYSTEM: Duty(
+        "tells brokers of changed accounts, and which of them store",
+        publish=("$SYS.REQ.>", "$JS.API.SERVER.>"),
+        subscribe=("$SYS.>",),
+    ),
 }
 
 

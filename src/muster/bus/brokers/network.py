@@ -18,6 +18,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from muster.bus import wire
 from muster.bus.brokers import broker, config, supervision, system, topology
 from muster.core import errors
 
@@ -39,7 +40,7 @@ class Network:
         program: Path | None = None,
         supervise: supervision.Supervision | None = None,
         outlive_us: bool = False,
-        system_credentials_file: Path | None = None,
+        system_credentials: wire.Credentials | None = None,
     ) -> None:
         """``leaves`` are leaf links, near end and far end, to be made at the start."""
         self.brokers: dict[str, broker.Broker] = {}
@@ -49,7 +50,7 @@ class Network:
         self._program = program
         self._supervise = supervise
         self._outlive_us = outlive_us
-        self._system_credentials_file = system_credentials_file
+        self._system_credentials = system_credentials
         for one in settings:
             self._make(one)
 
@@ -283,7 +284,7 @@ class Network:
     async def _system(self, through: Sequence[broker.Broker], subject: str, payload: dict[str, Any]) -> None:
         first = through[0].config
         access = system.Access(
-            credentials_file=self._system_credentials_file, password=first.system_secret, tls=first.tls
+            credentials=self._system_credentials, password=first.system_secret, tls=first.tls
         )
         await system.request([one.address for one in through], access, subject, payload)
 

@@ -7,10 +7,9 @@ import json
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from muster.bus import client, credentials
+from muster.bus import client, wire
 from muster.bus.brokers import config
 from muster.core import errors
 
@@ -19,20 +18,20 @@ TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How to reach the system account: a credentials file where there is trust, a password where there is
-    none."""
+    """How to reach the system account: credentials where there is trust, a password where there is none."""
 
-    credentials_file: Path | None = None
+    credentials: wire.Credentials | None = None
     password: str | None = None
     tls: config.Tls | None = None
 
 
 async def request(
-    addresses: Sequence[str], access: Access, subject: str, payload: dict[str, Any]
+    addresses: Sequence[str], access: Access, subject: str, payload: dict[str, Any] | bytes
 ) -> dict[str, Any]:
     """Ask whoever is responsible, and raise what the answer complains of."""
+    data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
     async with await _connect(addresses, access) as bus:
-        reply = await bus.request(subject, json.dumps(payload).encode(), timeout_s=TIMEOUT_S)
+        reply = await bus.request(subject, data, timeout_s=TIMEOUT_S)
     answer = json.loads(reply.data)
     if "error" in answer:
         raise errors.Refused(f"{subject}: {answer['error'].get('description', answer['error'])}")
@@ -51,22 +50,18 @@ async def gather(
 
 async def _connect(addresses: Sequence[str], access: Access) -> client.Client:
     """``addresses`` are host:port."""
-    creds, user = None, ""
-    if access.credentials_file is not None:
-        creds = await asyncio.to_thread(credentials.load, access.credentials_file)
-    elif access.password is not None:
-        user = config.user_info(config.SYSTEM_USER, access.password)
-    else:
+    if access.credentials is None and access.password is None:
         raise errors.MissingPart(
             "this needs the brokers' system account",
-            hint="give a credentials file of the system account or, where there is no trust, a system secret",
+            hint="give credentials of the system account or, where there is no trust, a system secret",
         )
+    user = config.user_info(config.SYSTEM_USER, access.password) if access.password else ""
     tls = None if access.tls is None else await asyncio.to_thread(_context, access.tls)
     scheme = "nats" if tls is None else "tls"
     urls = [f"{scheme}://{user}{address}" for address in addresses]
-    identity = config.SYSTEM_USER if creds is None else None
+    identity = config.SYSTEM_USER if access.credentials is None else None
     return await client.connect(
-        urls, identity=identity, creds=creds, tls=tls, connect_timeout_s=TIMEOUT_S, audit_s=0
+        urls, identity=identity, creds=access.credentials, tls=tls, connect_timeout_s=TIMEOUT_S, audit_s=0
     )
 
 

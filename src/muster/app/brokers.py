@@ -47,12 +47,13 @@ class Brokers:
         self._on_failure = on_failure
         self._trusted = await asyncio.to_thread(self._gather, trust)
         self._link_creds = await asyncio.to_thread(identities.credentials_file, trust, LINK, roles.Role.LINK)
+        system = await asyncio.to_thread(trust.credentials, identities.SYSTEM, domain=keyring.SYSTEM)
         bus = self._settings.bus
         self._network = network.Network(
             layout.brokers(self._settings, self._trusted, self._folder.brokers),
             program=Path(bus.binary) if bus.binary else None,
             supervise=supervision.Supervision(pause_s_max=bus.restart_wait_max_s),
-            system_credentials_file=trust.credentials_path(identities.SYSTEM, domain=keyring.SYSTEM),
+            system_credentials=system,
         )
         await self._network.start()
         self._own = frozenset(self._network.brokers)

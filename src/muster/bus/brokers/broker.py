@@ -460,7 +460,7 @@ def _hold_ports(settings: config.BrokerConfig, held: dict[str, socket.socket]) -
 
 def _prepare(settings: config.BrokerConfig) -> None:
     try:
-        for folder in (settings.directory, settings.store_path):
+        for folder in filter(None, (settings.directory, settings.store_path)):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             free_bytes = shutil.disk_usage(folder).free
             if free_bytes < FREE_BYTES_MIN:

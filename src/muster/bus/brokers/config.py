@@ -163,8 +163,8 @@ class BrokerConfig:
         return self.directory / "broker.pid"
 
     @property
-    def store_path(self) -> Path:
-        return (self.storage and self.storage.directory) or self.directory / "store"
+    def store_path(self) -> Path | None:
+        return None if self.storage is None else self.storage.directory or self.directory / "store"
 
     @property
     def accounts_path(self) -> Path:
@@ -302,7 +302,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
         document["client_advertise"] = config.advertise
     document |= tls
     if config.storage is not None:
-        document["jetstream"] = _storage(config.storage, config.store_path)
+        document["jetstream"] = {"store_dir": config.store_path, **_storage(config.storage)}
     peer_tls = _tls(config.tls, verify=True)
     if config.cluster is not None:
         document["cluster"] = {
@@ -349,10 +349,9 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
     return document
 
 
-def _storage(storage: Storage, directory: Path) -> dict[str, Any]:
+def _storage(storage: Storage) -> dict[str, Any]:
     interval_s = storage.sync_interval_s
     document: dict[str, Any] = {
-        "store_dir": directory,
         "max_file_store": storage.file_bytes_max,
         "max_memory_store": storage.memory_bytes_max,
         "sync_interval": "always" if interval_s is None else _duration(interval_s),

@@ -11,7 +11,8 @@ from muster.bus import api, client
 from muster.pipeline import session
 
 pytestmark = [
-    pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests")
+    pytest.mark.timeout(600),
+    pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests"),
 ]
 
 SCHEMA = "machine string, load double, stream_sequence bigint, fault string"

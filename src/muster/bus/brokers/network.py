@@ -313,29 +313,27 @@ class Network:
                 await one.apply(wired)
 
     async def _ready(self, one: broker.Broker, timeout_s: float) -> None:
+        running = [other for other in self.brokers.values() if other.state is broker.State.RUNNING]
         peers = {
             other.name
-            for other in self.brokers.values()
+            for other in running
             if other is not one and cluster_of(other.config) == cluster_of(one.config)
         }
-        clusters = {
-            other.config.gateway.name
-            for other in self.brokers.values()
-            if one.config.gateway
-            and other.config.gateway
-            and other.config.gateway.name != one.config.gateway.name
-        }
+        clusters = {other.config.gateway.name for other in running if other.config.gateway}
+        expected = peers | (clusters - {one.config.gateway.name} if one.config.gateway else set())
+
+        async def missing() -> set[str]:
+            return expected - {status.far for status in await self._links_of(one) if status.up}
 
         async def joined() -> bool:
-            now = {status.far for status in await self._links_of(one) if status.up}
-            return peers | clusters <= now
+            return not await missing()
 
         try:
             await broker.poll(joined, timeout_s=timeout_s)
         except TimeoutError:
-            missing = peers | clusters - {status.far for status in await self._links_of(one) if status.up}
+            absent = ", ".join(sorted(await missing()))
             raise errors.TimedOut(
-                f"broker {one.name} is not joined to {', '.join(sorted(missing))} after {timeout_s:g} s",
+                f"broker {one.name} is not joined to {absent} after {timeout_s:g} s",
                 hint="see that their ports can be reached, and that their certificates or secrets agree",
             ) from None
         await one.wait_healthy(timeout_s=timeout_s)

@@ -1,0 +1,121 @@
+"""The little HTTP: what it answers, and that strangers cannot hurt it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.bus import http
+from muster.core import errors
+
+
+def routes() -> dict[str, http.Handler]:
+    async def echo(request: http.Request) -> http.Response:
+        return http.json_response({"path": request.path, "query": dict(request.query), "peer": request.peer})
+
+    def fail(_: http.Request) -> http.Response:
+        raise errors.Unavailable("not now")
+
+    return {"/echo": echo, "/fail": fail, "/empty": lambda _: http.Response(204)}
+
+
+async def raw(server: http.Server, text: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    writer.write(text)
+    try:
+        async with asyncio.timeout(5):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_it_answers_and_says_where_it_listens():
+    async with await http.serve(routes()) as server:
+        response = await http.get(f"{server.url}/echo?a=1&b=x%20y&a=2")
+        assert response.status == 200
+        assert response.json() == {"path": "/echo", "query": {"a": "2", "b": "x y"}, "peer": "127.0.0.1"}
+        assert (await http.get(f"{server.url}/empty")).status == 204
+
+
+async def test_errors_of_ours_become_statuses():
+    async with await http.serve(routes()) as server:
+        response = await http.get(f"{server.url}/fail")
+        assert (response.status, response.body) == (503, b"not now\n")
+        assert (await http.get(f"{server.url}/nothing")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
+        (b"HEAD /echo HTTP/1.1\r\n\r\n", b"200"),
+        (b"POST /echo HTTP/1.1\r\n\r\n", b"405"),
+        (b"GET http://other/ HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /echo\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x00\r\n\r\n", b"400"),
+        (b"GET /echo?" + b"a=1&" * 200 + b" HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", b"431"),
+    ],
+)
+async def test_requests_good_and_bad(text, status):
+    async with await http.serve(routes()) as server:
+        assert (await raw(server, text)).split(b" ")[1] == status
+
+
+async def test_a_head_has_no_body():
+    async with await http.serve(routes()) as server:
+        head, _, body = (await raw(server, b"HEAD /echo HTTP/1.1\r\n\r\n")).partition(b"\r\n\r\n")
+        assert body == b""
+        assert b"Content-Length: 0" not in head
+
+
+async def test_who_says_nothing_is_cut_off(monkeypatch):
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.05)
+    async with await http.serve(routes()) as server:
+        assert await raw(server, b"GET /ec") == b""
+
+
+async def test_closing_does_not_wait_for_those_who_say_nothing():
+    server = await http.serve(routes())
+    _, writer = await asyncio.open_connection(server.host, server.port)
+    async with asyncio.timeout(2):
+        await server.close()
+    writer.close()
+
+
+async def test_a_taken_port_is_named():
+    async with await http.serve({}) as server:
+        with pytest.raises(errors.Unavailable, match=f"cannot listen on 127.0.0.1:{server.port}"):
+            await http.serve({}, port=server.port)
+
+
+async def test_who_does_not_answer_or_answers_nonsense_is_named():
+    with pytest.raises(errors.Unavailable, match="does not answer"):
+        await http.get("http://127.0.0.1:9/")
+    with pytest.raises(errors.InvalidInput, match="is not an http"):
+        await http.get("ftp://127.0.0.1/")
+
+    async def nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SMTP ready\r\n\r\n")
+        writer.close()
+
+    other = await asyncio.start_server(nonsense, "127.0.0.1", 0)
+    async with other:
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(errors.InvalidInput, match="did not give an HTTP answer"):
+            await http.get(f"http://127.0.0.1:{port}/")
+
+
+async def test_an_answer_that_is_too_long_is_refused():
+    async with await http.serve({"/": lambda _: http.text("x" * 1000)}) as server:
+        with pytest.raises(errors.LimitExceeded):
+            await http.get(server.url, body_bytes_max=999)
+
+
+@given(st.binary())
+def test_any_bytes_are_a_request_or_a_refusal(head):
+    parsed = http.parse_request(head, "peer")
+    assert isinstance(parsed, http.Response) or parsed[1].path.startswith("/")

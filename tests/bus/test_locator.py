@@ -1,0 +1,287 @@
+"""The locator: how it ranks (pure), and what it does with real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import ipaddress
+import itertools
+import os
+import re
+import signal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.bus import client, http, locator
+from muster.bus.brokers import broker, config, network, ranking, supervision, system
+from muster.core import errors
+from muster.testing.eventually import eventually
+
+HERE = ipaddress.ip_address("10.1.2.3")
+_ids = itertools.count()
+
+
+def candidate(**known: Any) -> ranking.Candidate:
+    number = next(_ids)
+    host = known.pop("host", "10.1.2.9")
+    defaults: dict[str, Any] = {
+        "id": f"N{number}",
+        "name": f"b{number}",
+        "hosts": (ranking.Host(host, host),),
+        "port": 4222,
+        "connections": 100,
+        "connections_max": 1000,
+        "cores": 4,
+        "cpu_share": 0.2,
+        "messages_per_s": 0.0,
+        "uptime_s": 1e6,
+    }
+    return ranking.Candidate(**(defaults | known))
+
+
+def names(choices: list[ranking.Choice]) -> list[str]:
+    return [one.candidate.name for one in choices]
+
+
+# The ranking, by the sentences of section 4 of the paper
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        # the IP address of the requesting client
+        ({"host": "10.1.2.3"}, {"host": "10.1.2.4"}),
+        ({"host": "10.1.2.4"}, {"host": "10.1.9.4"}),
+        ({"host": "10.1.9.4"}, {"host": "10.9.9.4"}),
+        # the number of connections that are still available
+        ({"connections": 10}, {"connections": 500}),
+        ({"connections": 100, "connections_max": 10_000}, {"connections": 100, "connections_max": 200}),
+        # … however near the broker that has none
+        ({"host": "192.0.2.1"}, {"host": "10.1.2.3", "connections": 1000}),
+        ({"host": "192.0.2.1"}, {"host": "10.1.2.3", "connections": 990}),
+        ({"connections": 999}, {"connections": 1000}),
+        # the computing capabilities, and what is left of them
+        ({"cores": 16}, {"cores": 2}),
+        ({"cpu_share": 0.1}, {"cpu_share": 0.6}),
+        ({"host": "192.0.2.1"}, {"host": "10.1.2.3", "cpu_share": 0.95}),
+        ({"messages_per_s": 1000.0}, {"messages_per_s": 700_000.0}),
+        # when a new broker is available, that broker is the best available
+        ({"uptime_s": 5.0, "connections": 0, "cores": 1}, {"cores": 16}),
+        # … until it has taken its share
+        ({"cores": 16, "connections": 100}, {"uptime_s": 5.0, "connections": 300, "cores": 4}),
+        # what is not known is neither for nor against
+        ({"connections": 100}, {"connections": None, "connections_max": None}),
+        ({"connections": None, "connections_max": None}, {"connections": 900}),
+    ],
+)
+def test_the_better_broker_comes_first(better, worse):
+    good, bad = candidate(**better), candidate(**worse)
+    assert names(ranking.rank([bad, good], HERE)) == [good.name, bad.name]
+    assert names(ranking.rank([good, bad], HERE)) == [good.name, bad.name]
+
+
+def test_a_broker_that_leaves_or_cannot_be_reached_is_no_candidate():
+    leaving, loopback = candidate(leaving=True), candidate(host="127.0.0.1")
+    assert ranking.rank([leaving, loopback], HERE) == []
+    assert names(ranking.rank([leaving, loopback], ipaddress.ip_address("127.0.0.1"))) == [loopback.name]
+
+
+def test_a_client_beside_the_locator_is_near_a_broker_beside_the_locator():
+    beside, near = candidate(host="192.0.2.1", beside_locator=True), candidate(host="127.0.0.1", cores=1)
+    asked = ranking.rank([near, beside], ipaddress.ip_address("127.0.0.1"))
+    assert names(asked) == [beside.name, near.name]
+    assert {one.distance for one in asked} == {ranking.Distance.MACHINE}
+
+
+def test_clients_that_were_sent_count_as_connected():
+    one, other = candidate(), candidate(connections=110)
+    assert names(ranking.rank([one, other], HERE))[0] == one.name
+    assert names(ranking.rank([one, other], HERE, sent={one.id: 20}))[0] == other.name
+
+
+def test_the_nearest_of_a_brokers_addresses_is_named_and_the_protocol_asked_for():
+    hosts = (ranking.Host("far.example", "192.0.2.1"), ranking.Host("near.example", "10.1.2.9"))
+    one = candidate(hosts=hosts, tls=True, websocket_port=8443)
+    (choice,) = ranking.rank([one], HERE, protocol=ranking.Protocol.WEBSOCKET)
+    assert choice.url == "wss://near.example:8443"
+    assert ranking.rank([one], HERE, protocol=ranking.Protocol.MQTT) == []
+    (choice,) = ranking.rank([candidate(host="2001:db8::1")], HERE)
+    assert choice.url == "nats://[2001:db8::1]:4222"
+
+
+def test_why_tells_what_counted():
+    (choice,) = ranking.rank([candidate(round_trip_s=0.0004, connections=960, uptime_s=3.0)], HERE)
+    assert choice.why == (
+        "same network; 40 of 1000 connections free; crowded; load 20% of 4 cores; new; answered in 0.4 ms"
+    )
+
+
+addresses = st.ip_addresses().map(str)
+candidates = st.builds(
+    candidate,
+    host=addresses,
+    connections=st.none() | st.integers(0, 2000),
+    connections_max=st.none() | st.integers(0, 2000),
+    cores=st.none() | st.integers(1, 64),
+    cpu_share=st.none() | st.floats(0, 2),
+    messages_per_s=st.none() | st.floats(0, 1e9),
+    uptime_s=st.none() | st.floats(0, 1e9),
+    leaving=st.booleans(),
+)
+
+
+@given(st.lists(candidates, max_size=8), addresses, st.randoms(use_true_random=False))
+def test_any_brokers_are_ranked_the_same_way_whatever_their_order(some, asker, random):
+    where = ranking.parse_address(asker)
+    ranked = ranking.rank(some, where)
+    random.shuffle(some)
+    assert names(ranking.rank(some, where)) == names(ranked)
+    assert {one.candidate.id for one in ranked} <= {one.id for one in some if not one.leaving}
+    full = [one.candidate.connections is not None and _is_full(one.candidate) for one in ranked]
+    assert full == sorted(full)  # whoever has a free slot comes before whoever has none
+
+
+def _is_full(one: ranking.Candidate) -> bool:
+    return bool(one.connections_max) and (one.connections or 0) >= (one.connections_max or 0)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.2.3", "1.2.3.4.5", "::g", "host.example", "1.2.3.4/24"])
+def test_what_is_not_an_address_is_refused(text):
+    with pytest.raises(errors.InvalidInput):
+        ranking.parse_address(text)
+
+
+# With real brokers
+
+ACCESS = system.Access(password="s")
+
+
+@pytest.fixture
+async def trio(tmp_path):
+    settings = network.members(
+        3, tmp_path, storage=None, system_secret="s", connections_max=100, websocket=config.Listener()
+    )
+    async with network.Network(settings, supervise=supervision.NO_RESTART) as three:
+        yield three
+
+
+async def test_one_address_leads_to_all_brokers_and_the_emptiest_comes_first(trio):
+    # Its own short connections may be counted too: so the steps are of five.
+    crowd = ["broker-1"] * 10 + ["broker-2"] * 5
+    clients = [await client.connect([trio[name].url]) for name in crowd]
+    try:
+        async with locator.Locator([trio["broker-1"].url], access=ACCESS) as here:
+            told = (await http.get(f"{here.url}/locate")).json()["brokers"]
+            assert [one["name"] for one in told] == ["broker-3", "broker-2", "broker-1"]
+            best = trio["broker-3"]
+            assert (told[0]["url"], told[0]["host"], told[0]["port"], told[0]["protocol"]) == (
+                best.url,
+                "127.0.0.1",
+                best.config.port,
+                "nats",
+            )
+            assert re.search(r"(90|8\d) of 100 connections free", told[2]["why"])
+            assert await locator.locate(here.url, protocol="websocket", count=1) == [best.websocket_url]
+    finally:
+        for one in clients:
+            await one.close()
+
+
+async def test_a_crowd_that_comes_at_once_is_spread(trio):
+    async with locator.Locator(trio.urls, access=ACCESS, refresh_s=60) as here:
+        firsts = [(await locator.locate(here.url))[0] for _ in range(30)]
+    assert all(8 <= firsts.count(url) <= 12 for url in trio.urls)
+
+
+async def test_a_dead_broker_is_dropped_at_once_and_a_new_one_is_found(trio, tmp_path):
+    async with locator.Locator([trio["broker-1"].url], access=ACCESS, refresh_s=60) as here:
+        assert set(await locator.locate(here.url)) == set(trio.urls)
+        for name in ("broker-1", "broker-3"):  # one of them the only address it was given
+            one = trio[name]
+            assert one.pid
+            os.kill(one.pid, signal.SIGKILL)
+            await one.wait_for(broker.State.FAILED)
+        assert await locator.locate(here.url) == [trio["broker-2"].url]
+    async with locator.Locator([trio["broker-2"].url], access=ACCESS, refresh_s=0) as here:
+        (newcomer,) = network.members(
+            1, tmp_path, prefix="new", storage=None, system_secret="s", connections_max=100
+        )
+        await trio.add(dataclasses.replace(newcomer, cluster=config.Cluster(name="muster")))
+
+        async def first() -> bool:
+            return bool((await locator.locate(here.url))[0] == trio["new-1"].url)
+
+        async with await client.connect([trio["broker-2"].url]):
+            await eventually(first)
+
+
+async def test_a_broker_that_drains_is_not_named(trio):
+    async with locator.Locator(trio.urls, access=ACCESS, refresh_s=0) as here:
+        leaving = trio["broker-2"]
+        async with await client.connect([leaving.url]):
+            stopping = asyncio.create_task(leaving.stop(drain_s=10))
+
+            async def gone() -> bool:
+                return leaving.url not in await locator.locate(here.url)
+
+            await eventually(gone)
+            await stopping
+
+
+async def test_without_the_system_account_it_still_finds_all_that_live(trio):
+    async with locator.Locator([trio["broker-3"].url]) as here:
+        assert set(await locator.locate(here.url)) == set(trio.urls)
+
+
+async def test_it_holds_no_connection_between_two_questions(trio):
+    async with locator.Locator(trio.urls, access=ACCESS, refresh_s=0) as here:
+        await locator.locate(here.url)
+
+        async def none() -> bool:
+            pages = [await one.ask("varz") for one in trio.brokers.values()]
+            return all(page["connections"] == 0 for page in pages)
+
+        await eventually(none)
+
+
+async def test_any_of_several_locators_will_do(trio):
+    async with locator.Locator(trio.urls) as first, locator.Locator(trio.urls) as second:
+        await first.stop()
+        both = ["http://127.0.0.1:9", second.url]
+        assert set(await locator.locate(both)) == set(trio.urls)
+        await second.stop()
+        with pytest.raises(errors.Unavailable, match="no locator could help"):
+            await locator.locate(both)
+    with pytest.raises(errors.Unavailable, match="none was named"):
+        await locator.locate([])
+
+
+async def test_questions_that_make_no_sense_are_refused_and_nothing_else_happens(trio):
+    async with locator.Locator(trio.urls) as here:
+        for query, complaint in (
+            ("client=nonsense", "is not an address"),
+            ("protocol=smtp", "cannot make sense"),
+            ("count=many", "cannot make sense"),
+        ):
+            response = await http.get(f"{here.url}/locate?{query}")
+            assert response.status == 400
+            assert complaint in response.body.decode()
+        response = await http.get(f"{here.url}/locate?client=192.0.2.1")
+        assert response.status == 503  # our brokers are on loopback: that client could not reach them
+        assert (await http.get(f"{here.url}/elsewhere")).status == 404
+        assert set(await locator.locate(here.url)) == set(trio.urls)
+
+
+async def test_when_no_broker_lives_it_says_so():
+    async with locator.Locator(["nats://127.0.0.1:9"]) as here:
+        with pytest.raises(errors.Unavailable, match="could use answers"):
+            await locator.locate(here.url)
+
+
+@pytest.mark.parametrize("url", ["nats://", "nats://host:notaport", "//"])
+def test_a_locator_refuses_what_is_not_an_address(url):
+    with pytest.raises(errors.InvalidInput):
+        locator.Locator([url])

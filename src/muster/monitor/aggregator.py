@@ -1,0 +1,347 @@
+"""What a channel does with what it receives: check it, count it once, hold it, and let interpreters decide.
+
+Pure: bytes and times in, `Forward`s out.  Three things come in, and each may be rubbish: single node reports
+as JSON (the fast path: only put aside, and decoded a thousand at a time), Arrow batches of rows from channels
+below, and Arrow batches of summaries.  Whatever is refused is counted by reason in `dropped`; nothing raises.
+
+**Counted once.**  A report is named by (machine, boot, sequence).  For each machine the highest sequence and
+the 64 before it are remembered, so that a repeat is seen however many channels it came through, and what
+arrives out of order is not taken for one.  What is older than that cannot be told from a repeat and is
+dropped as ``late``.  The memory is bounded: past ``machines_max``, those heard of longest ago are forgotten.
+A batch is named by (channel, boot, sequence) likewise, for summaries, of which the rows have no names.
+
+**Partial.**  An aggregate says that it is partial if a machine that was due did not report, if anything but a
+repeat was dropped here, or if something that went into it said so of itself.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from muster.core import errors, messages, reports
+from muster.monitor import interpreters, protocol
+
+CHUNK_ROWS = 1000
+SEQUENCES_KEPT = 64
+_KEPT = (1 << SEQUENCES_KEPT) - 1
+MISSING_AFTER_PERIODS = 2
+FORGET_AFTER_PERIODS = 6
+LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    rows_max: int = 1_000_000  # held at once
+    rows_per_message: int = 5_000
+    machines_max: int = 400_000  # remembered
+    ahead_s: float = 60.0  # a report from further in the future is refused
+    age_s: float = 7 * 86400.0  # and one that is older than this
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One message to send on."""
+
+    subscription: interpreters.Subscription
+    batch: pa.RecordBatch
+    facts: reports.Facts
+
+    def encode(self, compression: str | None = None) -> bytes:
+        return reports.encode(self.batch, self.facts, compression=compression)
+
+
+# boot, highest sequence, bits of the sequences below it, when it was last heard of, its period in ms
+_Known = tuple[int, int, int, int, float]
+
+
+class Aggregator:
+    def __init__(
+        self,
+        name: str,
+        boot: int,
+        subscriptions: Sequence[interpreters.Subscription],
+        *,
+        limits: Limits | None = None,
+        load: Callable[[str], interpreters.Interpreter] = interpreters.load,
+    ) -> None:
+        self.dropped: collections.Counter[str] = collections.Counter()  # rows, by reason, since the start
+        self.received = 0  # rows, good and bad
+        self.groups: set[str] = set()  # of the last holding time
+        self.level = 1
+        self._name, self._boot = name, boot
+        self._limits = limits or Limits()
+        self._interpreters = [
+            (label, load(label), [one for one in subscriptions if one.interpreter == label])
+            for label in dict.fromkeys(one.interpreter for one in subscriptions)
+        ]
+        self._raw: list[tuple[str, bytes]] = []
+        self._rows: list[pa.RecordBatch] = []
+        self._row_count = 0
+        self._summaries: list[pa.RecordBatch] = []
+        self._young: dict[str, _Known] = {}
+        self._old: dict[str, _Known] = {}
+        self._batches: dict[str, tuple[int, int, int]] = {}
+        self._told = collections.Counter[str]()  # of what was dropped, here or below, not yet sent on
+        self._below = collections.Counter[str]()
+        self._partial_below = False
+        self._levels_below = 0
+        self._missing_below: dict[str, int] = {}
+        self._from_ms: int | None = None
+        self._sequence = 0
+
+    @property
+    def held(self) -> int:
+        return self._row_count + len(self._raw) + sum(one.num_rows for one in self._summaries)
+
+    @property
+    def machines(self) -> int:
+        return len(self._young) + sum(one not in self._young for one in self._old)
+
+    def take(self, sender: str, data: bytes, now_ms: int) -> None:
+        """One node report. Mostly this only puts it aside."""
+        self.received += 1
+        if len(data) > protocol.MAX_REPORT_BYTES:
+            self.dropped["too-large"] += 1
+        elif self._row_count + len(self._raw) >= self._limits.rows_max:
+            self.dropped["overload"] += 1
+        else:
+            self._raw.append((sender, data))
+            if len(self._raw) >= CHUNK_ROWS:
+                self.settle(now_ms)
+
+    def settle(self, now_ms: int) -> None:
+        """Decode what was put aside."""
+        raw, self._raw = self._raw, []
+        good: list[messages.NodeReport] = []
+        dropped = self.dropped
+        first_ms = now_ms - int(self._limits.age_s * 1000)
+        last_ms = now_ms + int(self._limits.ahead_s * 1000)
+        for sender, data in raw:
+            try:
+                row = messages.decode(data, messages.NodeReport)
+            except errors.MusterError as error:
+                dropped[error.code] += 1
+                continue
+            machine = row.machine
+            if machine != sender and not machine.startswith(f"{sender}."):
+                dropped["forged"] += 1
+            elif not first_ms <= row.at_ms <= last_ms:
+                dropped["from-the-future" if row.at_ms > last_ms else "too-old"] += 1
+            elif self._is_new(machine, row.boot, row.sequence, now_ms, row.period_s * 1000):
+                good.append(row)
+        if good:
+            self._hold(reports.to_batch(good), now_ms)
+
+    def take_batch(self, sender: str, data: bytes, now_ms: int) -> None:
+        """Rows or summaries from a channel below."""
+        try:
+            batch, facts = reports.decode(data)
+        except errors.MusterError as error:
+            self.received += 1
+            self.dropped[error.code] += 1
+            return
+        self.received += batch.num_rows
+        if facts.channel != sender:
+            self.dropped["forged"] += batch.num_rows
+            return
+        if not self._is_new_batch(sender, facts.boot, facts.sequence):
+            self.dropped["duplicate-batch"] += batch.num_rows
+            return
+        if self._row_count + batch.num_rows > self._limits.rows_max:
+            self.dropped["overload"] += batch.num_rows
+            return
+        self._below.update(facts.dropped)
+        self._partial_below |= facts.partial
+        self._levels_below = max(self._levels_below, facts.level)
+        if facts.schema == reports.SUMMARY_SCHEMA:
+            self._missing_below[sender] = facts.missing  # of whose machines nothing is known here
+            self._take_summaries(batch, now_ms)
+        elif (fresh := self._fresh_rows(batch, now_ms)).num_rows:
+            self._hold(fresh, now_ms)
+
+    def flush(self, now_ms: int) -> list[Forward]:
+        """The holding time is over: what goes to whom."""
+        self.settle(now_ms)
+        missing = self._missing(now_ms) + sum(self._missing_below.values())
+        if not self._rows and not self._summaries:
+            return []
+        lost = self.dropped + self._below - self._told
+        partial = bool(missing or self._partial_below or any(reason not in LOSSLESS for reason in lost))
+        held = interpreters.Held(
+            rows=_table(self._rows, reports.node_schema(), partial=partial),
+            summaries=_table(self._summaries, reports.summary_schema()),
+            from_ms=self._from_ms or now_ms,
+            to_ms=now_ms,
+            partial=partial,
+        )
+        self.groups = set(pc.unique(held.rows.column("group")).to_pylist())
+        self.level = self._levels_below + 1
+        forwards = [
+            forward
+            for label, interpreter, subscriptions in self._interpreters
+            for emission in self._interpreted(interpreter, held, subscriptions)
+            for forward in self._messages(label, emission, held, dict(lost), missing)
+        ]
+        self._told += lost
+        self._rows, self._summaries, self._row_count = [], [], 0
+        self._from_ms, self._partial_below = None, False
+        return forwards
+
+    def _interpreted(
+        self,
+        interpreter: interpreters.Interpreter,
+        held: interpreters.Held,
+        subscriptions: Sequence[interpreters.Subscription],
+    ) -> Iterable[interpreters.Emission]:
+        try:
+            return [one for one in interpreter.interpret(held, subscriptions) if one.table.num_rows]
+        except Exception:  # noqa: BLE001  (a plug-in's fault costs what was held, never the channel)
+            self.dropped["interpreter-failed"] += held.rows.num_rows + held.summaries.num_rows
+            return []
+
+    def _messages(
+        self,
+        label: str,
+        emission: interpreters.Emission,
+        held: interpreters.Held,
+        lost: dict[str, int],
+        missing: int,
+    ) -> Iterable[Forward]:
+        for batch in emission.table.combine_chunks().to_batches(max_chunksize=self._limits.rows_per_message):
+            self._sequence += 1
+            facts = reports.Facts(
+                schema=emission.schema,
+                channel=self._name,
+                boot=self._boot,
+                sequence=self._sequence,
+                interpreter=label,
+                level=self.level,
+                held_from_ms=held.from_ms,
+                held_to_ms=held.to_ms,
+                machines=self.machines,
+                missing=missing,
+                dropped=lost,
+                partial=held.partial,
+            )
+            lost = {}  # told once
+            yield Forward(emission.subscription, batch, facts)
+
+    def _hold(self, batch: pa.RecordBatch, now_ms: int) -> None:
+        self._rows.append(batch)
+        self._row_count += batch.num_rows
+        if self._from_ms is None:
+            self._from_ms = now_ms
+
+    def _take_summaries(self, batch: pa.RecordBatch, now_ms: int) -> None:
+        try:
+            for row in batch.select(["count", "sum", "min", "max", "sketch", "machines"]).to_pylist():
+                interpreters.Summary.of_row(row)
+        except errors.MusterError as error:
+            self.dropped[error.code] += batch.num_rows
+            return
+        self._summaries.append(batch)
+        if self._from_ms is None:
+            self._from_ms = now_ms
+
+    def _fresh_rows(self, batch: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+        if not _all_finite(batch):
+            self.dropped["malformed"] += batch.num_rows
+            return batch.slice(0, 0)
+        at_us = batch.column("reported_at").cast(pa.int64())
+        bounds = pc.min_max(at_us).as_py()
+        last_us = (now_ms + int(self._limits.ahead_s * 1000)) * 1000
+        first_us = (now_ms - int(self._limits.age_s * 1000)) * 1000
+        if bounds["max"] > last_us or bounds["min"] < first_us:
+            good = pc.and_(pc.less_equal(at_us, last_us), pc.greater_equal(at_us, first_us))
+            ahead = pc.sum(pc.greater(at_us, last_us)).as_py()
+            self.dropped["from-the-future"] += ahead
+            self.dropped["too-old"] += batch.num_rows - ahead - pc.sum(good).as_py()
+            batch = batch.filter(good)
+        is_new = self._is_new
+        fresh = [
+            is_new(machine, boot, sequence, now_ms, period_s * 1000)
+            for machine, boot, sequence, period_s in zip(
+                batch.column("machine").to_pylist(),
+                batch.column("boot").to_pylist(),
+                batch.column("sequence").to_pylist(),
+                batch.column("period_s").to_pylist(),
+                strict=True,
+            )
+        ]
+        return batch if all(fresh) else batch.filter(pa.array(fresh, pa.bool_()))
+
+    def _is_new(self, machine: str, boot: int, sequence: int, now_ms: int, period_ms: float) -> bool:
+        known = self._young.get(machine)
+        if known is None:
+            known = self._old.get(machine)
+            if len(self._young) * 2 >= self._limits.machines_max:
+                self._old, self._young = self._young, {}
+        mask = 1
+        if known is not None and boot <= known[0]:
+            if boot < known[0]:
+                self.dropped["late"] += 1
+                return False
+            high = known[1]
+            ahead = sequence - high
+            if ahead > 0:
+                mask = (known[2] << ahead | 1) & _KEPT if ahead < SEQUENCES_KEPT else 1
+            else:
+                if -ahead >= SEQUENCES_KEPT or known[2] >> -ahead & 1:
+                    self.dropped["late" if -ahead >= SEQUENCES_KEPT else "duplicate"] += 1
+                    return False
+                mask, sequence = known[2] | 1 << -ahead, high
+        self._young[machine] = (boot, sequence, mask, now_ms, period_ms)
+        return True
+
+    def _is_new_batch(self, sender: str, boot: int, sequence: int) -> bool:
+        known_boot, high, mask = self._batches.get(sender, (-1, 0, 0))
+        if boot < known_boot:
+            return False
+        if boot > known_boot:
+            high, mask = sequence, 0
+        ahead = sequence - high
+        if ahead > 0:
+            mask = mask << ahead & _KEPT if ahead < SEQUENCES_KEPT else 0
+            high, ahead = sequence, 0
+        if -ahead >= SEQUENCES_KEPT or mask >> -ahead & 1:
+            return False
+        self._batches[sender] = (boot, high, mask | 1 << -ahead)
+        return True
+
+    def _missing(self, now_ms: int) -> int:
+        """Machines that were due. One that has been silent for long is no longer expected here."""
+        missing = 0
+        for known in (self._young, self._old):
+            gone = []
+            for machine, (_, _, _, heard_ms, period_ms) in known.items():
+                silent_ms = now_ms - heard_ms
+                if silent_ms > MISSING_AFTER_PERIODS * period_ms and (
+                    known is self._young or machine not in self._young
+                ):
+                    if silent_ms > FORGET_AFTER_PERIODS * period_ms:
+                        gone.append(machine)
+                    else:
+                        missing += 1
+            for machine in gone:
+                del known[machine]
+        return missing
+
+
+def _table(batches: list[pa.RecordBatch], schema: pa.Schema, *, partial: bool = False) -> pa.Table:
+    table = pa.Table.from_batches(batches, schema=schema)
+    if not partial:
+        return table
+    place = schema.get_field_index("partial")
+    return table.set_column(place, schema.field(place), pa.repeat(pa.scalar(True), table.num_rows))
+
+
+def _all_finite(batch: pa.RecordBatch) -> bool:
+    services = batch.column("services").flatten()
+    figures = [batch.column(name) for name in reports.STANDARD_METRICS]
+    figures += [batch.column("extra").items, services.field("metrics").items]
+    return all(pc.all(pc.is_finite(one)).as_py() is not False for one in figures)

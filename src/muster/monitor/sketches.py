@@ -1,0 +1,194 @@
+"""Two small mergeable summaries: quantiles with a known relative error, and how many different names.
+
+`Quantiles` counts values in buckets whose bounds grow by a constant factor (the DDSketch idea), so that any
+quantile is off by at most `RELATIVE_ERROR` of itself, whatever the values are and however often sketches are
+merged.  With more than `BUCKETS_MAX` buckets, those nearest to zero are joined: high quantiles stay right.
+
+`Distinct` keeps hashes of names while they are few, and is exact then; beyond `EXACT_MAX` it keeps the
+registers of a HyperLogLog, with a standard error of about 1.6 %.
+
+Merging is associative, commutative and has an empty value, so it does not matter in which tree it is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from muster.core import messages
+
+RELATIVE_ERROR = 0.01
+BUCKETS_MAX = 2048
+EXACT_MAX = 256
+
+_GROWTH = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
+_REGISTERS = 4096
+_INDEX_BITS = 12
+
+_Bucket = Annotated[int, msgspec.Meta(ge=-40_000, le=40_000)]
+_Buckets = dict[_Bucket, messages.Count]
+_quantiles = msgspec.msgpack.Decoder(tuple[messages.Count, _Buckets, _Buckets])
+
+
+class Quantiles:
+    """Of finite numbers."""
+
+    __slots__ = ("_above", "_below", "_zeros")
+
+    def __init__(self) -> None:
+        self._zeros = 0
+        self._above: dict[int, int] = {}
+        self._below: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, values: npt.ArrayLike) -> Quantiles:
+        sketch = cls()
+        found = np.asarray(values, np.float64)
+        sketch._zeros = int(np.count_nonzero(found == 0))
+        sketch._above = _bucketed(found[found > 0])
+        sketch._below = _bucketed(-found[found < 0])
+        sketch._bound()
+        return sketch
+
+    @property
+    def count(self) -> int:
+        return self._zeros + sum(self._above.values()) + sum(self._below.values())
+
+    def merge(self, other: Quantiles) -> None:
+        self._zeros += other._zeros
+        _add(self._above, other._above)
+        _add(self._below, other._below)
+        self._bound()
+
+    def quantile(self, share: float) -> float | None:
+        """The value below which ``share`` of all lie; None of none."""
+        rank = share * (self.count - 1)
+        seen = 0
+        for bucket in sorted(self._below, reverse=True):
+            seen += self._below[bucket]
+            if seen > rank:
+                return -_middle(bucket)
+        seen += self._zeros
+        if seen > rank:
+            return 0.0
+        for bucket in sorted(self._above):
+            seen += self._above[bucket]
+            if seen > rank:
+                return _middle(bucket)
+        return None
+
+    def __bytes__(self) -> bytes:
+        return msgspec.msgpack.encode((self._zeros, self._above, self._below))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Quantiles:
+        sketch = cls()
+        try:
+            sketch._zeros, sketch._above, sketch._below = _quantiles.decode(data)
+        except msgspec.MsgspecError as error:
+            raise messages.Malformed(f"not a sketch of quantiles: {str(error)[:100]}") from error
+        sketch._bound()
+        return sketch
+
+    def _bound(self) -> None:
+        for buckets in (self._above, self._below):
+            if len(buckets) > BUCKETS_MAX:
+                nearest = sorted(buckets)
+                joined = nearest[len(nearest) - BUCKETS_MAX]
+                for bucket in nearest[: len(nearest) - BUCKETS_MAX]:
+                    buckets[joined] += buckets.pop(bucket)
+
+
+def _bucketed(values: npt.NDArray[np.float64]) -> dict[int, int]:
+    places, counts = np.unique(np.ceil(np.log(values) / _GROWTH).astype(np.int64), return_counts=True)
+    return dict(zip(places.tolist(), counts.tolist(), strict=True))
+
+
+def _middle(bucket: int) -> float:
+    """Within the error of both ends of the bucket."""
+    return math.exp(min(bucket * _GROWTH, 709.0)) * (1 - RELATIVE_ERROR)
+
+
+def _add(into: dict[int, int], other: Mapping[int, int]) -> None:
+    for bucket, count in other.items():
+        into[bucket] = into.get(bucket, 0) + count
+
+
+class Distinct:
+    __slots__ = ("_exact", "_registers")
+
+    def __init__(self) -> None:
+        self._exact: set[int] | None = set()
+        self._registers: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Distinct:
+        sketch = cls()
+        sketch._take({_hash(name) for name in names})
+        return sketch
+
+    def merge(self, other: Distinct) -> None:
+        if other._exact is not None:
+            self._take(other._exact)
+        else:
+            self._grow()
+            np.maximum(self._registers, other._registers, out=self._registers)
+
+    def count(self) -> int:
+        if self._exact is not None:
+            return len(self._exact)
+        empty = int(np.count_nonzero(self._registers == 0))
+        inverse = float(np.sum(2.0 ** -self._registers.astype(float)))
+        raw = 0.7213 / (1 + 1.079 / _REGISTERS) * _REGISTERS**2 / inverse
+        if raw <= 2.5 * _REGISTERS and empty:
+            raw = _REGISTERS * math.log(_REGISTERS / empty)  # better while many registers are empty
+        return round(raw)
+
+    def __bytes__(self) -> bytes:
+        if self._exact is not None:
+            return np.sort(np.fromiter(self._exact, np.uint64, len(self._exact))).tobytes()
+        return self._registers.tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Distinct:
+        sketch = cls()
+        if len(data) <= 8 * EXACT_MAX and len(data) % 8 == 0:
+            sketch._exact = set(np.frombuffer(data, np.uint64).tolist())
+        elif len(data) == _REGISTERS:
+            sketch._exact = None
+            sketch._registers = np.minimum(np.frombuffer(data, np.uint8), 64 - _INDEX_BITS + 1)
+        else:
+            raise messages.Malformed(f"{len(data)} bytes are no count of different names")
+        return sketch
+
+    def _take(self, hashes: set[int]) -> None:
+        if self._exact is not None:
+            self._exact |= hashes
+            if len(self._exact) > EXACT_MAX:
+                self._grow()
+        else:
+            self._register(hashes)
+
+    def _grow(self) -> None:
+        if self._exact is not None:
+            hashes, self._exact = self._exact, None
+            self._registers = np.zeros(_REGISTERS, np.uint8)
+            self._register(hashes)
+
+    def _register(self, hashes: set[int]) -> None:
+        found: npt.NDArray[Any] = np.fromiter(hashes, np.uint64, len(hashes))
+        places = (found >> np.uint64(64 - _INDEX_BITS)).astype(np.int64)
+        rest = found & np.uint64((1 << (64 - _INDEX_BITS)) - 1)
+        # How many leading zeros the remaining 52 bits have, plus one; exact, since 52 bits fit a float.
+        ranks = (64 - _INDEX_BITS + 1) - np.frexp(rest.astype(np.float64))[1]
+        np.maximum.at(self._registers, places, ranks.astype(np.uint8))
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.core import messages, reports
+from muster.monitor import aggregator, interpreters
+
+NOW_MS = 1_700_000_000_000
+
+
+def node(machine: str, sequence: int = 1, **more: Any) -> messages.NodeReport:
+    fields = {"at_ms": NOW_MS, "period_s": 10.0, "metrics": {"cpu_percent": 5.0}, **more}
+    return messages.NodeReport(machine=machine, sequence=sequence, **fields)
+
+
+def make(
+    name: str = "c", interpreter: str = "concat", where: str = "", **limits: Any
+) -> aggregator.Aggregator:
+    to = interpreters.Subscription("up", ("root",), interpreter=interpreter, where=where)
+    return aggregator.Aggregator(name, 1, [to], limits=aggregator.Limits(**limits))
+
+
+def give(channel: aggregator.Aggregator, *rows: messages.NodeReport, now_ms: int = NOW_MS) -> None:
+    for row in rows:
+        channel.take(row.machine, messages.encode(row), now_ms)
+
+
+def rows_of(forwards: list[aggregator.Forward]) -> list[messages.NodeReport]:
+    return [row for forward in forwards for row in reports.from_batch(forward.batch)]
+
+
+def test_reports_are_held_until_the_time_is_over_and_go_on_in_full():
+    channel = make()
+    sent = [node("a"), node("b", services=(messages.ServiceReport(name="db", metrics={"queries_s": 3.0}),))]
+    give(channel, *sent)
+    assert channel.held == 2
+    forwards = channel.flush(NOW_MS + 5)
+    assert rows_of(forwards) == sent
+    assert forwards[0].facts.machines == 2
+    assert not forwards[0].facts.partial
+    assert channel.flush(NOW_MS + 10) == []
+
+
+def test_a_message_has_a_bounded_number_of_rows():
+    channel = make(rows_per_message=100)
+    give(channel, *(node(f"m{i}") for i in range(250)))
+    forwards = channel.flush(NOW_MS)
+    assert [one.batch.num_rows for one in forwards] == [100, 100, 50]
+    assert [one.facts.sequence for one in forwards] == [1, 2, 3]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32))
+def test_nothing_is_counted_twice_or_lost_when_children_move_about(seed):
+    """Machines send through any of three channels, repeat themselves, and channels repeat batches."""
+    chance = random.Random(seed)
+    leaves = [make(f"c{i}") for i in range(3)]
+    root = make("top")
+    sent, seen = [], []
+    for sequence in range(1, 13):
+        for machine in ("a", "b", "c", "d"):
+            row = node(machine, sequence)
+            sent.append(row)
+            for leaf in chance.choices(leaves, k=chance.choice([1, 1, 2, 3])):
+                give(leaf, row)
+        for leaf in chance.sample(leaves, chance.choice([0, 1, 3])):
+            for forward in leaf.flush(NOW_MS):
+                for _ in range(chance.choice([1, 1, 2])):
+                    root.take_batch(f"c{leaves.index(leaf)}", forward.encode(), NOW_MS)
+        if chance.random() < 0.4:
+            seen += rows_of(root.flush(NOW_MS))
+    for leaf in leaves:
+        for forward in leaf.flush(NOW_MS):
+            root.take_batch(f"c{leaves.index(leaf)}", forward.encode(), NOW_MS)
+    seen += rows_of(root.flush(NOW_MS))
+    assert sorted((r.machine, r.sequence) for r in seen) == sorted((r.machine, r.sequence) for r in sent)
+    assert set(root.dropped) <= {"duplicate", "duplicate-batch"}
+
+
+def test_a_restarted_sensor_begins_anew():
+    channel = make()
+    give(channel, node("a", 5, boot=1), node("a", 1, boot=2), node("a", 6, boot=1), node("a", 1, boot=2))
+    assert [(r.boot, r.sequence) for r in rows_of(channel.flush(NOW_MS))] == [(1, 5), (2, 1)]
+    assert channel.dropped == {"late": 1, "duplicate": 1}
+
+
+def test_out_of_order_is_not_a_repeat_but_too_far_back_cannot_be_told():
+    channel = make()
+    give(channel, node("a", 100), node("a", 98), node("a", 99), node("a", 98), node("a", 30))
+    assert sorted(r.sequence for r in rows_of(channel.flush(NOW_MS))) == [98, 99, 100]
+    assert channel.dropped == {"duplicate": 1, "late": 1}
+
+
+def test_a_silent_machine_makes_the_aggregate_partial_until_it_is_forgotten():
+    channel = make()
+    give(channel, node("a"), node("b"))
+    assert not channel.flush(NOW_MS)[0].facts.partial
+    later = NOW_MS + 21_000
+    give(channel, node("a", 2, at_ms=later), now_ms=later)
+    forward = channel.flush(later)[0]
+    assert (forward.facts.partial, forward.facts.missing) == (True, 1)
+    assert forward.batch.column("partial").to_pylist() == [True]
+    much_later = NOW_MS + 100_000
+    give(channel, node("a", 3, at_ms=much_later), now_ms=much_later)
+    assert channel.flush(much_later)[0].facts.missing == 0
+    assert channel.machines == 1
+
+
+def test_what_was_dropped_is_told_once_and_passed_up():
+    leaf, root = make("c"), make("top")
+    leaf.take("a", b"{", NOW_MS)
+    give(leaf, node("a"))
+    for forward in leaf.flush(NOW_MS):
+        assert forward.facts.dropped == {"malformed": 1}
+        root.take_batch("c", forward.encode(), NOW_MS)
+    above = root.flush(NOW_MS)[0].facts
+    assert (above.dropped, above.partial, above.level) == ({"malformed": 1}, True, 2)
+    give(leaf, node("a", 2))
+    assert leaf.flush(NOW_MS)[0].facts.dropped == {}
+
+
+def test_memory_is_bounded():
+    channel = make(rows_max=50, machines_max=20)
+    give(channel, *(node(f"m{i}") for i in range(80)))
+    assert channel.held == 50
+    assert channel.dropped["overload"] == 30
+    channel.flush(NOW_MS)
+    assert channel.machines <= 20
+
+
+HOSTILE = {
+    "malformed": messages.encode(node("a"))[:-9],
+    "too-large": b"x" * (10 << 20),
+    "unknown-kind": messages.encode(node("a")).replace(b"node-report/1", b"node-report/9"),
+    "from-the-future": messages.encode(node("a", at_ms=NOW_MS + 3_600_000)),
+    "too-old": messages.encode(node("a", at_ms=0)),
+    "forged": messages.encode(node("b")),
+}
+
+
+@pytest.mark.parametrize("reason", HOSTILE)
+def test_a_hostile_report_is_counted_and_nothing_else(reason):
+    channel = make()
+    channel.take("a", HOSTILE[reason], NOW_MS)
+    give(channel, node("a", 2))
+    assert [r.sequence for r in rows_of(channel.flush(NOW_MS))] == [2]
+    assert channel.dropped == {reason: 1}
+
+
+def arrow(*rows: messages.NodeReport, channel: str = "x", batch: Any = None, sequence: int = 1) -> bytes:
+    facts = reports.Facts(channel=channel, sequence=sequence)
+    return reports.encode(reports.to_batch(rows) if batch is None else batch, facts)
+
+
+def test_hostile_batches_are_counted_and_nothing_else():
+    channel = make()
+    good = arrow(node("a"))
+    odd = reports.to_batch([node("a")])
+    place = odd.schema.get_field_index("cpu_percent")
+    infinite = odd.set_column(place, "cpu_percent", pa.array([float("inf")]))
+    channel.take_batch("x", good[:100], NOW_MS)
+    channel.take_batch("x", b"z" * (10 << 20), NOW_MS)
+    channel.take_batch("y", good, NOW_MS)
+    channel.take_batch("x", arrow(batch=infinite, sequence=2), NOW_MS)
+    channel.take_batch("x", arrow(node("a", at_ms=NOW_MS * 2), node("b", at_ms=1), sequence=3), NOW_MS)
+    channel.take_batch("x", good, NOW_MS)
+    channel.take_batch("x", good, NOW_MS)
+    assert rows_of(channel.flush(NOW_MS)) == [node("a")]
+    assert channel.dropped == {
+        "malformed": 2,
+        "too-large": 1,
+        "forged": 1,
+        "from-the-future": 1,
+        "too-old": 1,
+        "duplicate-batch": 1,
+    }
+
+
+def test_a_subscription_picks_rows_by_a_predicate():
+    channel = make(where="group = 'web' AND cpu_percent > 50")
+    give(
+        channel,
+        node("a", group="web", metrics={"cpu_percent": 90.0}),
+        node("b", group="web", metrics={"cpu_percent": 10.0}),
+        node("c", group="db", metrics={"cpu_percent": 90.0}),
+        node("d", group="web", metrics={}),
+    )
+    assert [r.machine for r in rows_of(channel.flush(NOW_MS))] == ["a"]
+
+
+class Odd:
+    def interpret(self, held, subscriptions):
+        raise ValueError("no")
+
+
+def test_an_interpreter_that_fails_costs_what_was_held_and_is_counted():
+    to = interpreters.Subscription("up", ("root",), interpreter="tests.monitor.test_aggregator:odd")
+    channel = aggregator.Aggregator("c", 1, [to, interpreters.Subscription("also", ("root",))])
+    give(channel, node("a"))
+    assert [one.subscription.name for one in channel.flush(NOW_MS)] == ["also"]
+    assert channel.dropped == {"interpreter-failed": 1}
+
+
+odd = Odd()
+
+
+def merged(forwards: list[aggregator.Forward]) -> dict[tuple[str, str], interpreters.Summary]:
+    return {
+        (row["group"], row["metric"]): interpreters.Summary.of_row(row)
+        for forward in forwards
+        for row in forward.batch.to_pylist()
+    }
+
+
+def test_merge_gives_the_same_in_a_tree_as_at_once():
+    chance = random.Random(5)
+    rows = [
+        node(f"m{i % 40}", i, group=chance.choice(["web", "db"]), metrics={"cpu_percent": i / 3, "own": 1.0})
+        for i in range(1, 301)
+    ]
+    flat = make("flat", "merge")
+    give(flat, *rows)
+    leaves, top = [make(f"c{i}", "merge") for i in range(3)], make("top", "merge")
+    for number, row in enumerate(rows):
+        give(leaves[number % 3], row)
+    for number, leaf in enumerate(leaves):
+        for forward in leaf.flush(NOW_MS):
+            for _ in range(2):  # a repeat changes nothing
+                top.take_batch(f"c{number}", forward.encode(), NOW_MS)
+    one, tree = merged(flat.flush(NOW_MS)), merged(top.flush(NOW_MS))
+    assert one.keys() == tree.keys()
+    for key, summary in one.items():
+        other = tree[key]
+        assert (other.count, other.min, other.max) == (summary.count, summary.min, summary.max)
+        assert other.sum == pytest.approx(summary.sum)
+        assert other.sketch.quantile(0.95) == summary.sketch.quantile(0.95)
+        assert other.machines.count() == summary.machines.count()
+    assert sum(one[group, interpreters.ALL_REPORTS].count for group in ("web", "db")) == 300
+    assert tree["web", "own"].rollup().p50 == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_broken_sketch_is_counted():
+    channel = make("top", "merge")
+    batch = pa.RecordBatch.from_pylist(
+        [
+            {"group": "g", "zone": "z", "metric": "m", "from": 1, "to": 2, "count": 1, "sum": 1.0, "min": 1.0}
+            | {"max": 1.0, "sketch": b"?", "machines": b"", "partial": False}
+        ],
+        schema=reports.summary_schema(),
+    )
+    facts = reports.Facts(channel="x", schema=reports.SUMMARY_SCHEMA)
+    channel.take_batch("x", reports.encode(batch, facts), NOW_MS)
+    assert channel.flush(NOW_MS) == []
+    assert channel.dropped == {"malformed": 1}
+
+
+def test_an_unknown_interpreter_says_what_there_is():
+    with pytest.raises(Exception, match="concat, merge"):
+        interpreters.load("average")

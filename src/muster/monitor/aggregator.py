@@ -83,6 +83,7 @@ class Aggregator:
         self._rows: list[pa.RecordBatch] = []
         self._row_count = 0
         self._summaries: list[pa.RecordBatch] = []
+        self._summary_count = 0
         self._young: dict[str, _Known] = {}
         self._old: dict[str, _Known] = {}
         self._batches: dict[str, tuple[int, int, int]] = {}
@@ -96,7 +97,8 @@ class Aggregator:
 
     @property
     def held(self) -> int:
-        return self._row_count + len(self._raw) + sum(one.num_rows for one in self._summaries)
+        """Rows, of reports and of summaries."""
+        return self._row_count + len(self._raw) + self._summary_count
 
     @property
     def machines(self) -> int:
@@ -152,7 +154,7 @@ class Aggregator:
         if not self._is_new_batch(sender, facts.boot, facts.sequence):
             self.dropped["duplicate-batch"] += batch.num_rows
             return
-        if self._row_count + batch.num_rows > self._limits.rows_max:
+        if self.held + batch.num_rows > self._limits.rows_max:
             self.dropped["overload"] += batch.num_rows
             return
         self._below.update(facts.dropped)
@@ -188,7 +190,8 @@ class Aggregator:
             for forward in self._messages(label, emission, held, dict(lost), missing)
         ]
         self._told += lost
-        self._rows, self._summaries, self._row_count = [], [], 0
+        self._rows, self._summaries = [], []
+        self._row_count = self._summary_count = 0
         self._from_ms, self._partial_below = None, False
         return forwards
 
@@ -245,6 +248,7 @@ class Aggregator:
             self.dropped[error.code] += batch.num_rows
             return
         self._summaries.append(batch)
+        self._summary_count += batch.num_rows
         if self._from_ms is None:
             self._from_ms = now_ms
 

@@ -87,6 +87,7 @@ class Client:
         self._state = api.ConnectionState.CLOSED
         self._listeners: list[Callable[[api.ConnectionState], None]] = []
         self._subscriptions: dict[int, subscriptions.Subscription] = {}
+        self._unaskable = 0  # the connection (by its number) over which the broker may not be asked
         self._auditor: asyncio.Task[None] | None = None
         self._durable: streams.Streams
 
@@ -324,7 +325,8 @@ class Client:
     async def audit(self) -> int:
         """Renew the subscriptions that the broker does not hold any more. Returns how many it had lost."""
         asked, generation = self._wire.numbers(), self._wire.generation
-        held = await self._held_by_broker() if len(asked) <= AUDIT_MAX else None
+        may_ask = self._unaskable != generation and len(asked) <= AUDIT_MAX
+        held = await self._held_by_broker() if may_ask else None
         if self._wire.generation != generation:
             return 0  # another connection by now: everything has just been subscribed anew
         if held is None:
@@ -355,7 +357,9 @@ class Client:
                 if not found.done():
                     found.set_result(_numbers(connections) if connections else None)
 
-        def fail(_: errors.MusterError) -> None:
+        def fail(error: errors.MusterError) -> None:
+            if isinstance(error, errors.Forbidden):
+                self._unaskable = self._wire.generation  # ask no more over this connection
             if not found.done():
                 found.set_result(None)
 

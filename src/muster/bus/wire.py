@@ -11,6 +11,7 @@ Subscriptions here are *readers*: a plain function called for each message while
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 
 import nats.errors
 from nats.aio import client as nats_client
+from nats.aio import transport
 
 from muster.bus import counting
 from muster.core import errors, log
@@ -54,6 +56,7 @@ MAX_SUBJECT_BYTES = 3500  # a control line of the protocol may hold 4096, with o
 RECONNECT_BASE_S = 0.05
 RECONNECT_CAP_S = 5.0
 PING_INTERVAL_S = 20
+CLOSE_TIMEOUT_S = 1.0
 MAX_UNSENT_BYTES = 2 << 20
 
 
@@ -140,6 +143,49 @@ class _Call:
         self.subject = subject
         self.take = take
         self.fail = fail
+
+
+class _Tcp(transport.TcpTransport):
+    """nats-py's, but it can be closed after a failed TLS handshake too, where waiting would never end."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __bool__(self) -> bool:
+        return True  # false until it is connected, and then nats-py would put one of its own in its place
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        self._abort()  # what is left of an attempt that the broker refused
+        await super().connect(uri, buffer_size, connect_timeout)
+
+    async def wait_closed(self) -> None:
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await super().wait_closed()  # type: ignore[no-untyped-call]
+        self._abort()
+
+    def _abort(self) -> None:
+        for writer in (self._io_writer, self._bare_io_writer):
+            if writer is not None:
+                writer.transport.abort()
+
+
+class _WebSocket(transport.WebSocketTransport):
+    """nats-py's, with a limit to the time that connecting takes, said in a form that aiohttp still likes."""
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: Any) -> None:
+        async with asyncio.timeout(connect_timeout):
+            await super().connect(uri, buffer_size, _websocket_limit(connect_timeout))
+
+    async def connect_tls(
+        self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: Any
+    ) -> None:
+        async with asyncio.timeout(connect_timeout):
+            await super().connect_tls(uri, ssl_context, buffer_size, _websocket_limit(connect_timeout))
+
+
+def _websocket_limit(seconds: float) -> Any:
+    return transport.aiohttp.ClientWSTimeout(ws_close=seconds)  # type: ignore[attr-defined]
 
 
 class Wire(nats_client.Client):
@@ -249,6 +295,8 @@ class Wire(nats_client.Client):
             await super().close()
 
     async def _connect_to_server(self, s: Any) -> None:
+        if not self._transport:
+            self._transport = _WebSocket() if s.uri.scheme in ("ws", "wss") else _Tcp()
         try:
             await super()._connect_to_server(s)
         except (OSError, nats.errors.Error, asyncio.CancelledError, ImportError):

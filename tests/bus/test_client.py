@@ -1,0 +1,356 @@
+"""What only the real connection does: credentials, permissions, TLS, roaming, deaf subscriptions, traces."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from typing import Any
+
+import pytest
+
+import muster
+from muster.bus import api, client
+from muster.bus.brokers import broker, config, network
+from muster.core import errors, metrics, trace
+from muster.testing.eventually import eventually
+from muster.trust import certificates, keyring, roles
+from tests.bus import contract
+
+
+def socket_of(bus: client.Client) -> Any:
+    return bus._wire._transport
+
+
+def cut(bus: client.Client) -> None:
+    """The socket is gone, as when the network or the broker dies."""
+    socket_of(bus)._io_writer.transport.abort()
+
+
+def make_deaf(bus: client.Client, subject: str) -> None:
+    """The broker forgets a subscription, and nobody on our side knows."""
+    (number,) = [n for n, s in bus._subscriptions.items() if s.subject == subject]
+    bus._wire._append(b"UNSUB %d\r\n" % number)
+
+
+@pytest.fixture
+async def plain(tmp_path):
+    async with broker.Broker(config.BrokerConfig(name="b", directory=tmp_path, storage=None)) as running:
+        yield running
+
+
+@pytest.fixture
+async def trusted(tmp_path):
+    """A broker in operator mode, and the trust it believes in."""
+    trust = keyring.Trust.create(tmp_path / "trust", "fleet")
+    known = trust.broker()
+    settings = config.BrokerConfig(
+        name="b",
+        directory=tmp_path / "b",
+        trust=config.OperatorTrust(
+            operator_jwt=known.operator_jwt, system_account=known.system_account, accounts=known.accounts
+        ),
+    )
+    async with broker.Broker(settings) as running:
+        yield running, trust
+
+
+class TestCredentials:
+    async def test_a_file_of_credentials_opens_the_door(self, trusted):
+        running, trust = trusted
+        trust.issue("m1", roles.Role.MANAGER)
+        async with await muster.connect(running.url, creds=trust.credentials_path("m1")) as bus:
+            assert bus.identity == "m1"
+            await bus.flush()
+
+    async def test_none_wrong_and_expired_ones_are_refused_with_the_reason(self, trusted, tmp_path):
+        running, _ = trusted
+        with pytest.raises(errors.Unauthorized) as caught:
+            await muster.connect(running.url)
+        assert "Authorization Violation" in str(caught.value)
+        stranger = keyring.Trust.create(tmp_path / "other", "fleet")
+        stranger.issue("m1", roles.Role.MANAGER)
+        with pytest.raises(errors.Unauthorized):
+            await muster.connect(running.url, creds=stranger.credentials("m1"))
+        late = keyring.Trust.open(tmp_path / "trust", clock=lambda: time.time() - 3600)
+        late.issue("m2", roles.Role.MANAGER, lifetime_s=60)
+        with pytest.raises(errors.Unauthorized):
+            await muster.connect(running.url, creds=late.credentials("m2"))
+
+    async def test_credentials_that_expire_end_the_connection_with_the_reason(self, trusted):
+        running, trust = trusted
+        trust.issue("m1", roles.Role.MANAGER, lifetime_s=1)
+        bus = await muster.connect(running.url, creds=trust.credentials("m1"))
+        subscription = await bus.subscribe("muster.manage.from.*.x")
+        await eventually(lambda: bus.state is api.ConnectionState.CLOSED)
+        with pytest.raises(errors.Unauthorized) as caught:
+            await bus.publish("muster.manage.from.m1.x", b"")
+        assert "xpired" in str(caught.value) or "uthorization" in str(caught.value)
+        with pytest.raises(errors.Unauthorized):
+            await subscription.next(timeout_s=1)
+        await bus.close()
+
+    async def test_credentials_renewed_in_time_are_read_again(self, trusted):
+        running, trust = trusted
+        trust.issue("m1", roles.Role.MANAGER, lifetime_s=2)
+        path = trust.credentials_path("m1")
+        async with await muster.connect(running.url, creds=path) as bus:
+            trust.renew("m1", lifetime_s=600)
+            await eventually(lambda: bus.statistics().reconnects == 1)
+            await bus.flush()
+
+    async def test_a_missing_or_damaged_file(self, trusted, tmp_path):
+        running, _ = trusted
+        with pytest.raises(errors.NotFound):
+            await muster.connect(running.url, creds=tmp_path / "nothing.creds")
+        (tmp_path / "bad.creds").write_text("hello")
+        with pytest.raises(errors.InvalidInput):
+            await muster.connect(running.url, creds=tmp_path / "bad.creds")
+
+
+class TestPermissions:
+    async def test_what_is_forbidden_is_told(self, trusted):
+        running, trust = trusted
+        trust.issue("a1", roles.Role.AGENT)
+        async with await muster.connect(running.url, creds=trust.credentials("a1")) as bus:
+            with pytest.raises(errors.Forbidden):
+                await bus.subscribe("muster.manage.from.a2.x")
+            with pytest.raises(errors.Forbidden):
+                await bus.request("muster.manage.from.a2.Ask", b"", timeout_s=30)
+            await bus.publish("muster.manage.from.a2.x", b"")
+            await eventually(lambda: bus.statistics().violations == 3)
+            await bus.subscribe("muster.manage.to.a1.x")
+
+    async def test_storage_that_may_not_be_used(self, trusted):
+        running, trust = trusted
+        trust.issue("a1", roles.Role.AGENT)
+        async with await muster.connect(running.url, creds=trust.credentials("a1")) as bus:
+            with pytest.raises(errors.Forbidden):
+                await bus.stream(api.StreamSettings("s", ("muster.manage.from.a1.s",)))
+
+
+class TestConnecting:
+    async def test_nobody_there(self):
+        with pytest.raises(errors.NotConnected) as caught:
+            await muster.connect("nats://secret:word@127.0.0.1:1")
+        assert "127.0.0.1:1" in str(caught.value)
+        assert "word" not in str(caught.value)
+
+    async def test_the_first_that_answers_is_taken(self, plain):
+        async with await muster.connect(["nats://127.0.0.1:1", plain.url, "nats://127.0.0.1:2"]) as bus:
+            assert bus.broker == "b"
+
+    @pytest.mark.parametrize("server", ["", "nats://", "nats://h:port", "http://127.0.0.1:80"])
+    async def test_bad_addresses(self, server):
+        with pytest.raises((errors.InvalidInput, errors.NotConnected)):
+            await muster.connect(server)
+
+    async def test_bad_identity(self, plain):
+        with pytest.raises(errors.InvalidInput):
+            await muster.connect(plain.url, identity="a.b")
+
+    async def test_storage_that_is_not_there(self, plain):
+        async with await muster.connect(plain.url) as bus:
+            asking = asyncio.wait_for(bus.stream(api.StreamSettings("s", ("s",))), 3)
+            with pytest.raises(errors.Unavailable, match="no durable storage"):
+                await asking
+
+    async def test_tls_and_websocket(self, tmp_path):
+        authority = certificates.Certificates.create(tmp_path / "pki", "fleet", lifetime_s=86400)
+        authority.ensure("b", ("localhost", "127.0.0.1"))
+        pair = authority.pair("b")
+        settings = config.BrokerConfig(
+            name="b",
+            directory=tmp_path / "b",
+            tls=config.Tls(cert_file=pair.path, key_file=pair.path, ca_file=pair.bundle),
+            websocket=config.Listener(),
+            storage=None,
+        )
+        async with broker.Broker(settings) as running:
+            trusting = ssl.create_default_context(cafile=str(pair.bundle))
+            assert running.websocket_url is not None
+            for url in (running.url, running.websocket_url):
+                async with await muster.connect(url, tls=trusting) as bus:
+                    subscription = await bus.subscribe("s")
+                    await bus.publish("s", b"x")
+                    assert (await subscription.next(timeout_s=5)).data == b"x"
+                with pytest.raises(errors.Unavailable, match="certificate"):
+                    await muster.connect(url)
+
+
+class TestReconnecting:
+    async def test_a_cut_connection_is_made_anew_with_its_subscriptions(self, plain):
+        async with await muster.connect(plain.url) as bus, await muster.connect(plain.url) as other:
+            states: list[api.ConnectionState] = []
+            bus.on_state(states.append)
+            subscription = await bus.subscribe("s")
+            before = bus.connection
+            cut(bus)
+            await eventually(lambda: len(states) == 2)
+            assert states == [api.ConnectionState.RECONNECTING, api.ConnectionState.CONNECTED]
+            await other.publish("s", b"x")
+            assert (await subscription.next(timeout_s=5)).data == b"x"
+            assert bus.connection != before
+            assert bus.statistics().reconnects == 1
+
+    async def test_what_is_published_while_away_is_sent_later_within_bounds(self, plain):
+        async with await muster.connect(plain.url) as bus, await muster.connect(plain.url) as other:
+            subscription = await other.subscribe("s")
+            cut(bus)
+            await eventually(lambda: bus.state is api.ConnectionState.RECONNECTING)
+            await bus.publish("s", b"x")
+            with pytest.raises(errors.NotConnected):
+                await contract.fill(lambda _: bus.publish("other", b"x" * 100_000), 100)
+            assert (await subscription.next(timeout_s=5)).data == b"x"
+
+    async def test_a_request_under_way_survives_a_new_connection(self, plain):
+        async with await muster.connect(plain.url) as bus, await muster.connect(plain.url) as server:
+            questions = await server.subscribe("q")
+            asking = asyncio.create_task(bus.request("q", b"", timeout_s=20))
+            question = await questions.next(timeout_s=5)
+            cut(bus)
+            await eventually(lambda: bus.statistics().reconnects == 1)
+            await question.respond(b"late")
+            assert (await asking).data == b"late"
+
+    async def test_it_roams_to_a_broker_it_was_never_told_of(self, tmp_path):
+        async with network.mesh(2, tmp_path, storage=None) as mesh:
+            first, second = mesh.brokers.values()
+            async with await muster.connect(first.url) as bus, await muster.connect(second.url) as other:
+                subscription = await bus.subscribe("s")
+                await eventually(lambda: len(bus._wire.servers) == 2)
+                await first.kill()
+                await eventually(lambda: bus.broker == second.name)
+                await other.publish("s", b"x")
+                assert (await subscription.next(timeout_s=5)).data == b"x"
+
+    async def test_a_broken_read_loop_does_not_look_alive(self, plain):
+        async with await muster.connect(plain.url) as bus:
+            socket_of(bus)._io_reader.feed_data(b"NONSENSE\r\n")
+            await eventually(lambda: bus.statistics().reconnects == 1)
+            await bus.flush()
+
+
+class TestDeafSubscriptions:
+    async def test_one_that_the_broker_lost_is_noticed_and_renewed(self, plain):
+        async with (
+            await client.connect([plain.url], identity="ears", audit_s=0.2) as bus,
+            await muster.connect(plain.url) as other,
+        ):
+            deaf = await bus.subscribe("deaf")
+            fine = await bus.subscribe("fine", group="g")
+            make_deaf(bus, "deaf")
+            await bus.flush()
+            await other.publish("deaf", b"lost")
+            await other.flush()
+            await eventually(lambda: deaf.statistics().renewed == 1)
+            await bus.flush()
+            await other.publish("deaf", b"heard")
+            assert (await deaf.next(timeout_s=5)).data == b"heard"
+            assert fine.statistics().renewed == 0
+            assert bus.statistics().renewed == 1
+            assert await bus.audit() == 0
+
+    async def test_where_the_broker_may_not_be_asked_they_are_said_again(self, trusted):
+        running, trust = trusted
+        for identity, role in (("a1", roles.Role.AGENT), ("m1", roles.Role.MANAGER)):
+            trust.issue(identity, role)
+        async with (
+            await client.connect([running.url], creds=trust.credentials("a1")) as bus,
+            await client.connect([running.url], creds=trust.credentials("m1")) as other,
+        ):
+            subject = "muster.manage.to.a1.x"
+            deaf = await bus.subscribe(subject)
+            make_deaf(bus, subject)
+            for _ in range(3):
+                assert await bus.audit() == 0
+            await bus.flush()
+            await other.publish(subject, b"heard")
+            assert (await deaf.next(timeout_s=5)).data == b"heard"
+            assert bus.statistics().violations == 1, "it asks once, not for ever"
+
+    async def test_saying_it_again_changes_nothing_where_the_broker_has_it(self, plain):
+        async with await muster.connect(plain.url) as bus:
+            subscription = await bus.subscribe("s")
+            for number in bus._wire.numbers():
+                bus._wire.listen_again(number)
+            await bus.publish("s", b"x")
+            await bus.flush()
+            assert subscription.statistics().pending == 1
+            await subscription.close()
+            with pytest.raises(errors.Unavailable):
+                await bus.request("s", b"", timeout_s=5)
+
+
+class TestTraces:
+    HERE = trace.start(bytes(range(24)))
+
+    async def test_a_trace_goes_with_what_is_sent_and_the_handler_runs_under_it(self, plain):
+        async with await muster.connect(plain.url) as bus:
+            seen: list[tuple[str, trace.Trace | None]] = []
+            done = asyncio.Event()
+
+            async def slow(message: api.Message) -> None:
+                await asyncio.sleep(0)
+                seen.append(("slow", trace.current.get()))
+                if message.reply:
+                    await message.respond(b"")
+                if len(seen) == 6:
+                    done.set()
+
+            def quick(message: api.Message) -> None:
+                seen.append(("quick", trace.current.get()))
+
+            await bus.subscribe("s", handler=slow)
+            await bus.subscribe("s", handler=quick)
+            token = trace.current.set(self.HERE)
+            await bus.publish("s", b"1", headers={"A": "b"})
+            answer = await bus.request("s", b"2")
+            trace.current.reset(token)
+            await bus.publish("s", b"3")
+            async with asyncio.timeout(5):
+                await done.wait()
+            assert answer.trace == self.HERE, "the answer goes on in it"
+            for kind in ("slow", "quick"):
+                assert [t for k, t in seen if k == kind] == [self.HERE, self.HERE, None]
+            assert trace.current.get() is None
+
+    async def test_a_malformed_one_costs_nothing_and_is_counted(self, plain):
+        measured = metrics.Metrics()
+        async with await client.connect([plain.url], identity="t", measure=measured) as bus:
+            subscription = await bus.subscribe("s")
+            await bus.publish("s", b"", headers={"traceparent": "00-nonsense"})
+            assert (await subscription.next(timeout_s=5)).trace is None
+        assert measured.value("muster_bus_ignored_headers_total", reason="malformed-trace") == 1
+
+    async def test_stored_messages_keep_it(self, tmp_path):
+        async with (
+            broker.Broker(config.BrokerConfig(name="b", directory=tmp_path)) as running,
+            await muster.connect(running.url) as bus,
+        ):
+            stream = await bus.stream(api.StreamSettings("log", ("log",)))
+            token = trace.current.set(self.HERE)
+            await stream.publish("log", b"")
+            trace.current.reset(token)
+            assert trace.extract((await stream.get(1)).headers) == self.HERE
+
+
+async def test_what_is_dropped_is_in_the_metrics(plain):
+    measured = metrics.Metrics()
+    async with await client.connect([plain.url], identity="m", measure=measured) as bus:
+        await bus.subscribe("s", max_pending=1)
+        for _ in range(4):
+            await bus.publish("s", b"")
+        await bus.flush()
+    assert measured.value("muster_bus_dropped_messages_total", reason="slow-reader") == 3
+
+
+async def test_a_connection_refused_by_the_broker_for_its_slowness_comes_back(plain):
+    """A client that does not read is cut off by the broker; it must not stay away."""
+    async with await muster.connect(plain.url) as bus:
+        socket_of(bus)._io_reader.feed_data(b"-ERR 'Slow Consumer'\r\n")
+        await eventually(lambda: bus.statistics().reconnects == 1)
+        with contextlib.suppress(errors.Unavailable):
+            await bus.flush()
+        assert bus.state is api.ConnectionState.CONNECTED

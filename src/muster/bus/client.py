@@ -18,7 +18,7 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
-from muster.bus import api, counting, keyvalue, streams, subscriptions, wire
+from muster.bus import api, counting, forms, keyvalue, streams, subscriptions, wire
 from muster.core import errors, log, metrics, subjects, trace
 
 events = log.Events("bus")
@@ -55,7 +55,7 @@ class Message:
     @property
     def headers(self) -> api.Headers:
         if self._headers is None:
-            self._headers = wire.decode_headers(self._raw_headers)
+            self._headers = forms.decode_headers(self._raw_headers)
         return self._headers
 
     @property
@@ -190,9 +190,9 @@ class Client:
     async def publish(
         self, subject: str, data: bytes, *, headers: api.Headers | None = None, reply: str | None = None
     ) -> None:
-        wire.check_subject(subject)
+        forms.check_subject(subject)
         if reply is not None:
-            wire.check_subject(reply)
+            forms.check_subject(reply)
         raw_headers = _raw_headers(headers)
         if self._wire.send(subject, data, reply or "", raw_headers):
             await self._wire.ease()
@@ -238,7 +238,7 @@ class Client:
         headers: api.Headers | None = None,
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
     ) -> Message:
-        wire.check_subject(subject)
+        forms.check_subject(subject)
         raw_headers = _raw_headers(headers)
         answer = await self._wire.ask(subject, data, raw_headers, timeout_s=timeout_s)
         return self._message(answer)
@@ -261,7 +261,7 @@ class Client:
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
         headers: api.Headers | None = None,
     ) -> list[api.Message]:
-        wire.check_subject(subject)
+        forms.check_subject(subject)
         raw_headers = _raw_headers(headers)
         answers: list[api.Message] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -306,7 +306,7 @@ class Client:
         await self._durable.remove(name)
 
     async def key_value(self, settings: api.KeyValueSettings) -> keyvalue.KeyValue:
-        return await keyvalue.ensure(self._durable, settings)
+        return await self._durable.bucket(settings)
 
     async def budgets(self) -> list[api.Budget]:
         return await self._durable.budgets()
@@ -441,8 +441,5 @@ def _given(creds: wire.Credentials) -> wire.Credentials:
 
 
 def _raw_headers(headers: api.Headers | None) -> bytes | None:
-    """With the trace that the running task works for."""
-    working_for = trace.current.get()
-    if working_for is not None:
-        headers = trace.inject(working_for, headers)
-    return wire.encode_headers(headers) if headers else None
+    with_trace = forms.traced(headers)
+    return forms.encode_headers(with_trace) if with_trace else None

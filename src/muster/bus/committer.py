@@ -13,19 +13,17 @@ import asyncio
 import functools
 import itertools
 import json
-import math
 import random
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from muster.bus import api, groups, jetstream, wire
-from muster.core import errors, trace
+from muster.bus import api, forms, groups, jetstream, wire
+from muster.core import errors
 
 PATIENCE_S = 5.0  # how long a round waits for its acknowledgements before the next may go
 MAX_PENDING_BYTES = 64 << 20
-MAX_ATOMIC = 1000  # the broker's own limit
 
 _PREFIX = b"NATS/1.0\r\n"
 
@@ -72,11 +70,7 @@ class Item:
 
 def header_lines(message: api.Outgoing) -> bytes:
     """The message's header lines: its own, and what the broker is to check and do."""
-    for name in message.headers:
-        if name.lower().startswith("nats-"):
-            raise errors.InvalidInput(f"the header {name!r} is the broker's own: use the named arguments")
-    working_for = trace.current.get()
-    headers = dict(message.headers) if working_for is None else trace.inject(working_for, message.headers)
+    headers = dict(forms.traced(message.headers))
     if message.message_id is not None:
         headers["Nats-Msg-Id"] = message.message_id
     if message.expected_last_sequence is not None:
@@ -84,22 +78,11 @@ def header_lines(message: api.Outgoing) -> bytes:
     if message.expected_last_subject_sequence is not None:
         headers["Nats-Expected-Last-Subject-Sequence"] = str(message.expected_last_subject_sequence)
     if message.ttl_s is not None:
-        headers["Nats-TTL"] = ttl(message.ttl_s)
-    if message.deliver_at_ns is not None:
-        if message.deliver_to is None:
-            raise errors.InvalidInput(
-                "a message for later needs deliver_to: the subject it is stored on then"
-            )
+        headers["Nats-TTL"] = f"{forms.whole_seconds(message.ttl_s)}s"
+    if message.deliver_at_ns is not None and message.deliver_to is not None:
         headers["Nats-Schedule"] = f"@at {jetstream.stamp(message.deliver_at_ns)}"
         headers["Nats-Schedule-Target"] = message.deliver_to
-    return wire.encode_headers(headers)[len(_PREFIX) : -2] if headers else b""
-
-
-def ttl(ttl_s: float) -> str:
-    """Whole seconds, rounded up: the broker counts no finer, and forgetting late is safer than early."""
-    if not 1 <= ttl_s < 10**9:
-        raise errors.InvalidInput(f"a time to live of {ttl_s:g} s: the broker takes 1 s or more")
-    return f"{math.ceil(ttl_s)}s"
+    return forms.encode_headers(headers)[len(_PREFIX) : -2] if headers else b""
 
 
 class Committer:
@@ -117,10 +100,6 @@ class Committer:
 
     async def publish(self, messages: Sequence[api.Outgoing], timeout_s: float) -> int:
         """One message, or several as one atomic batch. The sequence of the last."""
-        if not 1 <= len(messages) <= MAX_ATOMIC:
-            raise errors.LimitExceeded(
-                f"a batch of {len(messages)} messages: 1 to {MAX_ATOMIC} can be stored at once"
-            )
         loop = asyncio.get_running_loop()
         item = Item(messages, loop.create_future())
         if self._queued_bytes + item.size > MAX_PENDING_BYTES and self._queue:

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from muster.bus import api, jetstream, wire
+from muster.bus import api, forms, jetstream, wire
 from muster.core import errors, subjects
 
 ITERATE_COUNT = 100
@@ -20,7 +20,7 @@ async def ensure(storage: jetstream.Api, stream: str, settings: api.ConsumerSett
     """The consumer, created or brought to these settings."""
     name = subjects.token(settings.name)
     for subject in settings.filter_subjects:
-        wire.check_subject(subject, wildcards=True)
+        forms.check_subject(subject, wildcards=True)
     config: dict[str, Any] = {
         "durable_name": name,
         "name": name,
@@ -51,7 +51,7 @@ class Delivery:
         self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None, over: wire.Wire
     ) -> None:
         told = jetstream.Delivered(reply)
-        headers = jetstream.public_headers(wire.decode_headers(raw_headers))
+        headers = jetstream.public_headers(forms.decode_headers(raw_headers))
         self.message = api.StoredMessage(subject.decode(), data, headers, told.sequence, told.stored_at_ns)
         self.redelivered = told.count > 1
         self._reply = reply.decode()
@@ -144,11 +144,11 @@ class Consumer:
             if len(pull.found) >= pull.count and not pull.done.done():
                 pull.done.set_result(None)
         elif pull is not None and subject.decode() == pull.inbox and not pull.done.done():
-            status = wire.status_of(raw_headers)
+            status = forms.status_of(raw_headers)
             if status in (404, 408):
                 pull.done.set_result(None)
             elif status != 100:
-                pull.done.set_exception(self._ended(wire.decode_headers(raw_headers)))
+                pull.done.set_exception(self._ended(forms.decode_headers(raw_headers)))
 
     def _ended(self, said: dict[str, str]) -> errors.MusterError:
         text = f"{self._about}: {said.get('Description') or said.get('Status', 'no answer')}"

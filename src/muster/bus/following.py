@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Self
 
-from muster.bus import api, jetstream, wire
+from muster.bus import api, forms, jetstream
 from muster.core import errors
 
 BEAT_S = 5.0
@@ -185,8 +185,8 @@ class Following:
 
     def _take(self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None) -> None:
         self._beat_at = asyncio.get_running_loop().time()
-        if wire.status_of(raw_headers) == 100:
-            headers = wire.decode_headers(raw_headers)
+        if forms.status_of(raw_headers) == 100:
+            headers = forms.decode_headers(raw_headers)
             stalled = reply.decode() or headers.get("Nats-Consumer-Stalled")
             if stalled:
                 self._put(stalled)
@@ -206,7 +206,7 @@ class Following:
             return
         self._consumer_sequence = told.consumer_sequence
         self._next = told.sequence + 1
-        headers = jetstream.public_headers(wire.decode_headers(raw_headers))
+        headers = jetstream.public_headers(forms.decode_headers(raw_headers))
         self._put(api.StoredMessage(subject.decode(), data, headers, told.sequence, told.stored_at_ns))
         if told.pending == 0 and not self._caught_up:
             self._catch_up()

@@ -9,7 +9,7 @@ import re
 import time
 from typing import Any
 
-from muster.bus import api, wire
+from muster.bus import api, forms, keyvalue, wire
 from muster.core import errors
 
 PREFIX = "$JS.API"
@@ -22,7 +22,6 @@ _LIMIT = {10002, 10023, 10026, 10027, 10028, 10047, 10054, 10097, 10111, 10199}
 _NOT_STORED = {10158, 10176, 10210, 10211}  # an id in process, an incomplete batch, too many open ones
 DUPLICATE_IN_BATCH = 10201
 NAME_IN_USE = 10058
-MARKER_REASON = "Nats-Marker-Reason"
 
 
 class Refusal(errors.Refused):
@@ -45,6 +44,8 @@ def error_of(report: dict[str, Any], about: str) -> errors.MusterError:
     if err_code in _CONFLICT:
         actual = re.search(r": (\d+)$", text)
         return errors.Conflict(text, actual=int(actual[1]) if actual else None)
+    if err_code == DUPLICATE_IN_BATCH:
+        return errors.AlreadyExists(text)
     if err_code in _FULL:
         return Full(
             text, hint="raise max_bytes, shorten max_age_s, or let the stream drop its oldest (on_full)"
@@ -124,7 +125,7 @@ def stamp(at_ns: int) -> str:
 
 def stored(data: bytes, raw_headers: bytes | None) -> api.StoredMessage:
     """A message as a direct read gives it: what the broker adds stands among the headers."""
-    headers = wire.decode_headers(raw_headers)
+    headers = forms.decode_headers(raw_headers)
     return api.StoredMessage(
         subject=headers["Nats-Subject"],
         data=data,
@@ -139,7 +140,7 @@ def public_headers(headers: dict[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in headers.items()
-        if not name.startswith("Nats-") or name == MARKER_REASON
+        if not name.startswith("Nats-") or name == keyvalue.MARKER_REASON
     }
 
 

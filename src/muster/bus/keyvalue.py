@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import AsyncIterator
-from typing import Self
+from typing import Protocol, Self
 
-from muster.bus import api, following, jetstream, streams
+from muster.bus import api
 from muster.core import errors, subjects
 
 MARKER_TTL_S = 3600  # how long a deletion stays visible to those who were away
 EXPIRY_MARKER_TTL_S = 60
+MARKER_REASON = "Nats-Marker-Reason"  # the broker's own header on the marker of an expired key
 
-_OPERATION = "KV-Operation"
+OPERATION = "KV-Operation"
 _ESCAPED = re.compile(r"=([0-9A-F]{2})")
 _PLAIN = re.compile(r"[A-Za-z0-9_/-]+\Z")
 
@@ -58,36 +59,45 @@ def _decode_level(level: str) -> str:
     return raw.decode("utf-8", "surrogatepass")
 
 
-async def ensure(storage: streams.Streams, settings: api.KeyValueSettings) -> KeyValue:
+def stream_settings(settings: api.KeyValueSettings) -> api.StreamSettings:
+    """The stream that a bucket is."""
     bucket = subjects.token(settings.bucket)
     if settings.max_bytes <= 0 or not 1 <= settings.history <= 64:
         raise errors.InvalidInput(f"the bucket {bucket!r} needs a budget, and a history of 1 to 64")
-    config = streams.wanted(
-        api.StreamSettings(
-            name=f"KV_{bucket}",
-            subjects=(f"$KV.{bucket}.>",),
-            max_bytes=settings.max_bytes,
-            max_age_s=0,
-            max_messages_per_subject=settings.history,
-            on_full=api.OnFull.REFUSE,
-            replicas=settings.replicas,
-            memory_only=settings.memory_only,
-        )
+    return api.StreamSettings(
+        name=f"KV_{bucket}",
+        subjects=(f"$KV.{bucket}.>",),
+        max_bytes=settings.max_bytes,
+        max_age_s=0,
+        max_messages_per_subject=settings.history,
+        on_full=api.OnFull.REFUSE,
+        replicas=settings.replicas,
+        memory_only=settings.memory_only,
     )
-    config |= {
-        "deny_purge": False,
-        "deny_delete": True,
-        "allow_rollup_hdrs": True,
-        "subject_delete_marker_ttl": EXPIRY_MARKER_TTL_S * 1_000_000_000,
-    }
-    return KeyValue(storage, bucket, streams.Stream(storage, await storage.configure(config)))
+
+
+class Messages(Protocol):
+    """The messages that make up (part of) a bucket: first the last of each key, then the new ones."""
+
+    async def step(self) -> api.StoredMessage | None:
+        """The next; None once, where all that was there at first has been read."""
+        ...
+
+    async def close(self) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class Stream(api.Stream, Protocol):
+    """What a bucket needs of its stream."""
+
+    def last_of_each(self, pattern: str, *, headers_only: bool) -> Messages: ...
 
 
 class KeyValue:
     """See `api.KeyValue`."""
 
-    def __init__(self, storage: streams.Streams, bucket: str, stream: streams.Stream) -> None:
-        self._storage = storage
+    def __init__(self, bucket: str, stream: Stream) -> None:
         self._bucket = bucket
         self._stream = stream
         self._prefix = f"$KV.{bucket}."
@@ -105,7 +115,7 @@ class KeyValue:
         return entry if entry is not None and entry.value is not None else None
 
     def entry(self, message: api.StoredMessage) -> api.Entry:
-        gone = _OPERATION in message.headers or jetstream.MARKER_REASON in message.headers
+        gone = OPERATION in message.headers or MARKER_REASON in message.headers
         return api.Entry(
             key=decode_key(message.subject[len(self._prefix) :]),
             value=None if gone else message.data,
@@ -139,7 +149,7 @@ class KeyValue:
         await self._stream.publish(
             self._prefix + encode_key(key),
             b"",
-            headers={_OPERATION: "DEL"},
+            headers={OPERATION: "DEL"},
             expected_last_subject_sequence=revision,
             ttl_s=MARKER_TTL_S,
         )
@@ -155,20 +165,16 @@ class KeyValue:
     async def watch(self, pattern: str = ">") -> Watch:
         return Watch(self, self._follow(pattern))
 
-    def _follow(self, pattern: str, *, headers_only: bool = False) -> following.Following:
-        return following.Following(
-            self._storage.api,
-            self._stream.name,
-            first=None,
-            filters=(self._prefix + encode_key(pattern, pattern=True),),
-            headers_only=headers_only,
+    def _follow(self, pattern: str, *, headers_only: bool = False) -> Messages:
+        return self._stream.last_of_each(
+            self._prefix + encode_key(pattern, pattern=True), headers_only=headers_only
         )
 
 
 class Watch:
     """See `api.Watch`."""
 
-    def __init__(self, bucket: KeyValue, messages: following.Following) -> None:
+    def __init__(self, bucket: KeyValue, messages: Messages) -> None:
         self._bucket = bucket
         self._messages = messages
         self._initial = True

@@ -9,7 +9,18 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from muster.bus import api, committer, consumers, counting, following, jetstream, matching, wire
+from muster.bus import (
+    api,
+    committer,
+    consumers,
+    counting,
+    following,
+    forms,
+    jetstream,
+    keyvalue,
+    matching,
+    wire,
+)
 from muster.core import errors, log, subjects
 
 events = log.Events("bus")
@@ -61,6 +72,14 @@ class Streams:
                 hint="some settings of a stream cannot change: delete it, or choose another name",
             ) from error
 
+    async def bucket(self, settings: api.KeyValueSettings) -> keyvalue.KeyValue:
+        config = wanted(keyvalue.stream_settings(settings)) | {
+            "deny_delete": True,
+            "allow_rollup_hdrs": True,
+            "subject_delete_marker_ttl": keyvalue.EXPIRY_MARKER_TTL_S * 1_000_000_000,
+        }
+        return keyvalue.KeyValue(settings.bucket, Stream(self, await self.configure(config)))
+
     async def open(self, name: str) -> Stream:
         return Stream(self, (await self.api.call(f"STREAM.INFO.{subjects.token(name)}"))["config"])
 
@@ -103,7 +122,7 @@ def wanted(settings: api.StreamSettings) -> dict[str, Any]:
     age_ns = round(settings.max_age_s * 1e9)
     window_ns = round(settings.duplicate_window_s * 1e9)
     for subject in settings.subjects:
-        wire.check_subject(subject, wildcards=True)
+        forms.check_subject(subject, wildcards=True)
     return {
         "name": subjects.token(settings.name),
         "subjects": list(settings.subjects),
@@ -179,8 +198,9 @@ class Stream:
     async def publish_batch(
         self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
     ) -> int:
+        forms.check_count(len(messages))
         for message in messages:
-            wire.check_subject(message.subject)
+            forms.check_outgoing(message)
             if not self._covers.match(message.subject):
                 raise errors.InvalidInput(
                     f"the stream {self._name!r} does not cover {message.subject!r}, only {self._covers}"
@@ -193,7 +213,7 @@ class Stream:
     async def purge(self, *, subject: str | None = None, before: int | None = None) -> int:
         question: dict[str, Any] = {}
         if subject is not None:
-            wire.check_subject(subject, wildcards=True)
+            forms.check_subject(subject, wildcards=True)
             question["filter"] = subject
         if before is not None:
             question["seq"] = before
@@ -218,7 +238,7 @@ class Stream:
         return found or await self._from_leader({"seq": sequence})
 
     async def last_for(self, subject: str) -> api.StoredMessage | None:
-        wire.check_subject(subject)
+        forms.check_subject(subject)
         if not self._replicated:
             return await self._direct("." + subject, None)
         # A replica that lags would answer with an older one: of several, only the leader knows.
@@ -237,7 +257,7 @@ class Stream:
         except (errors.TimedOut, wire.NobodyListens):
             await self.state()  # says why, or waits until there is a leader
             return await self._from_leader(question or {"last_by_subj": suffix[1:]})
-        if wire.status_of(answer.raw_headers) == 404:
+        if forms.status_of(answer.raw_headers) == 404:
             return None
         return jetstream.stored(answer.data, answer.raw_headers)
 
@@ -247,7 +267,7 @@ class Stream:
         return api.StoredMessage(
             subject=found["subject"],
             data=base64.b64decode(found.get("data", "")),
-            headers=jetstream.public_headers(wire.decode_headers(raw_headers)),
+            headers=jetstream.public_headers(forms.decode_headers(raw_headers)),
             sequence=found["seq"],
             stored_at_ns=jetstream.nanoseconds(found["time"]),
         )
@@ -258,7 +278,7 @@ class Stream:
         if first < 1:
             raise errors.InvalidInput("sequences begin with 1")
         if subject is not None:
-            wire.check_subject(subject, wildcards=True)
+            forms.check_subject(subject, wildcards=True)
         state = await self.state()
         if last is None:
             last = state.last_sequence
@@ -303,7 +323,7 @@ class Stream:
         while loop.time() < deadline:
             answers = await self._collect(json.dumps(question).encode())
             if answers is not None:
-                end = wire.decode_headers(answers.pop().raw_headers)
+                end = forms.decode_headers(answers.pop().raw_headers)
                 page = [jetstream.stored(answer.data, answer.raw_headers) for answer in answers]
                 return page, int(end.get("Nats-Num-Pending", 0))
             await self.state()  # says why there was no answer, or waits until there is a leader
@@ -316,7 +336,7 @@ class Stream:
 
         def take(answer: wire.Answer) -> None:
             answers.append(answer)
-            status = wire.status_of(answer.raw_headers)
+            status = forms.status_of(answer.raw_headers)
             if status and not done.done():
                 done.set_result(status in (204, 404))
 
@@ -349,6 +369,11 @@ class Stream:
             first=first,
             filters=(subject,) if subject is not None else (),
             strict=subject is None and not gaps,
+        )
+
+    def last_of_each(self, pattern: str, *, headers_only: bool) -> following.Following:
+        return following.Following(
+            self._api, self._name, first=None, filters=(pattern,), headers_only=headers_only
         )
 
     async def consumer(self, settings: api.ConsumerSettings) -> consumers.Consumer:

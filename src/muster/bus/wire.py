@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import random
 import re
 import ssl
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import nats.errors
 from nats.aio import client as nats_client
 from nats.aio import transport
 
-from muster.bus import counting
+from muster.bus import counting, forms
 from muster.core import errors, log
 
 events = log.Events("bus")
@@ -47,73 +46,14 @@ class Credentials(Protocol):
 Reader = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply, data, raw headers
 
 _NO_RESPONDERS = b"NATS/1.0 503"
-_BAD_IN_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
-_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.*?)"')
 _UNAUTHORIZED = ("authorization", "authentication", "revoked", "expired")
 
-MAX_SUBJECT_BYTES = 3500  # a control line of the protocol may hold 4096, with other words
 RECONNECT_BASE_S = 0.05
 RECONNECT_CAP_S = 5.0
 PING_INTERVAL_S = 20
 CLOSE_TIMEOUT_S = 1.0
 MAX_UNSENT_BYTES = 2 << 20
-
-
-@functools.lru_cache(maxsize=8192)
-def check_subject(subject: str, *, wildcards: bool = False) -> None:
-    """Refuse what the broker would misread. Cached: a process uses few subjects and many messages."""
-    if not subject or _BAD_IN_SUBJECT.search(subject):
-        raise errors.InvalidInput(f"{subject[:100]!r} cannot be a subject: empty, or holds space or control")
-    if len(subject.encode()) > MAX_SUBJECT_BYTES:
-        raise errors.InvalidInput(f"a subject of more than {MAX_SUBJECT_BYTES} bytes: {subject[:60]!r}…")
-    tokens = subject.split(".")
-    for place, token in enumerate(tokens):
-        if not token:
-            raise errors.InvalidInput(f"{subject!r} cannot be a subject: it has an empty level")
-        if token in ("*", ">"):
-            if not wildcards:
-                raise errors.InvalidInput(f"{subject!r} names many subjects; to publish, name one")
-            if token == ">" and place != len(tokens) - 1:
-                raise errors.InvalidInput(f"{subject!r}: '>' can only be the last level")
-
-
-def encode_headers(headers: Mapping[str, str]) -> bytes:
-    lines = ["NATS/1.0"]
-    for name, value in headers.items():
-        if not _HEADER_NAME.match(name):
-            raise errors.InvalidInput(f"{name!r} cannot be the name of a header")
-        if "\r" in value or "\n" in value or value != value.strip():
-            raise errors.InvalidInput(
-                f"the header {name} cannot hold line breaks or begin or end with space: {value[:60]!r}"
-            )
-        lines.append(f"{name}: {value}")
-    lines.append("\r\n")
-    return "\r\n".join(lines).encode()
-
-
-def decode_headers(raw: bytes | None) -> dict[str, str]:
-    """The pairs; a status line's number is under ``Status`` and its words under ``Description``."""
-    if not raw:
-        return {}
-    first, *lines = raw.decode("utf-8", "replace").split("\r\n")
-    found: dict[str, str] = {}
-    status = first[8:].strip()
-    if status:
-        found["Status"], _, found["Description"] = status.partition(" ")
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if colon:
-            found[name] = value.strip()
-    return found
-
-
-def status_of(raw: bytes | None) -> int:
-    """The number on the status line, 0 where there is none."""
-    if raw is None or raw[8:9] != b" ":
-        return 0
-    digits = raw[9:12]
-    return int(digits) if digits.isdigit() else 0
 
 
 class NobodyListens(errors.Unavailable):
@@ -340,6 +280,18 @@ class Wire(nats_client.Client):
             call.fail(self.cause)
         self._on_change("closed")
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        if not self.is_connected:  # nowhere to send it, and nats-py would trip over the attempt
+            self._pending, self._pending_data_size = [], 0
+        try:
+            await super()._close(status, do_cbs)
+        except OSError:  # the socket went while the last of it was being sent
+            if self._transport is not None:
+                self._transport.close()  # type: ignore[no-untyped-call]
+                await self._transport.wait_closed()  # type: ignore[no-untyped-call]
+            if do_cbs and self._closed_cb is not None:
+                await self._closed_cb()
+
     async def _process_err(self, err_msg: str) -> None:
         """An error line of the broker (in lower case, as the parser gives it)."""
         violation = _VIOLATION.search(err_msg)
@@ -406,9 +358,8 @@ class Wire(nats_client.Client):
 
     async def listen(self, subject: str, group: str, reader: Reader, *, timeout_s: float) -> int:
         """Subscribe, and return the subscription's number once the broker has it."""
-        check_subject(subject, wildcards=True)
-        if group and _BAD_IN_SUBJECT.search(group):
-            raise errors.InvalidInput(f"{group!r} cannot be the name of a group")
+        forms.check_subject(subject, wildcards=True)
+        forms.check_group(group)
         self.check_open()
         self._refused_subjects.discard(subject.lower())
         subscription = await super().subscribe(subject, queue=group)

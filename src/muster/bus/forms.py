@@ -1,0 +1,112 @@
+"""The forms of subjects, headers and messages on their way into a stream: checked before anything is sent."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+
+from muster.bus import api
+from muster.core import errors, trace
+
+MAX_SUBJECT_BYTES = 3500  # a control line of the protocol may hold 4096, with other words
+MAX_ATOMIC = 1000  # messages in a batch: the broker's own limit
+
+_BAD_IN_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
+
+
+@functools.lru_cache(maxsize=8192)
+def check_subject(subject: str, *, wildcards: bool = False) -> None:
+    """Refuse what the broker would misread. Cached: a process uses few subjects and many messages."""
+    if not subject or _BAD_IN_SUBJECT.search(subject):
+        raise errors.InvalidInput(f"{subject[:100]!r} cannot be a subject: empty, or holds space or control")
+    if len(subject.encode()) > MAX_SUBJECT_BYTES:
+        raise errors.InvalidInput(f"a subject of more than {MAX_SUBJECT_BYTES} bytes: {subject[:60]!r}…")
+    tokens = subject.split(".")
+    for place, token in enumerate(tokens):
+        if not token:
+            raise errors.InvalidInput(f"{subject!r} cannot be a subject: it has an empty level")
+        if token in ("*", ">"):
+            if not wildcards:
+                raise errors.InvalidInput(f"{subject!r} names many subjects; to publish, name one")
+            if token == ">" and place != len(tokens) - 1:
+                raise errors.InvalidInput(f"{subject!r}: '>' can only be the last level")
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    lines = ["NATS/1.0"]
+    for name, value in headers.items():
+        if not _HEADER_NAME.match(name):
+            raise errors.InvalidInput(f"{name!r} cannot be the name of a header")
+        if "\r" in value or "\n" in value or value != value.strip():
+            raise errors.InvalidInput(
+                f"the header {name} cannot hold line breaks or begin or end with space: {value[:60]!r}"
+            )
+        lines.append(f"{name}: {value}")
+    lines.append("\r\n")
+    return "\r\n".join(lines).encode()
+
+
+def decode_headers(raw: bytes | None) -> dict[str, str]:
+    """The pairs; a status line's number is under ``Status`` and its words under ``Description``."""
+    if not raw:
+        return {}
+    first, *lines = raw.decode("utf-8", "replace").split("\r\n")
+    found: dict[str, str] = {}
+    status = first[8:].strip()
+    if status:
+        found["Status"], _, found["Description"] = status.partition(" ")
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if colon:
+            found[name] = value.strip()
+    return found
+
+
+def status_of(raw: bytes | None) -> int:
+    """The number on the status line, 0 where there is none."""
+    if raw is None or raw[8:9] != b" ":
+        return 0
+    digits = raw[9:12]
+    return int(digits) if digits.isdigit() else 0
+
+
+def check_group(group: str) -> None:
+    if group and _BAD_IN_SUBJECT.search(group):
+        raise errors.InvalidInput(f"{group!r} cannot be the name of a group")
+
+
+def traced(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    """With the trace that the running task works for."""
+    working_for = trace.current.get()
+    if working_for is None:
+        return headers or {}
+    return trace.inject(working_for, headers)
+
+
+def check_outgoing(message: api.Outgoing) -> None:
+    """Refuse what a stream could not store as it is meant."""
+    check_subject(message.subject)
+    for name in message.headers:
+        if name.lower().startswith("nats-"):
+            raise errors.InvalidInput(f"the header {name!r} is the broker's own: use the named arguments")
+    if message.ttl_s is not None:
+        whole_seconds(message.ttl_s)
+    if message.deliver_at_ns is not None:
+        if message.deliver_to is None:
+            raise errors.InvalidInput("a message for later needs deliver_to: the subject it is stored on")
+        check_subject(message.deliver_to)
+
+
+def whole_seconds(ttl_s: float) -> int:
+    """A time to live as the broker counts it: rounded up, since forgetting late is safer than early."""
+    if not 1 <= ttl_s < 10**9:
+        raise errors.InvalidInput(f"a time to live of {ttl_s:g} s: the broker takes 1 s or more")
+    return math.ceil(ttl_s)
+
+
+def check_count(messages: int) -> None:
+    if not 1 <= messages <= MAX_ATOMIC:
+        raise errors.LimitExceeded(f"a batch of {messages} messages: 1 to {MAX_ATOMIC} can be stored at once")

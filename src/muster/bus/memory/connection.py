@@ -1,0 +1,427 @@
+"""The bus as one identity has it, over the simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from muster.bus import api, counting, forms, keyvalue, subscriptions
+from muster.bus.memory import storage, streams
+from muster.core import errors, subjects, trace
+
+if TYPE_CHECKING:
+    from muster.bus.memory import network
+
+T = TypeVar("T")
+
+MAX_PAYLOAD = 1 << 20
+MAX_UNSENT = 1000  # messages kept while not connected
+TRY_S = 3.0
+
+
+class Message:
+    """See `api.Message`."""
+
+    __slots__ = ("_bus", "data", "headers", "reply", "subject")
+
+    def __init__(self, subject: str, data: bytes, headers: api.Headers, reply: str | None, bus: Bus) -> None:
+        self.subject = subject
+        self.data = data
+        self.headers = headers
+        self.reply = reply
+        self._bus = bus
+
+    @property
+    def trace(self) -> trace.Trace | None:
+        return trace.extract(self.headers, self._bus.count_bad_trace)
+
+    async def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
+        if self.reply is None:
+            raise errors.InvalidInput(f"the message on {self.subject!r} did not ask for an answer")
+        await self._bus.publish(self.reply, data, headers=headers)
+
+
+@dataclass(slots=True, eq=False)
+class Ear:
+    """A subscription as the brokers know it."""
+
+    subject: str
+    group: str
+    bus: Bus
+    accept: Callable[[Message], None]
+
+
+class Bus:
+    """See `api.Bus`; made by `network.Network.connect`."""
+
+    def __init__(self, net: network.Network, identity: str, node: str) -> None:
+        self.net = net
+        self.node = node
+        self._identity = identity
+        self._connection: api.ConnectionId | None = None
+        self._state = api.ConnectionState.CLOSED
+        self._listeners: list[Callable[[api.ConnectionState], None]] = []
+        self._counts = counting.Counts(None)
+        self._subscriptions: dict[subscriptions.Subscription, Ear] = {}
+        self._unsent: list[Callable[[], None]] = []
+        self._inboxes = itertools.count(1)
+        self._cause: errors.MusterError | None = None
+        self._waiting: set[asyncio.Future[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"<simulated bus {self._identity!r} {self._state.value}>"
+
+    # What it is.
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+    @property
+    def state(self) -> api.ConnectionState:
+        return self._state
+
+    @property
+    def broker(self) -> str | None:
+        return self._connection.broker if self._connection else None
+
+    @property
+    def connection(self) -> api.ConnectionId | None:
+        return self._connection
+
+    def on_state(self, listener: Callable[[api.ConnectionState], None]) -> Callable[[], None]:
+        self._listeners.append(listener)
+
+        def end() -> None:
+            with contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
+        return end
+
+    def statistics(self) -> api.BusStatistics:
+        return self._counts.statistics()
+
+    def count_bad_trace(self, _: str) -> None:
+        self._counts.add(counting.Count.BAD_TRACE)
+
+    def count_full(self) -> None:
+        self._counts.add(counting.Count.FULL)
+
+    # What the network does to it.
+
+    def gain_connection(self, connection: api.ConnectionId) -> None:
+        again = self._state is api.ConnectionState.RECONNECTING
+        self._connection = connection
+        if again:
+            self._counts.add(counting.Count.RECONNECTED)
+        unsent, self._unsent = self._unsent, []
+        for action in unsent:
+            self.net.hop(self.node, "up", action)
+        self._change(api.ConnectionState.CONNECTED)
+
+    def lose_connection(self) -> None:
+        if self._state is api.ConnectionState.CONNECTED:
+            self._connection = None
+            self._change(api.ConnectionState.RECONNECTING)
+
+    def end(self, cause: errors.MusterError | None) -> None:
+        """Closed for good: by its owner, or because the process is gone."""
+        self._cause = cause or errors.NotConnected("the connection is closed")
+        self._connection = None
+        self.net.forget_bus(self)
+        for subscription in self._subscriptions:
+            subscription.end(cause)
+        for future in list(self._waiting):
+            if not future.done():
+                future.set_exception(self._cause)
+        self._change(api.ConnectionState.CLOSED)
+
+    def _change(self, state: api.ConnectionState) -> None:
+        if state is not self._state:
+            first = self._state is api.ConnectionState.CLOSED
+            self._state = state
+            if not first:
+                for listener in list(self._listeners):
+                    listener(state)
+
+    def check_open(self) -> None:
+        if self._state is api.ConnectionState.CLOSED:
+            raise self._cause or errors.NotConnected("the connection is closed")
+
+    # Messages.
+
+    def _send(self, action: Callable[[], None]) -> None:
+        """To the brokers, where ``action`` happens, if it gets there."""
+        self.check_open()
+        over = self._connection
+
+        def arrive() -> None:
+            if self.net.reaches(self.node, "quorum") and (over is None or over == self._connection):
+                action()
+
+        if over is not None:
+            self.net.hop(self.node, "up", arrive)
+        elif len(self._unsent) < MAX_UNSENT:
+            self._unsent.append(arrive)
+        else:
+            raise errors.NotConnected("not connected, and the buffer for what is to be sent is full")
+
+    async def publish(
+        self, subject: str, data: bytes, *, headers: api.Headers | None = None, reply: str | None = None
+    ) -> None:
+        forms.check_subject(subject)
+        if reply is not None:
+            forms.check_subject(reply)
+        self._say(subject, data, headers, reply, lambda _: None)
+
+    def _say(
+        self,
+        subject: str,
+        data: bytes,
+        headers: api.Headers | None,
+        reply: str | None,
+        heard_by: Callable[[int], None],
+    ) -> None:
+        """Publish, and learn at the brokers how many heard it."""
+        with_trace = dict(forms.traced(headers))
+        size = len(data) + (len(forms.encode_headers(with_trace)) if with_trace else 0)
+        if size > MAX_PAYLOAD:
+            raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {MAX_PAYLOAD}")
+
+        def arrive() -> None:
+            stored = self.net.capture(subject, data, with_trace)
+            heard_by(self.net.route(self.node, subject, data, with_trace, reply) + stored)
+
+        self._send(arrive)
+
+    async def subscribe(
+        self,
+        subject: str,
+        *,
+        group: str | None = None,
+        handler: api.Handler | None = None,
+        max_pending: int = 65_536,
+        max_pending_bytes: int = 64 << 20,
+        overflow: api.Overflow = api.Overflow.DROP_OLDEST,
+    ) -> subscriptions.Subscription:
+        forms.check_subject(subject, wildcards=True)
+        forms.check_group(group or "")
+        subscription = subscriptions.Subscription(
+            subject,
+            handler=handler,
+            max_pending=max_pending,
+            max_pending_bytes=max_pending_bytes,
+            overflow=overflow,
+            counts=self._counts,
+        )
+        ear = Ear(subject, group or "", self, subscription.accept)
+        self._send(lambda: self.net.listen(ear))
+        self._subscriptions[subscription] = ear
+        await self.flush()
+
+        async def unsubscribe() -> None:
+            self._subscriptions.pop(subscription, None)
+            self.net.forget(ear)
+
+        subscription.started(unsubscribe)
+        return subscription
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: api.Headers | None = None,
+        timeout_s: float = api.DEFAULT_TIMEOUT_S,
+    ) -> Message:
+        answers, nobody = await self._ask(subject, data, headers, 1, timeout_s)
+        if nobody:
+            raise errors.Unavailable(f"nobody listens on {subject!r}")
+        if not answers:
+            raise errors.TimedOut(f"no answer from {subject!r} within {timeout_s:g} s")
+        return answers[0]
+
+    async def gather(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        enough: int | None = None,
+        timeout_s: float = api.DEFAULT_TIMEOUT_S,
+        headers: api.Headers | None = None,
+    ) -> list[api.Message]:
+        answers, _ = await self._ask(subject, data, headers, enough, timeout_s)
+        return list(answers)
+
+    async def _ask(
+        self,
+        subject: str,
+        data: bytes,
+        headers: api.Headers | None,
+        enough: int | None,
+        timeout_s: float,
+    ) -> tuple[list[Message], bool]:
+        """The answers, and whether nobody listens."""
+        forms.check_subject(subject)
+        answers: list[Message] = []
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def take(message: Message) -> None:
+            if not done.done():
+                answers.append(message)
+                if len(answers) == enough:
+                    done.set_result(False)
+
+        def heard_by(count: int) -> None:
+            if count == 0:
+                self.net.hop(self.node, "down", lambda: None if done.done() else done.set_result(True))
+
+        inbox = f"{subjects.inbox(self._identity)}.{next(self._inboxes)}"
+        ear = Ear(inbox, "", self, take)
+        self.net.listen(ear)
+        try:
+            self._say(subject, data, headers, inbox, heard_by)
+            return answers, await self.wait(done, timeout_s) or False
+        finally:
+            self.net.forget(ear)
+
+    async def wait(self, future: asyncio.Future[T], timeout_s: float) -> T | None:
+        """What it brings; None when time is up. Ends with the connection."""
+        self._waiting.add(future)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting.discard(future)
+
+    async def flush(self, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> None:
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def pong() -> None:
+            if not done.done():
+                done.set_result(True)
+
+        self._send(lambda: self.net.hop(self.node, "down", pong))
+        if await self.wait(done, timeout_s) is None:
+            raise errors.TimedOut(f"the broker did not answer within {timeout_s} s")
+
+    # What lasts.
+
+    async def call(
+        self,
+        operation: Callable[[], T],
+        *,
+        timeout_s: float = api.DURABLE_TIMEOUT_S,
+        repeat: bool = True,
+    ) -> T:
+        """Have ``operation`` done where the streams are. ``repeat``: as often as it takes to be answered."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (left_s := deadline - loop.time()) > 0:
+            future: asyncio.Future[tuple[T | errors.MusterError]] = loop.create_future()
+            self._send(functools.partial(self._operate, operation, future))
+            answered = await self.wait(future, min(left_s, TRY_S) if repeat else left_s)
+            if answered is not None:
+                (outcome,) = answered
+                if isinstance(outcome, errors.MusterError):
+                    raise outcome
+                return outcome
+        raise errors.TimedOut(f"the brokers' storage did not answer within {timeout_s:g} s")
+
+    def tell(self, operation: Callable[[], None]) -> None:
+        """Have it done there, if the word arrives; nobody waits for the outcome."""
+
+        def arrive() -> None:
+            if not self.net.chance(self.net.faults.loss):
+                with contextlib.suppress(errors.MusterError):
+                    operation()
+
+        self._send(arrive)
+
+    def _operate(
+        self, operation: Callable[[], T], future: asyncio.Future[tuple[T | errors.MusterError]]
+    ) -> None:
+        """At the brokers."""
+        if self.net.chance(self.net.faults.loss):
+            return
+        outcome: T | errors.MusterError
+        try:
+            outcome = operation()
+        except errors.MusterError as error:
+            outcome = error
+        if self.net.chance(self.net.faults.loss):
+            return
+
+        def answer() -> None:
+            if self.net.reaches(self.node, "quorum") and not future.done():
+                future.set_result((outcome,))
+
+        self.net.hop(self.node, "down", answer)
+
+    async def stream(self, settings: api.StreamSettings) -> streams.Stream:
+        return await self._ensure(settings, markers=False)
+
+    async def _ensure(self, settings: api.StreamSettings, *, markers: bool) -> streams.Stream:
+        storage.check_settings(settings)
+
+        def operation() -> None:
+            there = self.net.logs.get(settings.name)
+            if there is None:
+                self.net.logs[settings.name] = storage.Log(settings, markers=markers)
+            else:
+                there.reconfigure(settings)
+
+        await self.call(operation)
+        return streams.Stream(self, settings.name)
+
+    async def open_stream(self, name: str) -> streams.Stream:
+        subjects.token(name)
+        await self.call(lambda: self.net.log(name))
+        return streams.Stream(self, name)
+
+    async def streams(self) -> list[str]:
+        return await self.call(lambda: sorted(self.net.logs))
+
+    async def delete_stream(self, name: str) -> None:
+        def operation() -> None:
+            self.net.log(name)
+            del self.net.logs[name]
+
+        await self.call(operation)
+
+    async def key_value(self, settings: api.KeyValueSettings) -> keyvalue.KeyValue:
+        stream = await self._ensure(keyvalue.stream_settings(settings), markers=True)
+        return keyvalue.KeyValue(settings.bucket, stream)
+
+    async def budgets(self) -> list[api.Budget]:
+        def operation() -> list[api.Budget]:
+            return [self.net.log(name).budget() for name in self.net.logs]
+
+        return sorted(await self.call(operation), key=lambda budget: -budget.used_ratio)
+
+    # The end.
+
+    async def close(self) -> None:
+        if self._state is api.ConnectionState.CLOSED:
+            return
+        mine: Sequence[subscriptions.Subscription] = list(self._subscriptions)
+        with contextlib.suppress(errors.Unavailable):
+            await self.flush()
+        for subscription in mine:
+            subscription.end()
+            await subscription.drained()
+        self.net.report_closed(self)
+        self.end(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

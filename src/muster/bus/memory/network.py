@@ -1,0 +1,258 @@
+"""A simulated network.
+
+    net = network.Network(seed=7, faults=network.Faults(loss=0.01, reordering=0.1))
+    bus = await net.connect("sensor-1")
+    net.cut("sensor-1")
+
+Everything that can happen by chance is drawn from one seed, and time is the event loop's, so under a virtual
+loop (`muster.testing.clock`) a run of hours takes seconds and repeats exactly.
+
+Each connection lives on a node (named after its identity unless told otherwise).  A message takes two hops,
+to the brokers and on to its receiver; each has a delay, keeps order unless reordering says otherwise, and may
+lose or double what passes.  Nodes that are *cut* reach each other but nobody else; streams and key/value live
+with the others, in the quorum.  A request to them may be lost on its way there or back: then its outcome is
+unknown, as with the real thing.  Brokers report connections that closed, at once when they were closed and
+after `Faults.silence_s` when a node has been cut off so long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from muster.bus import api, matching
+from muster.bus.memory import connection, storage
+from muster.core import errors, subjects
+
+QUORUM = "quorum"  # the node where streams live
+EPOCH_NS = 1_700_000_000_000_000_000  # the wall clock when the loop's time is zero
+RECONNECT_S = 0.1
+
+
+@dataclass(slots=True)
+class Faults:
+    """What the network does to messages. May be changed while it runs."""
+
+    delay_s_min: float = 0.000_1
+    delay_s_max: float = 0.001
+    loss: float = 0.0
+    duplication: float = 0.0
+    reordering: float = 0.0
+    silence_s: float = 40.0  # after so long, both ends of a cut connection give it up
+
+
+class Network:
+    """Brokers, links and storage. `connect` is an `api.Connector`."""
+
+    def __init__(self, seed: int = 0, *, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
+        self.random = random.Random(seed)
+        self.lost = 0
+        self.duplicated = 0
+        self._sides: dict[str, int] = {}
+        self._cuts = 0
+        self._links: dict[tuple[str, str], float] = {}
+        self._ears: list[connection.Ear] = []
+        self._connections = 0
+        self._buses: list[connection.Bus] = []
+        self.logs: dict[str, storage.Log] = {}
+        self._changed: dict[str, asyncio.Event] = {}
+
+    # Time and chance.
+
+    def now_ns(self) -> int:
+        return EPOCH_NS + round(asyncio.get_running_loop().time() * 1e9)
+
+    def hop(self, node: str, way: str, action: Callable[[], None]) -> None:
+        """Do it after a hop's delay, in order on that link."""
+        loop, faults = asyncio.get_running_loop(), self.faults
+        at = loop.time() + self.random.uniform(faults.delay_s_min, faults.delay_s_max)
+        if self.random.random() >= faults.reordering:
+            # A hair later than the last: timers of one moment have no order.
+            at = max(at, math.nextafter(self._links.get((node, way), 0.0) + 1e-9, math.inf))
+            self._links[node, way] = at
+        loop.call_at(at, action)
+
+    def chance(self, probability: float) -> bool:
+        return probability > 0 and self.random.random() < probability
+
+    # Faults.
+
+    def reaches(self, one: str, other: str) -> bool:
+        return self._sides.get(one, 0) == self._sides.get(other, 0)
+
+    def cut(self, *nodes: str) -> None:
+        """These reach each other, and nobody else, until `heal`."""
+        self._cuts += 1
+        for node in nodes:
+            self._sides[node] = self._cuts
+        cut = self._cuts
+        asyncio.get_running_loop().call_later(self.faults.silence_s, self._give_up, nodes, cut)
+
+    def heal(self) -> None:
+        self._sides.clear()
+        for bus in list(self._buses):
+            if bus.state is api.ConnectionState.RECONNECTING:
+                self._reconnect_soon(bus)
+
+    def disconnect(self, bus: connection.Bus) -> None:
+        """Its connection breaks; it makes another."""
+        self.report_closed(bus)
+        bus.lose_connection()
+        self._reconnect_soon(bus)
+
+    def crash(self, bus: connection.Bus) -> None:
+        """The process behind it is killed: nothing is said or done any more."""
+        self.report_closed(bus)
+        bus.end(errors.NotConnected("the process was killed"))
+
+    def _give_up(self, nodes: Sequence[str], cut: int) -> None:
+        for bus in list(self._buses):
+            if bus.node in nodes and self._sides.get(bus.node) == cut and bus.connection is not None:
+                self.report_closed(bus)
+                bus.lose_connection()
+
+    def _reconnect_soon(self, bus: connection.Bus) -> None:
+        delay_s = RECONNECT_S * (0.5 + self.random.random() / 2)
+        asyncio.get_running_loop().call_later(delay_s, self._reconnect, bus)
+
+    def _reconnect(self, bus: connection.Bus) -> None:
+        if bus.state is api.ConnectionState.RECONNECTING and self.reaches(bus.node, QUORUM):
+            bus.gain_connection(self._next_connection())
+
+    def _next_connection(self) -> api.ConnectionId:
+        self._connections += 1
+        return api.ConnectionId("memory", self._connections)
+
+    def report_closed(self, bus: connection.Bus) -> None:
+        if bus.connection is not None:
+            report = {"server": {"id": bus.connection.broker}, "client": {"id": bus.connection.number}}
+            subject = f"{subjects.CONNECTIONS}.disconnect"
+            data = json.dumps(report).encode()
+            self.hop(QUORUM, "up", lambda: self.announce(subject, data))
+
+    # Messages.
+
+    async def connect(
+        self, identity: str, *, servers: Iterable[str] = (), node: str | None = None
+    ) -> connection.Bus:
+        del servers  # there is one network
+        node = node or identity
+        if not self.reaches(node, QUORUM):
+            raise errors.NotConnected(f"no broker answers {node!r}")
+        bus = connection.Bus(self, subjects.token(identity), node)
+        self._buses.append(bus)
+        bus.gain_connection(self._next_connection())
+        return bus
+
+    def listen(self, ear: connection.Ear) -> None:
+        self._ears.append(ear)
+
+    def forget(self, ear: connection.Ear) -> None:
+        with contextlib.suppress(ValueError):
+            self._ears.remove(ear)
+
+    def forget_bus(self, bus: connection.Bus) -> None:
+        self._ears = [ear for ear in self._ears if ear.bus is not bus]
+        if bus in self._buses:
+            self._buses.remove(bus)
+
+    def route(self, node: str, subject: str, data: bytes, headers: api.Headers, reply: str | None) -> int:
+        """At the brokers: pass it on to whoever listens. Returns how many that were."""
+        groups: dict[tuple[str, str], list[connection.Ear]] = {}
+        chosen: list[connection.Ear] = []
+        for ear in self._ears:
+            if matching.matches(ear.subject, subject) and self.reaches(node, ear.bus.node):
+                if ear.group:
+                    groups.setdefault((ear.subject, ear.group), []).append(ear)
+                else:
+                    chosen.append(ear)
+        chosen += [self.random.choice(members) for members in groups.values()]
+        for ear in chosen:
+            self._pass_on(ear, connection.Message(subject, data, headers, reply, ear.bus))
+        return len(chosen)
+
+    def announce(self, subject: str, data: bytes) -> None:
+        """The brokers themselves say something."""
+        self.route(QUORUM, subject, data, {}, None)
+
+    def _pass_on(self, ear: connection.Ear, message: connection.Message) -> None:
+        copies = 1
+        if self.chance(self.faults.loss):
+            self.lost += 1
+            return
+        if self.chance(self.faults.duplication):
+            self.duplicated += 1
+            copies = 2
+        over = ear.bus.connection
+
+        def arrive() -> None:
+            if over is not None and ear.bus.connection == over and ear in self._ears:
+                ear.accept(message)
+
+        for _ in range(copies):
+            self.hop(ear.bus.node, "down", arrive)
+
+    # Storage.
+
+    def changed(self, name: str) -> asyncio.Event:
+        return self._changed.setdefault(name, asyncio.Event())
+
+    def tell_changed(self, log: storage.Log) -> None:
+        """Wake whoever waits for this stream, and see to its next expiry."""
+        event = self._changed.pop(log.settings.name, None)
+        if event is not None:
+            event.set()
+        next_ns = log.next_expiry_ns()
+        if next_ns is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_at((next_ns - EPOCH_NS) / 1e9, self._expire, log)
+
+    def _expire(self, log: storage.Log) -> None:
+        before = len(log.messages), log.last
+        log.expire(self.now_ns())
+        if (len(log.messages), log.last) != before:
+            self.tell_changed(log)
+
+    def log(self, name: str) -> storage.Log:
+        log = self.logs.get(name)
+        if log is None:
+            raise errors.NotFound(f"stream not found: {name}")
+        log.expire(self.now_ns())
+        return log
+
+    def store(self, name: str, batch: Sequence[api.Outgoing], node: str) -> int:
+        """At the brokers: subscribers hear it, and the stream keeps it."""
+        log = self.log(name)
+        for message in batch:
+            self.route(node, message.subject, message.data, message.headers, None)
+        sequence = log.store(batch, self.now_ns())
+        for message in batch:
+            if message.deliver_at_ns is not None and message.deliver_to is not None:
+                due = api.Outgoing(message.deliver_to, message.data, message.headers)
+                asyncio.get_running_loop().call_at(
+                    (message.deliver_at_ns - EPOCH_NS) / 1e9, self._due, name, sequence, due
+                )
+        self.tell_changed(log)
+        return sequence
+
+    def _due(self, name: str, sequence: int, message: api.Outgoing) -> None:
+        log = self.logs.get(name)
+        if log is not None and sequence in log.messages:
+            log.remove(sequence)
+            log.store([message], self.now_ns())
+            self.tell_changed(log)
+
+    def capture(self, subject: str, data: bytes, headers: api.Headers) -> int:
+        """A plain publish on a stream's subject is stored as well, unconfirmed. Returns by how many."""
+        keepers = [log for log in self.logs.values() if log.covers(subject)]
+        for log in keepers:
+            with contextlib.suppress(errors.Refused, errors.AlreadyExists):
+                log.store([api.Outgoing(subject, data, headers)], self.now_ns())
+                self.tell_changed(log)
+        return len(keepers)

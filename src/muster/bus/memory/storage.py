@@ -1,0 +1,294 @@
+"""The storage half of the in-memory twin: what streams hold, as the brokers' quorum would.
+
+Plain data and rules; the clock is given.  Nothing here waits or is sent: `muster.bus.memory` does that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+
+from muster.bus import api, forms, keyvalue, matching
+from muster.core import errors, subjects
+
+OVERHEAD_BYTES = 34  # of a stored message, about what the real one takes
+
+
+@dataclasses.dataclass(slots=True)
+class Consumption:
+    """A durable consumer's state."""
+
+    settings: api.ConsumerSettings
+    position: int  # the next sequence to look at
+    unacknowledged: dict[int, tuple[float, int]] = dataclasses.field(default_factory=dict)
+    again: deque[int] = dataclasses.field(default_factory=deque)
+    counts: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def wants(self, subject: str) -> bool:
+        filters = self.settings.filter_subjects
+        return not filters or any(matching.matches(pattern, subject) for pattern in filters)
+
+
+def check_settings(settings: api.StreamSettings) -> None:
+    subjects.token(settings.name)
+    if settings.max_bytes <= 0:
+        raise errors.InvalidInput(f"the stream {settings.name!r} needs a budget: max_bytes must be positive")
+    for subject in settings.subjects:
+        forms.check_subject(subject, wildcards=True)
+
+
+class Log:
+    """One stream."""
+
+    def __init__(self, settings: api.StreamSettings, *, markers: bool = False) -> None:
+        self.settings = settings
+        self.markers = markers  # an expired message leaves a marker, as in key/value buckets
+        self.messages: dict[int, api.StoredMessage] = {}
+        self.last = 0
+        self.bytes = 0
+        self.consumers: dict[str, Consumption] = {}
+        self._by_subject: dict[str, deque[int]] = {}
+        self._expiry: dict[int, int] = {}  # sequence: when, in ns
+        self._ids: dict[str, tuple[int, int]] = {}  # message id: sequence, when
+
+    def covers(self, subject: str) -> bool:
+        return any(matching.matches(pattern, subject) for pattern in self.settings.subjects)
+
+    def reconfigure(self, settings: api.StreamSettings) -> None:
+        self.settings = settings
+        for sequences in list(self._by_subject.values()):
+            while 0 < settings.max_messages_per_subject < len(sequences):
+                self.remove(sequences[0])
+        self._keep_within_budget()
+
+    def budget(self) -> api.Budget:
+        settings = self.settings
+        return api.Budget(settings.name, self.bytes, settings.max_bytes, len(self.messages), settings.on_full)
+
+    # Writing.
+
+    def store(self, batch: Sequence[api.Outgoing], now_ns: int) -> int:
+        """All or none; the last one's sequence."""
+        self.expire(now_ns)
+        ids: set[str] = set()
+        for message in batch:
+            duplicate = self._known(message.message_id, now_ns)
+            if duplicate and len(batch) == 1:
+                return duplicate
+            if duplicate or message.message_id in ids:
+                raise errors.AlreadyExists(f"{self.settings.name}: the batch contains a duplicate message id")
+            if message.message_id is not None:
+                ids.add(message.message_id)
+            self._check_expectations(message)
+        self._check_room(batch)
+        for message in batch:
+            self._append(message, now_ns)
+        return self.last
+
+    def _known(self, message_id: str | None, now_ns: int) -> int:
+        window_ns = round(self.settings.duplicate_window_s * 1e9)
+        sequence, at_ns = self._ids.get(message_id or "", (0, 0))
+        return sequence if sequence and now_ns - at_ns <= window_ns else 0
+
+    def _check_expectations(self, message: api.Outgoing) -> None:
+        expectations = (
+            (message.expected_last_sequence, self.last),
+            (message.expected_last_subject_sequence, self.last_of(message.subject)),
+        )
+        for expected, actual in expectations:
+            if expected is not None and expected != actual:
+                raise errors.Conflict(f"{self.settings.name}: wrong last sequence: {actual}", actual=actual)
+
+    def _check_room(self, batch: Sequence[api.Outgoing]) -> None:
+        if self.settings.on_full is not api.OnFull.REFUSE:
+            return
+        size = sum(_size(message) for message in batch)
+        count = len(self.messages) + len(batch)
+        if self.bytes + size > self.settings.max_bytes or 0 < self.settings.max_messages < count:
+            raise errors.LimitExceeded(f"{self.settings.name}: maximum bytes exceeded")
+
+    def _append(self, message: api.Outgoing, now_ns: int) -> None:
+        self.last += 1
+        if message.message_id is not None:
+            self._ids[message.message_id] = (self.last, now_ns)
+        if self.settings.retention is api.Retention.INTEREST and not any(
+            consumer.wants(message.subject) for consumer in self.consumers.values()
+        ):
+            return
+        stored = api.StoredMessage(message.subject, message.data, dict(message.headers), self.last, now_ns)
+        self.messages[self.last] = stored
+        self.bytes += _size(stored)
+        sequences = self._by_subject.setdefault(message.subject, deque())
+        sequences.append(self.last)
+        if message.ttl_s is not None:
+            self._expiry[self.last] = now_ns + forms.whole_seconds(message.ttl_s) * 1_000_000_000
+        limit = self.settings.max_messages_per_subject
+        while limit and len(sequences) > limit:
+            self.remove(sequences[0])
+        self._keep_within_budget()
+
+    def _keep_within_budget(self) -> None:
+        while self.bytes > self.settings.max_bytes or 0 < self.settings.max_messages < len(self.messages):
+            self.remove(next(iter(self.messages)))
+
+    def remove(self, sequence: int) -> None:
+        message = self.messages.pop(sequence, None)
+        if message is None:
+            raise errors.NotFound(f"{self.settings.name}: no message {sequence}")
+        self.bytes -= _size(message)
+        self._expiry.pop(sequence, None)
+        sequences = self._by_subject[message.subject]
+        sequences.remove(sequence)
+        if not sequences:
+            del self._by_subject[message.subject]
+
+    def purge(self, subject: str | None, before: int | None) -> int:
+        gone = [
+            sequence
+            for sequence, message in self.messages.items()
+            if (subject is None or matching.matches(subject, message.subject))
+            and (before is None or sequence < before)
+        ]
+        for sequence in gone:
+            self.remove(sequence)
+        return len(gone)
+
+    # Time.
+
+    def next_expiry_ns(self) -> int | None:
+        return min(self._expiry.values(), default=None)
+
+    def expire(self, now_ns: int) -> list[api.StoredMessage]:
+        """Let go what is too old. Returns what an expiry leaves a marker of."""
+        age_ns = round(self.settings.max_age_s * 1e9)
+        while age_ns and self.messages:
+            first = next(iter(self.messages.values()))
+            if now_ns - first.stored_at_ns <= age_ns:
+                break
+            self.remove(first.sequence)
+        marked = []
+        for sequence in [s for s, at_ns in self._expiry.items() if at_ns <= now_ns]:
+            message = self.messages[sequence]
+            newest = self.last_of(message.subject) == sequence
+            marker = keyvalue.MARKER_REASON in message.headers or keyvalue.OPERATION in message.headers
+            self.remove(sequence)
+            if self.markers and newest and not marker:
+                headers = {keyvalue.MARKER_REASON: "MaxAge"}
+                ttl_s = keyvalue.EXPIRY_MARKER_TTL_S
+                self._append(api.Outgoing(message.subject, b"", headers, ttl_s=ttl_s), now_ns)
+                marked.append(self.messages[self.last])
+        return marked
+
+    # Reading.
+
+    def last_of(self, subject: str) -> int:
+        sequences = self._by_subject.get(subject)
+        return sequences[-1] if sequences else 0
+
+    def state(self) -> api.StreamState:
+        return api.StreamState(
+            first_sequence=next(iter(self.messages), self.last + 1),
+            last_sequence=self.last,
+            messages=len(self.messages),
+            bytes=self.bytes,
+            consumers=len(self.consumers),
+        )
+
+    def page(self, first: int, patterns: Sequence[str], count: int) -> list[api.StoredMessage]:
+        found: list[api.StoredMessage] = []
+        for sequence, message in self.messages.items():
+            if sequence >= first and (
+                not patterns or any(matching.matches(pattern, message.subject) for pattern in patterns)
+            ):
+                found.append(message)
+                if len(found) == count:
+                    break
+        return found
+
+    def last_of_each(self, pattern: str) -> list[api.StoredMessage]:
+        newest = (
+            sequences[-1]
+            for subject, sequences in self._by_subject.items()
+            if matching.matches(pattern, subject)
+        )
+        return [self.messages[sequence] for sequence in sorted(newest)]
+
+    # Consumers.
+
+    def consume(self, settings: api.ConsumerSettings) -> None:
+        there = self.consumers.get(settings.name)
+        if there is not None:
+            there.settings = settings
+        else:
+            self.consumers[settings.name] = Consumption(settings, settings.start_sequence or 1)
+
+    def consumption(self, name: str) -> Consumption:
+        try:
+            return self.consumers[name]
+        except KeyError:
+            raise errors.NotFound(f"{self.settings.name}: no consumer {name!r}") from None
+
+    def deliver(self, name: str, count: int, now: float) -> list[tuple[api.StoredMessage, int]]:
+        """Up to ``count`` messages that are due to this consumer, and how often each was delivered."""
+        consumer = self.consumption(name)
+        settings = consumer.settings
+        for sequence, (deadline, _) in list(consumer.unacknowledged.items()):
+            if deadline <= now:
+                del consumer.unacknowledged[sequence]
+                consumer.again.append(sequence)
+        found: list[tuple[api.StoredMessage, int]] = []
+        while len(found) < count and len(consumer.unacknowledged) < settings.max_ack_pending:
+            due = self._due(consumer)
+            if due is None:
+                break
+            message = self.messages.get(due)
+            delivered = consumer.counts.get(due, 0) + 1
+            if message is None or 0 < settings.max_deliver < delivered:
+                continue
+            consumer.counts[due] = delivered
+            consumer.unacknowledged[due] = (now + settings.ack_wait_s, delivered)
+            found.append((message, delivered))
+        return found
+
+    def _due(self, consumer: Consumption) -> int | None:
+        if consumer.again:
+            return consumer.again.popleft()
+        while consumer.position <= self.last:
+            sequence = consumer.position
+            consumer.position += 1
+            message = self.messages.get(sequence)
+            if message is not None and consumer.wants(message.subject):
+                return sequence
+        return None
+
+    def acknowledge(self, name: str, sequence: int) -> None:
+        consumer = self.consumption(name)
+        consumer.unacknowledged.pop(sequence, None)
+        consumer.counts.pop(sequence, None)
+        if sequence in consumer.again:
+            consumer.again.remove(sequence)
+        if sequence not in self.messages:
+            return
+        seen_by_all = all(
+            sequence < other.position and sequence not in other.counts for other in self.consumers.values()
+        )
+        retention = self.settings.retention
+        if retention is api.Retention.WORK_QUEUE or (retention is api.Retention.INTEREST and seen_by_all):
+            self.remove(sequence)
+
+    def refuse(self, name: str, sequence: int, until: float) -> None:
+        """Not acknowledged: due again at ``until``."""
+        consumer = self.consumption(name)
+        if sequence in consumer.unacknowledged:
+            consumer.unacknowledged[sequence] = (until, consumer.counts[sequence])
+
+    def next_due(self, name: str) -> float | None:
+        """When something unacknowledged is due again."""
+        waiting = self.consumption(name).unacknowledged.values()
+        return min((deadline for deadline, _ in waiting), default=None)
+
+
+def _size(message: api.Outgoing | api.StoredMessage) -> int:
+    headers = sum(len(name) + len(value) + 4 for name, value in message.headers.items())
+    return len(message.subject) + len(message.data) + headers + OVERHEAD_BYTES

@@ -1,0 +1,346 @@
+"""Handles on simulated streams: each call is a request over the simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Self
+
+from muster.bus import api, forms
+from muster.core import errors, subjects
+
+if TYPE_CHECKING:
+    from muster.bus.memory import connection
+
+PAGE = 500
+LOOK_AGAIN_S = 5.0
+
+
+class Stream:
+    """See `api.Stream`."""
+
+    def __init__(self, bus: connection.Bus, name: str) -> None:
+        self._bus = bus
+        self._net = bus.net
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    # Writing.
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: api.Headers | None = None,
+        message_id: str | None = None,
+        expected_last_sequence: int | None = None,
+        expected_last_subject_sequence: int | None = None,
+        ttl_s: float | None = None,
+        timeout_s: float = api.DURABLE_TIMEOUT_S,
+    ) -> int:
+        message = api.Outgoing(
+            subject,
+            data,
+            headers or {},
+            message_id,
+            expected_last_sequence,
+            expected_last_subject_sequence,
+            ttl_s,
+        )
+        return await self.store(message, timeout_s=timeout_s)
+
+    async def store(self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> int:
+        return await self.publish_batch((message,), timeout_s=timeout_s)
+
+    async def publish_batch(
+        self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
+    ) -> int:
+        forms.check_count(len(messages))
+        log = self._net.logs.get(self._name)
+        for message in messages:
+            forms.check_outgoing(message)
+            if log is not None and not log.covers(message.subject):
+                raise errors.InvalidInput(f"the stream {self._name!r} does not cover {message.subject!r}")
+        traced = [_traced(message) for message in messages]
+        try:
+            return await self._bus.call(
+                lambda: self._net.store(self._name, traced, self._bus.node),
+                timeout_s=timeout_s,
+                repeat=all(message.message_id is not None for message in messages),
+            )
+        except errors.LimitExceeded:
+            self._bus.count_full()
+            raise
+
+    async def delete(self, sequence: int) -> None:
+        await self._bus.call(lambda: self._net.log(self._name).remove(sequence))
+
+    async def purge(self, *, subject: str | None = None, before: int | None = None) -> int:
+        return await self._bus.call(lambda: self._net.log(self._name).purge(subject, before))
+
+    # Reading.
+
+    async def state(self) -> api.StreamState:
+        return await self._bus.call(lambda: self._net.log(self._name).state())
+
+    async def get(self, sequence: int) -> api.StoredMessage:
+        if sequence < 1:
+            raise errors.InvalidInput("sequences begin with 1")
+        found = await self._bus.call(lambda: self._net.log(self._name).messages.get(sequence))
+        if found is None:
+            raise errors.NotFound(f"{self._name!r} does not hold {sequence}")
+        return found
+
+    async def last_for(self, subject: str) -> api.StoredMessage | None:
+        forms.check_subject(subject)
+
+        def operation() -> api.StoredMessage | None:
+            log = self._net.log(self._name)
+            return log.messages.get(log.last_of(subject))
+
+        return await self._bus.call(operation)
+
+    async def page(
+        self, first: int, patterns: Sequence[str]
+    ) -> tuple[list[api.StoredMessage], api.StreamState]:
+        def operation() -> tuple[list[api.StoredMessage], api.StreamState]:
+            log = self._net.log(self._name)
+            return log.page(first, patterns, PAGE), log.state()
+
+        return await self._bus.call(operation)
+
+    async def read(
+        self, first: int, last: int | None = None, *, subject: str | None = None, gaps: bool = False
+    ) -> AsyncIterator[api.StoredMessage]:
+        if first < 1:
+            raise errors.InvalidInput("sequences begin with 1")
+        end = (await self.state()).last_sequence
+        if last is not None and last > end:
+            raise errors.NotFound(f"{self._name!r} ends at {end}: {last} is not stored yet")
+        last = end if last is None else last
+        strict = subject is None and not gaps
+        position = first
+        while position <= last:
+            page, state = await self.page(position, (subject,) if subject else ())
+            if not strict and state.first_sequence > position:
+                raise self.dropped(position, state.first_sequence - 1)
+            for message in page:
+                if strict and message.sequence != position:
+                    raise self.dropped(position, min(last, message.sequence - 1))
+                if message.sequence > last:
+                    return
+                yield message
+                position = message.sequence + 1
+            if not page:
+                break
+        if strict and position <= last:
+            raise self.dropped(position, last)
+
+    def dropped(self, first: int, last: int) -> errors.NotFound:
+        return errors.NotFound(f"{self._name!r} does not hold {first} to {last} any more")
+
+    def follow(self, first: int, *, subject: str | None = None, gaps: bool = False) -> Following:
+        if first < 1:
+            raise errors.InvalidInput("sequences begin with 1")
+        patterns = (subject,) if subject is not None else ()
+        return Following(self, first, patterns, strict=subject is None and not gaps)
+
+    def last_of_each(self, pattern: str, *, headers_only: bool) -> Following:
+        del headers_only  # nothing to be saved here
+        return Following(self, None, (pattern,), strict=False)
+
+    async def wait_for_change(self, seen: int, timeout_s: float) -> None:
+        """Return when the stream is not as it was when its last sequence was ``seen``, or soon."""
+        log = self._net.logs.get(self._name)
+        if log is not None and log.last == seen:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._net.changed(self._name).wait()
+            except TimeoutError:
+                return
+
+    async def newest_of_each(self, pattern: str) -> tuple[list[api.StoredMessage], int]:
+        def operation() -> tuple[list[api.StoredMessage], int]:
+            log = self._net.log(self._name)
+            return log.last_of_each(pattern), log.last
+
+        return await self._bus.call(operation)
+
+    # Consumers.
+
+    async def consumer(self, settings: api.ConsumerSettings) -> Consumer:
+        subjects.token(settings.name)
+        await self._bus.call(lambda: self._net.log(self._name).consume(settings))
+        return Consumer(self._bus, self, settings.name)
+
+    async def delete_consumer(self, name: str) -> None:
+        def operation() -> None:
+            log = self._net.log(self._name)
+            log.consumption(name)
+            del log.consumers[name]
+
+        await self._bus.call(operation)
+
+
+def _traced(message: api.Outgoing) -> api.Outgoing:
+    headers = dict(forms.traced(message.headers))
+    forms.encode_headers(headers)
+    return api.Outgoing(
+        message.subject,
+        message.data,
+        headers,
+        message.message_id,
+        message.expected_last_sequence,
+        message.expected_last_subject_sequence,
+        message.ttl_s,
+        message.deliver_at_ns,
+        message.deliver_to,
+    )
+
+
+class Following:
+    """See `api.Following`: pages of the stream, and a wait for its next change in between."""
+
+    def __init__(self, stream: Stream, first: int | None, patterns: Sequence[str], *, strict: bool) -> None:
+        self._stream = stream
+        self._next = first or 1
+        self._last_of_each = first is None
+        self._patterns = tuple(patterns)
+        self._strict = strict
+        self._ready: list[api.StoredMessage | None] = []
+        self._caught_up = False
+        self._whole = first is not None
+        self._closed = asyncio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> api.StoredMessage:
+        while True:
+            message = await self.step()
+            if message is not None:
+                return message
+
+    async def step(self) -> api.StoredMessage | None:
+        while not self._ready:
+            if self._closed.is_set():
+                raise StopAsyncIteration
+            await self._look()
+        return self._ready.pop(0)
+
+    async def _look(self) -> None:
+        if self._last_of_each:
+            self._last_of_each = False
+            newest, last = await self._stream.newest_of_each(self._patterns[0])
+            self._ready += [*newest, None]
+            self._next, self._caught_up = last + 1, True
+            return
+        page, state = await self._stream.page(self._next, self._patterns)
+        if self._whole and state.first_sequence > self._next:
+            raise self._stream.dropped(self._next, state.first_sequence - 1)
+        for message in page:
+            if self._strict and message.sequence != self._next:
+                raise self._stream.dropped(self._next, message.sequence - 1)
+            self._ready.append(message)
+            self._next = message.sequence + 1
+        if len(page) < PAGE and not self._caught_up:
+            self._caught_up = True
+            self._ready.append(None)
+        elif not page:
+            changing = asyncio.ensure_future(self._stream.wait_for_change(state.last_sequence, LOOK_AGAIN_S))
+            closing = asyncio.ensure_future(self._closed.wait())
+            try:
+                await asyncio.wait((changing, closing), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for waiting in (changing, closing):
+                    waiting.cancel()
+                await asyncio.gather(changing, closing, return_exceptions=True)
+
+    async def close(self) -> None:
+        self._closed.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Delivery:
+    """See `api.Delivery`."""
+
+    def __init__(
+        self, bus: connection.Bus, stream: str, consumer: str, message: api.StoredMessage, count: int
+    ) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._consumer = consumer
+        self.message = message
+        self.redelivered = count > 1
+
+    async def ack(self, *, confirmed: bool = False) -> None:
+        def operation() -> None:
+            self._bus.net.log(self._stream).acknowledge(self._consumer, self.message.sequence)
+
+        if confirmed:
+            await self._bus.call(operation, timeout_s=api.DEFAULT_TIMEOUT_S)
+        else:
+            self._bus.tell(operation)
+
+    async def nak(self, *, delay_s: float = 0.0) -> None:
+        def operation() -> None:
+            until = asyncio.get_running_loop().time() + delay_s
+            log = self._bus.net.log(self._stream)
+            log.refuse(self._consumer, self.message.sequence, until)
+            self._bus.net.tell_changed(log)
+
+        self._bus.tell(operation)
+
+
+class Consumer:
+    """See `api.Consumer`."""
+
+    def __init__(self, bus: connection.Bus, stream: Stream, name: str) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._name = name
+        self._closed = False
+
+    async def fetch(self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> list[api.Delivery]:
+        if count < 1:
+            raise errors.InvalidInput("fetch at least one")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+
+        def operation() -> tuple[list[tuple[api.StoredMessage, int]], int, float | None]:
+            log = self._bus.net.log(self._stream.name)
+            found = log.deliver(self._name, count, loop.time())
+            return found, log.last, log.next_due(self._name)
+
+        while True:
+            left_s = max(deadline - loop.time(), 0.01)
+            try:
+                found, last, due = await self._bus.call(operation, timeout_s=left_s + 1, repeat=False)
+            except errors.TimedOut:
+                return []
+            if found:
+                name = self._stream.name
+                return [Delivery(self._bus, name, self._name, message, n) for message, n in found]
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                return []
+            if due is not None:
+                left_s = min(left_s, max(0.001, due - loop.time()))
+            await self._stream.wait_for_change(last, left_s)
+
+    async def __aiter__(self) -> AsyncIterator[api.Delivery]:
+        while not self._closed:
+            for delivery in await self.fetch(100):
+                yield delivery
+
+    async def close(self) -> None:
+        self._closed = True

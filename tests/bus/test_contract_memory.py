@@ -1,0 +1,37 @@
+"""The contract on the in-memory twin, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.bus.memory import network
+from tests.bus import contract
+
+pytestmark = pytest.mark.virtual_time
+
+
+@pytest.fixture
+def net():
+    return network.Network(seed=1)
+
+
+@pytest.fixture
+def now_ns(net):
+    return net.now_ns
+
+
+@pytest.fixture
+async def connect(net):
+    opened = []
+
+    async def make(identity: str):
+        opened.append(await net.connect(identity))
+        return opened[-1]
+
+    yield make
+    for bus in opened:
+        await bus.close()
+
+
+class TestMemory(contract.Contract):
+    pass

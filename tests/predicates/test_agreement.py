@@ -7,9 +7,9 @@ truth values apart.
 from __future__ import annotations
 
 import json
+import pathlib
 import random
 import sqlite3
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import psycopg
 import pytest
 
 from muster.core import errors
+from muster.pipeline import session
 from muster.predicates import (
     ast,
     closure,
@@ -217,36 +218,29 @@ def calculates_reals(condition: ast.Condition) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_spark_agrees(rows: list[Row], sample: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.may_leak("threads", "files", "processes", reason="Spark stays for other tests, and ends with us")
+def test_spark_agrees(rows: list[Row], sample: list[Case], tmp_path: pathlib.Path) -> None:
     """Starting Spark takes longer than all the rest here, so this is not part of the usual run."""
-    pyspark = pytest.importorskip("pyspark.sql", reason="Spark is not installed")
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    spark = (
-        pyspark.SparkSession.builder.master("local[1]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
+    pytest.importorskip("pyspark", reason="Spark is not installed")
+    spark = session.start(master="local[2]", name="tests", work_dir=tmp_path).newSession()
+    cells = [[sorted(cell) if isinstance(cell, frozenset) else cell for cell in row.values()] for row in rows]
+    frame = spark.createDataFrame(
+        [(number, *row) for number, row in enumerate(cells)],
+        "number long, s string, `sender.s` string, i long, j long, f double, g double, b boolean, c boolean,"
+        " `set` array<string>",
     )
-    try:
-        names = "number long, s string, `sender.s` string, i long, j long, f double, g double"
-        frame = spark.createDataFrame(
-            [
-                (number, *(sorted(cell) if isinstance(cell, frozenset) else cell for cell in row.values()))
-                for number, row in enumerate(rows)
-            ],
-            f"{names}, b boolean, c boolean, `set` array<string>",
-        )
-        frame.cache().createOrReplaceTempView("t")
+    frame.cache().createOrReplaceTempView("t")
 
-        def engine(wheres: list[str]) -> list[list[int]]:
-            return selected(len(wheres), spark.sql(flags(wheres)).collect())
+    def engine(wheres: list[str]) -> list[list[int]]:
+        return selected(len(wheres), spark.sql(flags(wheres)).collect())
 
-        spark.conf.set("spark.sql.ansi.enabled", "true")
-        agree(engine, dialects.SPARK, sample[:200], batch=10)
-        # Settings that change what arithmetic does and how literals are read.
-        spark.conf.set("spark.sql.ansi.enabled", "false")
-        spark.conf.set("spark.sql.parser.escapedStringLiterals", "true")
-        agree(engine, dialects.SPARK, sample[200:300], batch=10)
-    finally:
-        spark.stop()
+    # As Spark is by default; then, interpreted, which is faster for a few rows, with other settings that
+    # change what arithmetic does and how literals are read.
+    assert spark.conf.get("spark.sql.ansi.enabled") == "true"
+    agree(engine, dialects.SPARK, sample[:40], batch=10)
+    spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    spark.conf.set("spark.sql.codegen.wholeStage", "false")
+    agree(engine, dialects.SPARK, sample[40:200])
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    spark.conf.set("spark.sql.parser.escapedStringLiterals", "true")
+    agree(engine, dialects.SPARK, sample[200:400])

@@ -103,6 +103,32 @@ def test_a_valid_text_with_something_wrong_in_it(data: st.DataObject) -> None:
     try_everything(valid[:start] + middle + valid[end:], strict=False)
 
 
+def nested(levels: int) -> str:
+    expression = "a = 7"
+    for level in range(levels):
+        expression = f"({expression} {'AND' if level % 2 else 'OR'} NOT b = 'x')"
+    return expression
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        nested(46),
+        "NOT " * 46 + nested(1),
+        "7 = " + "(1 - " * 47 + "a" + ")" * 47,
+        "7 = " + "-" * 47 + "a",
+        " OR ".join(f"a = {n} AND NOT b LIKE '%{n}_'" for n in range(500)),
+        f"b IN ({', '.join(repr(str(n)) for n in range(7_000))})",
+    ],
+    ids=["nested", "not", "arithmetic", "signs", "wide", "list"],
+)
+def test_whatever_the_limits_allow_every_back_end_takes(expression: str) -> None:
+    began = time.process_time()
+    try_everything(expression, strict=False)
+    parser.parse(expression, strict=True)
+    assert time.process_time() - began < 2
+
+
 @pytest.mark.parametrize("not_text", [None, 5, b"a = 1", ["a = 1"]])
 def test_something_that_is_not_text(not_text: Any) -> None:
     with pytest.raises(errors.InvalidInput):

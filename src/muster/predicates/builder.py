@@ -1,0 +1,214 @@
+"""The stacks of the parser: operands become larger operands as operators are applied to them.
+
+Whether something is a value or a condition shows only when an operator is applied: a parenthesis may hold
+either, and a bare name may be either.  So operands are nodes of both sorts, and `Builder.condition`
+and `Builder.value` ask for the one that is due.
+
+Limits are kept here as well, where nodes come into being.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, NoReturn, cast
+
+from muster.core import errors
+from muster.predicates import ast, limits
+
+OR, AND, NOT, COMPARISON, SUM, PRODUCT, SIGN = range(1, 8)  # how tightly they bind
+COMPARISONS: Final = frozenset(ast.OPPOSITE)
+CLOSING: Final = {"(": ")", "{": "}"}
+
+
+class Operand(NamedTuple):
+    node: ast.Node
+    start: int  # of the text it came from, its parentheses included
+    end: int
+    height: int
+
+
+class Operator(NamedTuple):
+    symbol: str
+    precedence: int  # 0: an opened group
+    start: int
+    scope: str = ""  # of an opened group: the scope to return to
+    named: bool = False  # it is a group such as sender: ( … )
+
+
+class Builder:
+    def __init__(self, text: str, *, strict: bool, bounds: limits.Limits) -> None:
+        self.text = text
+        self.strict = strict
+        self.bounds = bounds
+        self.scope = ""  # of bare names, here
+        self.operands: list[Operand] = []
+        self.operators: list[Operator] = []
+        self._open = 0
+        self._clauses = 0
+
+    def fail(self, message: str, position: int, hint: str | None = None) -> NoReturn:
+        raise errors.ParseError(message, text=self.text, position=position, hint=hint)
+
+    def push(self, node: ast.Node, height: int = 1) -> None:
+        start, end = node.span
+        if height > self.bounds.depth:
+            self._refuse_depth(start)
+        self.operands.append(Operand(node, start, end, height))
+
+    def open_group(self, symbol: str, start: int, scope: str, *, named: bool = False) -> None:
+        self.operators.append(Operator(symbol, 0, start, self.scope, named))
+        self.scope = scope
+        self._open += 1
+        if self._open > self.bounds.depth:
+            self._refuse_depth(start)
+
+    def close_group(self, symbol: str, start: int, end: int) -> None:
+        self.reduce(1)
+        if not self.operators:
+            self.fail(f"nothing was opened that this {symbol!r} could close", start)
+        group = self.operators.pop()
+        if CLOSING[group.symbol] != symbol:
+            self.fail(
+                f"{group.symbol!r} at character {group.start} is closed by {symbol!r}",
+                start,
+                f"write {CLOSING[group.symbol]}",
+            )
+        inside = self.operands.pop()
+        node = inside.node
+        if group.symbol == "{" or group.named:
+            node = self.condition(inside)  # these hold whole conditions, never parts of a value
+        self.scope = group.scope
+        self._open -= 1
+        self.operands.append(Operand(node, group.start, end, inside.height))
+
+    def finish(self) -> ast.Condition:
+        self.reduce(1)
+        if self.operators:
+            group = self.operators[-1]
+            self.fail(
+                f"{group.symbol!r} is never closed", group.start, f"write {CLOSING[group.symbol]} at its end"
+            )
+        return self.condition(self.operands.pop())
+
+    def reduce(self, least: int) -> None:
+        """Apply the operators on top of the stack that bind at least so tightly."""
+        while self.operators and self.operators[-1].precedence >= least:
+            operator = self.operators.pop()
+            match operator.symbol, operator.precedence:
+                case ("AND" | "OR") as symbol, _:
+                    count = 2
+                    while self.operators and self.operators[-1].symbol == symbol:
+                        self.operators.pop()
+                        count += 1
+                    self._join(symbol, count)
+                case "NOT", _:
+                    inside = self.operands.pop()
+                    node = ast.Not(self.condition(inside), (operator.start, inside.end))
+                    self.push(node, inside.height + 1)
+                case symbol, precedence if precedence == SIGN:
+                    inside = self.operands.pop()
+                    span = (operator.start, inside.end)
+                    value = self.value(inside, number=True)
+                    self.push(ast.Unary("-" if symbol == "-" else "+", value, span), inside.height + 1)
+                case ("BETWEEN" | "NOT BETWEEN") as symbol, _:
+                    self.fail(
+                        f"{symbol} needs a lower and an upper bound", operator.start, "write BETWEEN 1 AND 5"
+                    )
+                case ("BETWEEN AND" | "NOT BETWEEN AND") as symbol, _:
+                    self._between(negated=symbol.startswith("NOT"))
+                case symbol, _ if symbol in COMPARISONS:
+                    self._compare(symbol)
+                case symbol, _:
+                    right, left = self.operands.pop(), self.operands.pop()
+                    span = (left.start, right.end)
+                    total = ast.Arithmetic(
+                        cast(ast.ArithmeticOperator, symbol),
+                        self.value(left, number=True),
+                        self.value(right, number=True),
+                        span,
+                    )
+                    self.push(total, max(left.height, right.height) + 1)
+
+    def _join(self, symbol: str, count: int) -> None:
+        parts = self.operands[-count:]
+        del self.operands[-count:]
+        conditions = tuple(self.condition(part) for part in parts)
+        node = (ast.And if symbol == "AND" else ast.Or)(conditions, (parts[0].start, parts[-1].end))
+        self.push(node, max(part.height for part in parts) + 1)
+
+    def _compare(self, symbol: ast.ComparisonOperator) -> None:
+        right, left = self.operands.pop(), self.operands.pop()
+        for side in (left, right):
+            if (
+                isinstance(side.node, ast.Literal)
+                and symbol not in ("=", "<>")
+                and not side.node.kind.is_number
+            ):
+                self.fail(f"strings and booleans compare only with = and <>, not {symbol}", side.start)
+        span = (left.start, right.end)
+        self.count_clauses(1, left.start)
+        node = ast.Comparison(symbol, self.value(left), self.value(right), span)
+        self.push(node, max(left.height, right.height) + 1)
+
+    def _between(self, *, negated: bool) -> None:
+        high, low, middle = self.operands.pop(), self.operands.pop(), self.operands.pop()
+        value = self.value(middle, number=True)
+        bounds = self.value(low, number=True), self.value(high, number=True)
+        span = (middle.start, high.end)
+        signs: tuple[ast.ComparisonOperator, ast.ComparisonOperator] = ("<", ">") if negated else (">=", "<=")
+        self.count_clauses(2, middle.start)
+        node = (ast.Or if negated else ast.And)(
+            tuple(
+                ast.Comparison(sign, value, bound, span) for sign, bound in zip(signs, bounds, strict=True)
+            ),
+            span,
+        )
+        self.push(node, max(high.height, low.height, middle.height) + 2)
+
+    def condition(self, operand: Operand) -> ast.Condition:
+        node, span = operand.node, (operand.start, operand.end)
+        match node:
+            case ast.Name():
+                if self.strict:
+                    self.fail(
+                        "a name alone is not a condition in strict selectors",
+                        operand.start,
+                        f"write {node.key} = TRUE",
+                    )
+                self.count_clauses(1, operand.start)
+                return ast.Comparison("=", node, ast.Literal(True, span), span)
+            case ast.Literal(value=bool(value)):
+                self.count_clauses(1, operand.start)
+                return ast.Constant(value, span)
+            case ast.Literal() | ast.Unary() | ast.Arithmetic():
+                self.fail(
+                    "a condition is due here, and this is only a value",
+                    operand.start,
+                    "compare it with something: =, <>, <, <=, >, >=",
+                )
+        return node
+
+    def value(self, operand: Operand, *, number: bool = False) -> ast.Expression:
+        node = operand.node
+        if not isinstance(node, ast.Literal | ast.Name | ast.Unary | ast.Arithmetic):
+            self.fail(
+                "a value is due here, and this is a condition",
+                operand.start,
+                "join conditions with AND, OR and NOT",
+            )
+        if number and isinstance(node, ast.Literal) and not node.kind.is_number:
+            self.fail("a number or a name is due here", operand.start)
+        return node
+
+    def _refuse_depth(self, position: int) -> NoReturn:
+        raise errors.LimitExceeded(
+            f"the expression is nested more than {self.bounds.depth} deep at character {position}",
+            hint="remove needless parentheses, or write it as an OR of ANDs",
+        )
+
+    def count_clauses(self, count: int, position: int) -> None:
+        self._clauses += count
+        if self._clauses > self.bounds.clauses:
+            raise errors.LimitExceeded(
+                f"the expression has more than {self.bounds.clauses:,} clauses (at character {position})",
+                hint="compare with a list: x IN ('a', 'b')",
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -52,6 +54,22 @@ def run(*arguments: str | Path, home: Path | None = None, stdin: str = "", timeo
         check=False,
     )
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def quick(*arguments: str | Path, home: Path | None = None, stdin: str = "") -> Answer:
+    """The same as `run`, called as a function: saves the start of Python, most of a short command."""
+    before, out, err = dict(os.environ), io.StringIO(), io.StringIO()
+    os.environ.clear()
+    os.environ.update(environment(home))
+    was, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(stdin.encode()))
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main.call([str(argument) for argument in arguments])
+    finally:
+        sys.stdin = was
+        os.environ.clear()
+        os.environ.update(before)
+    return Answer(code, out.getvalue(), err.getvalue())
 
 
 class InProcess:

@@ -7,6 +7,7 @@ Muster that come later add a scene here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.app import domain
-from muster.bus import api
+from muster.bus import api, leases
 from muster.core import errors, topics
 from muster.predicates import closure, parser
 from muster.trust import roles
@@ -36,6 +37,7 @@ async def scenes(running: domain.Domain) -> AsyncIterator[Scene]:
         yield await questions(alice, bob)
         yield await selection(alice, bob)
         yield await storage(admin)
+    yield await takeover(running)
 
 
 def up(running: domain.Domain, took_s: float) -> Scene:
@@ -116,6 +118,32 @@ async def storage(bus: api.Bus) -> Scene:
         "storage",
         f"{count:,} messages stored and synced in {took_s:.2f} s, and read back in order",
         {"messages": count, "seconds": took_s},
+    )
+
+
+async def takeover(running: domain.Domain) -> Scene:
+    """Two want to be the one; the first is cut off without a word, and can do no harm afterwards."""
+    name = "manage.demo"
+    first = await running.connect("worker-1", roles.Role.MANAGER)
+    async with (
+        await running.connect("worker-2", roles.Role.MANAGER) as second,
+        await leases.Leases.open(second) as of_second,
+    ):
+        old = await (await leases.Leases.open(first)).acquire(name, timeout_s=5)
+        waiting = asyncio.create_task(of_second.acquire(name, timeout_s=20))
+        await second.flush()
+        began = time.perf_counter()
+        await first.close()
+        new = await waiting
+        took_ms = (time.perf_counter() - began) * 1000
+        fence = leases.Fence(new.epoch)
+        with contextlib.suppress(errors.StaleEpoch):
+            fence.check(old.epoch)
+            raise errors.InvariantBroken("a former holder was let through")
+    return Scene(
+        "takeover",
+        f"worker-1 held a lease and vanished; worker-2 had it {took_ms:.0f} ms later, with a higher epoch",
+        {"latency_ms": took_ms, "epochs": [old.epoch, new.epoch]},
     )
 
 

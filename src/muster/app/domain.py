@@ -20,7 +20,18 @@ from collections.abc import Awaitable, Iterable
 from typing import Any, Self
 
 import muster
-from muster.app import brokers, budgets, certificates, context, control, health, home, identities, team
+from muster.app import (
+    brokers,
+    budgets,
+    certificates,
+    context,
+    control,
+    health,
+    home,
+    identities,
+    locating,
+    team,
+)
 from muster.bus import api, client, http
 from muster.core import errors, ground, log, metrics, settings
 from muster.store import api as store_api
@@ -45,6 +56,7 @@ class Domain:
         self.trust: keyring.Trust
         self.store: database.Store
         self.bus: api.Bus
+        self._locator = locating.Locator(lambda: self.servers) if settings.bus.locator else None
         self._log = log.Events("app", domain=settings.domain.name)
         self._parts = (*self._own_parts(), *parts)
         self._team: team.Team
@@ -55,6 +67,8 @@ class Domain:
 
     def _own_parts(self) -> list[team.Part]:
         own: list[team.Part] = [budgets.BudgetWatch()]
+        if self._locator is not None:
+            own.append(self._locator)
         if self.brokers is not None:
             own.append(control.Control(self.brokers.verbs()))
             if self.settings.bus.uses_tls:
@@ -145,6 +159,7 @@ class Domain:
             version=muster.__version__,
             servers=self.servers,
             ca=str(certificates.bundle(self.settings)) if uses_tls else None,
+            locator_url=self._locator.url if self._locator is not None else None,
             health_url=self._pages.url if self._pages is not None else None,
         )
 

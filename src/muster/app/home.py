@@ -40,6 +40,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     servers: tuple[str, ...]
     ca: str | None = None  # what to verify the brokers against, where they use TLS
+    locator_url: str | None = None
     health_url: str | None = None
 
 

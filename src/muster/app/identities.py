@@ -72,12 +72,16 @@ def credentials(trust: keyring.Trust, identity: str, role: roles.Role) -> creden
     return credentials_.Credentials.parse(credentials_file(trust, identity, role).read_text())
 
 
+def system_credentials(trust: keyring.Trust) -> credentials_.Credentials:
+    return credentials(trust, SYSTEM, OWN[SYSTEM])
+
+
 async def tell_brokers(
     trust: keyring.Trust, servers: Iterable[str], *, tls: ssl.SSLContext | None = None
 ) -> None:
     """Have running brokers take note of the account as it is now: they refuse, and cut off, the revoked."""
     subject, claims = await asyncio.to_thread(trust.claims_update)
-    creds = await asyncio.to_thread(credentials, trust, SYSTEM, OWN[SYSTEM])
+    creds = await asyncio.to_thread(system_credentials, trust)
     async with await client.connect(servers, creds=creds, tls=tls) as system:
         answer = msgspec.json.decode((await system.request(subject, claims)).data)
     if "error" in answer:

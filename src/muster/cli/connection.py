@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,23 +24,30 @@ class Options:
     servers: tuple[str, ...] = ()
     creds: Path | None = None
     ca: Path | None = None
+    locator: str | None = None
 
 
 def options(command: F) -> F:
-    """``--server``, ``--creds`` and ``--ca``, handed to the command as one `Options` named ``to``."""
+    """What to connect to and as whom, handed to the command as one `Options` named ``to``."""
     import functools
 
     @functools.wraps(command)
     def with_options(
-        *args: Any, servers: tuple[str, ...], creds: Path | None, ca: Path | None, **kwargs: Any
+        *args: Any,
+        servers: tuple[str, ...],
+        creds: Path | None,
+        ca: Path | None,
+        locator: str | None,
+        **kwargs: Any,
     ) -> Any:
-        return command(*args, to=Options(servers, creds, ca), **kwargs)
+        return command(*args, to=Options(servers, creds, ca, locator), **kwargs)
 
     path = click.Path(exists=True, dir_okay=False, path_type=Path)
     decorated: Any = with_options
     for option in (
         click.option("--ca", type=path, help="Authority of the brokers' certificates."),
         click.option("--creds", type=path, help="Connect with these credentials."),
+        click.option("--locator", metavar="URL", help="Ask this locator for the best broker."),
         click.option("--server", "servers", multiple=True, metavar="URL", help="Connect to this broker."),
     ):
         decorated = option(decorated)
@@ -53,26 +60,30 @@ async def connect(invocation: base.Invocation, to: Options) -> api.Bus:
     import ssl
 
     from muster import connecting
+    from muster.bus import locator
     from muster.core import errors
 
     profile = _resolve(invocation, to)
     creds = to.creds or (Path(profile.creds) if profile.creds else None)
     ca = str(to.ca or profile.ca or "")
     tls = ssl.create_default_context(cafile=ca) if ca else None
-    servers = to.servers or profile.servers
+    servers: Sequence[str] = to.servers or (() if to.locator else profile.servers)
+    if not servers and (ask := to.locator or profile.locator):
+        servers = await locator.locate(ask, tls=tls)
     if not servers:
-        raise errors.InvalidInput("no broker is named", hint="give --server, --profile or --home")
+        raise errors.InvalidInput("no broker is named", hint="give --server, --locator, --profile or --home")
     return await connecting.connect(servers, creds=creds, tls=tls)
 
 
 def _resolve(invocation: base.Invocation, to: Options) -> profiles.Profile:
     from muster.cli import profiles
 
-    name = invocation.profile or (None if invocation.home or to.servers else profiles.current())
+    named = to.servers or to.locator
+    name = invocation.profile or (None if invocation.home or named else profiles.current())
     if name is not None:
         profile = profiles.load(name)
         return _of_home(Path(profile.home)) if profile.home else profile
-    if to.servers:
+    if named:
         return profiles.Profile()
     return _of_home(invocation.home)
 

@@ -83,6 +83,7 @@ def _line(record: Mapping[str, Any]) -> str:
 @header_option
 @click.option("--lines", is_flag=True, help="Each line of stdin is a message.")
 @click.option("--stream", metavar="NAME", help="Publish to this durable stream and wait until it is stored.")
+@click.option("--make-stream", is_flag=True, help="Make that stream, for this topic, if it is not there.")
 @raw_option
 @connection.options
 @base.pass_invocation
@@ -93,6 +94,7 @@ def pub(
     headers: tuple[str, ...],
     lines: bool,
     stream: str | None,
+    make_stream: bool,
     raw: bool,
     to: connection.Options,
 ) -> None:
@@ -104,7 +106,9 @@ def pub(
         raise click.BadParameter("takes its messages from stdin, so give no DATA", param_hint="--lines")
     subject, with_headers = _subject(topic, raw), _headers(headers)
     payloads = sys.stdin.buffer.read().splitlines() if lines else [_payload(data)]
-    sequences = base.run(_publish(invocation, to, subject, payloads, with_headers, stream))
+    sequences = base.run(
+        _publish(invocation, to, subject, payloads, with_headers, stream, make_stream=make_stream)
+    )
     size = sum(map(len, payloads))
     what = f"{len(payloads)} messages, {size} bytes" if lines else f"{size} bytes"
     stored = f", stored as {sequences[-1]} in {stream}" if sequences else ""
@@ -121,12 +125,16 @@ async def _publish(
     payloads: list[bytes],
     headers: dict[str, str],
     stream: str | None,
+    *,
+    make_stream: bool,
 ) -> list[int]:
+    from muster.bus import api
     from muster.core import errors
 
     async with await connection.connect(invocation, to) as bus:
         if stream is not None:
-            opened = await bus.open_stream(stream)
+            wanted = api.StreamSettings(stream, subjects=(subject,))
+            opened = await bus.stream(wanted) if make_stream else await bus.open_stream(stream)
             return [await opened.publish(subject, data, headers=headers) for data in payloads]
         for data in payloads:
             await bus.publish(subject, data, headers=headers)
@@ -219,20 +227,26 @@ async def _messages(
     """The messages of a pattern, which may need several subscriptions."""
     import asyncio
 
-    from muster.core import topics
+    from muster.core import errors, topics
 
     pattern = None if raw else topics.Pattern.parse(topic)
     subjects = (topic,) if pattern is None else pattern.subjects
-    queue: asyncio.Queue[api.Message] = asyncio.Queue(maxsize=1)  # the bus itself bounds what waits
+    # One place only: the bus itself bounds what waits.
+    queue: asyncio.Queue[api.Message | errors.MusterError] = asyncio.Queue(maxsize=1)
 
     async def pump(subscription: api.Subscription, via: int) -> None:
-        async for message in subscription:
-            if pattern is None or pattern.take(message.subject, via) is not None:
-                await queue.put(message)
+        try:
+            async for message in subscription:
+                if pattern is None or pattern.take(message.subject, via) is not None:
+                    await queue.put(message)
+            await queue.put(errors.NotConnected(f"the subscription to {topic} has ended"))
+        except errors.MusterError as error:
+            await queue.put(error)
 
     async def merged() -> AsyncIterator[api.Message]:
-        while True:
-            yield await queue.get()
+        while not isinstance(found := await queue.get(), errors.MusterError):
+            yield found
+        raise found
 
     async with contextlib.AsyncExitStack() as stack:
         opened = [

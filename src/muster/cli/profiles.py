@@ -3,7 +3,7 @@
 They lie in ``$XDG_CONFIG_HOME/muster/profiles`` (default ``~/.config``); the file ``current`` beside them
 names the one in use when none is given.  A command connects with the first of these that is there:
 
-1. ``--server``, ``--creds``, ``--ca`` (each overrides that one setting of the rest)
+1. ``--server`` or ``--locator`` (and ``--creds``, ``--ca``, which override those of the rest)
 2. ``--profile`` or ``MUSTER_PROFILE``
 3. ``--home`` or ``MUSTER_HOME``: the domain that runs there, as its administrator
 4. the current profile (``muster profile use``)

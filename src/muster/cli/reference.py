@@ -22,9 +22,9 @@ Made from the source; do not edit.
   `error: …` and, where something can be done, `hint: …`; with `-o json`, one JSON object.
 - Colours and spinners appear only on a terminal, and not with `NO_COLOR`.
 - A home is chosen by `--home`, else `MUSTER_HOME`, else `./.muster` if it is a home, else `~/.muster`.
-- What to connect to is chosen by `--server`, else `--profile` or `MUSTER_PROFILE`, else `--home` or
-  `MUSTER_HOME`, else the current profile (`muster profile use`), else the default home. `--creds` and `--ca`
-  override what that brings.
+- What to connect to is chosen by `--server` or `--locator`, else `--profile` or `MUSTER_PROFILE`, else
+  `--home` or `MUSTER_HOME`, else the current profile (`muster profile use`), else the default home. `--creds`
+  and `--ca` override what that brings.
 - The common options may stand before or after the command; the environment gives them too: `MUSTER_OUTPUT`,
   `MUSTER_HOME`, `MUSTER_PROFILE`, `MUSTER_DEBUG`.
 """

@@ -57,7 +57,8 @@ def status(invocation: base.Invocation) -> None:
             "up_for_s": round(time.time() - running.started_at_s),
             "version": running.version,
             "servers": list(running.servers),
-            "health": running.health_url or None,
+            "locator": running.locator_url,
+            "health": running.health_url,
         }
         lists = base.run(_ask(running.health_url)) if running.health_url else {}
         facts["state"] = lists.pop("state", "running")

@@ -193,6 +193,16 @@ class Bus(settings.Section, frozen=True, kw_only=True):
         ),
     ] = False
     mqtt_port: Annotated[Port, doc("First broker's MQTT port; counted up as `port` is. 0: free.")] = 0
+    locator: Annotated[
+        bool,
+        doc(
+            "Run a locator, which tells clients the best broker for them. It costs next to nothing, holds no "
+            "connection, and nobody who is connected needs it."
+        ),
+    ] = True
+    locator_port: Annotated[
+        Port, doc("The locator's port. 0: a free one, different at each start, told by `muster status`.")
+    ] = 0
     sync: Annotated[
         Literal["always", "interval"],
         doc(

@@ -1,0 +1,334 @@
+"""The command as people use it: real processes, one after another and beside each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from muster.core import errors
+from tests.cli import driver
+
+WAIT_S = 30.0
+
+
+@contextlib.contextmanager
+def started(*arguments: str | Path, home: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that goes on beside the test, and not beyond it."""
+    with subprocess.Popen(
+        driver.command_line(*arguments),
+        env=driver.environment(home),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], WAIT_S)[0], "it says nothing"
+    return process.stdout.readline()
+
+
+def brokers_of(pid: int) -> list[psutil.Process]:
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if "nats-server" in child.name()]
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=WAIT_S)
+    return not alive
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Path]:
+    """A home on free ports; whatever was started in it is stopped at the end."""
+    home = tmp_path / "home"
+    assert driver.run("init", "--port", "0", home=home).code == 0
+    yield home
+    driver.quick("down", "--force", home=home)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home whose domain runs, shared by tests that only use it."""
+    home = tmp_path_factory.mktemp("shared") / "home"
+    assert driver.run("init", "--port", "0", home=home).code == 0
+    answer = driver.run("up", "--detach", home=home)
+    assert answer.code == 0, answer.err
+    yield home
+    assert driver.run("down", home=home).code == 0
+
+
+def heard_by(listener: subprocess.Popen[str], *publish: str, home: Path) -> str:
+    """What a listener says when it is published to; again and again until it listens."""
+    assert listener.stdout is not None
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        answer = driver.quick("pub", *publish, home=home)
+        assert answer.code == 0, answer.err
+        if select.select([listener.stdout], [], [], 0.2)[0]:
+            return next_line(listener)
+    raise AssertionError("nothing was heard")
+
+
+# -- a domain
+
+
+def test_status_says_what_runs_and_where_everything_is(up):
+    told = driver.quick("status", "-o", "json", home=up).json()
+    assert (told["state"], told["ready"], told["domain"]) == ("running", True, "local")
+    for key in ("home", "settings", "keys", "data", "logs"):
+        assert Path(told[key]).exists(), key
+    assert [one["name"] for one in told["brokers"]] == ["local-1"]
+    assert {"disk", "log files"} <= {budget["name"] for budget in told["budgets"]}
+    people = driver.run("status", home=up)
+    assert people.code == 0
+    assert str(up) in people.out
+    assert told["brokers"][0]["url"] in people.out
+
+
+def test_status_of_a_domain_that_does_not_run(fresh):
+    answer = driver.quick("status", "-o", "json", home=fresh)
+    assert answer.code == errors.Unavailable.exit_code
+    assert answer.json()["state"] == "stopped"
+
+
+def test_a_second_up_is_refused_and_told_who_runs(up):
+    pid = driver.quick("status", "-o", "json", home=up).json()["pid"]
+    for arguments in (("up",), ("up", "--detach")):
+        answer = driver.run(*arguments, home=up)
+        assert answer.code == errors.AlreadyExists.exit_code
+        assert f"pid {pid}" in answer.err
+        assert "muster down" in answer.err
+
+
+def test_init_leaves_a_home_alone_that_is_there(fresh):
+    before = (fresh / "muster.toml").read_text()
+    answer = driver.quick("init", "--name", "other", home=fresh)
+    assert answer.code == errors.AlreadyExists.exit_code
+    assert (fresh / "muster.toml").read_text() == before
+
+
+@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 0)])
+def test_in_front_until_a_signal_then_drained_and_nothing_left(fresh, signal_, code):
+    with started("up", home=fresh) as process:
+        assert "is up: nats://" in next_line(process)
+        brokers = brokers_of(process.pid)
+        assert brokers
+        process.send_signal(signal_)
+        out, err = process.communicate(timeout=WAIT_S)
+        assert process.returncode == code, err
+        assert "stopping" in err
+        assert "Traceback" not in out + err
+    assert gone(brokers)
+
+
+def test_a_second_ctrl_c_forces_and_leaves_no_broker(fresh):
+    with started("up", home=fresh) as process:
+        next_line(process)
+        brokers = brokers_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=WAIT_S)
+        assert process.returncode in (0, 130), err  # whichever came first: the end, or the second one
+    assert gone(brokers)
+
+
+def test_killed_and_started_again_with_its_data(fresh):
+    """kill -9: no broker is left over, no lock is in the way, and what was acknowledged is there."""
+    answer = driver.run("up", "--detach", "-o", "json", home=fresh)
+    assert answer.code == 0, answer.err
+    pid = answer.json()["pid"]
+    brokers = brokers_of(pid)
+    assert driver.quick("creds", "issue", "alice", home=fresh).code == 0
+    keep = ("pub", "log/a", "kept", "--stream", "log", "-o", "json")
+    stored = driver.quick(*keep, "--make-stream", home=fresh)
+    assert stored.json()["sequences"] == [1], stored.err
+    os.kill(pid, signal.SIGKILL)
+    assert gone(brokers)
+    assert driver.quick("status", "-o", "json", home=fresh).json()["state"] == "stopped"
+    again = driver.run("up", "--detach", home=fresh)
+    assert again.code == 0, again.err
+    stored = driver.quick(*keep, home=fresh)
+    assert stored.json()["sequences"] == [2], stored.err
+    assert "alice" in driver.quick("creds", "show", home=fresh).out
+    assert driver.quick("down", home=fresh).out == "the domain local is stopped\n"
+    assert driver.quick("down", home=fresh).out == "the domain local was not running\n"
+
+
+def test_a_taken_port_is_named_also_when_detached(fresh):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for arguments in (("up",), ("up", "--detach")):
+            answer = driver.run(*arguments, "--set", f"bus.port={port}", home=fresh)
+            assert answer.code == errors.Unavailable.exit_code
+            assert str(port) in answer.err
+            assert "Traceback" not in answer.err
+
+
+def test_a_home_that_cannot_be_written(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    answer = driver.quick("init", "--home", file / "home")
+    assert answer.code != 0
+    assert str(file) in answer.err
+    assert "Traceback" not in answer.err
+
+
+# -- messages
+
+
+def test_publish_and_listen_across_processes(up):
+    with started("sub", "Course/*/Session/>", "-n", "1", "-o", "json", home=up) as listener:
+        line = heard_by(listener, "Course/CPS616/Session/HPJava", "room 4", "-H", "kind=note", home=up)
+        assert listener.wait(WAIT_S) == 0
+    message = json.loads(line)
+    assert message["topic"] == "Course/CPS616/Session/HPJava"
+    assert message["data"] == "room 4"
+    assert message["headers"]["kind"] == "note"
+
+
+def test_a_subscription_by_tags_and_a_predicate(up):
+    where = "room > 3 AND kind = 'note'"
+    with started("sub", "Session=HPJava,Course=*", "--where", where, "-n", "1", home=up) as listener:
+        for room in (1, 2, 3):
+            driver.quick("pub", "Course=CPS616,Session=HPJava", json.dumps({"room": room}), home=up)
+        line = heard_by(listener, "Course=CPS616,Session=HPJava", '{"room": 4}', "-H", "kind=note", home=up)
+        assert line == 'Course/CPS616/Session/HPJava  {"room": 4}\n'
+        assert listener.wait(WAIT_S) == 0
+
+
+def test_ask_and_answer_across_processes(up):
+    with started("sub", "ping", "--reply", "pong", home=up) as answerer:
+        deadline = time.monotonic() + WAIT_S
+        answer = driver.run("request", "ping", "hello", home=up)
+        while answer.code != 0 and time.monotonic() < deadline:
+            answer = driver.quick("request", "ping", "hello", home=up)
+        assert answer.out == "pong\n"
+        assert next_line(answerer) == "ping  hello\n"
+        answerer.send_signal(signal.SIGINT)
+        assert answerer.wait(WAIT_S) == 130
+
+
+def test_a_question_that_nobody_hears(up):
+    answer = driver.quick("request", "nobody/here", home=up)
+    assert answer.code == errors.Unavailable.exit_code
+    assert "nobody listens" in answer.err
+
+
+def test_messages_that_do_not_come_in_time(up):
+    answer = driver.quick("sub", "silence", "-n", "1", "--timeout", "0.2", home=up)
+    assert answer.code == errors.TimedOut.exit_code
+    assert driver.quick("sub", "silence", "--timeout", "0.2", home=up).code == 0
+
+
+def test_lines_of_stdin_and_raw_subjects(up):
+    with started("sub", "topic.lines", "--raw", "-n", "2", home=up) as listener:
+        deadline = time.monotonic() + WAIT_S
+        while listener.poll() is None and time.monotonic() < deadline:
+            answer = driver.run("pub", "lines", "--lines", home=up, stdin="one\ntwo\n")
+            assert answer.out == "published 2 messages, 6 bytes to lines\n"
+        out, _ = listener.communicate(timeout=WAIT_S)
+    assert {line.split("  ")[1] for line in out.splitlines()} <= {"one", "two"}
+
+
+def test_a_topic_that_cannot_be_and_a_predicate_that_cannot_be_read(up):
+    assert driver.quick("pub", "x" * 10_000, "y", home=up).code == errors.LimitExceeded.exit_code
+    answer = driver.quick("sub", "a", "--where", "load >", home=up)
+    assert answer.code == errors.ParseError.exit_code
+    assert "^" in answer.err
+
+
+# -- credentials
+
+
+def test_issued_credentials_connect_and_revoked_ones_are_refused_with_a_reason(up, tmp_path):
+    file = tmp_path / "bob.creds"
+    issued = driver.quick("creds", "issue", "bob", "--to", file, "-o", "json", home=up)
+    assert issued.json()["role"] == "user"
+    assert file.stat().st_mode & 0o077 == 0
+    told = driver.quick("status", "-o", "json", home=up).json()
+    server, locator = told["servers"][0], told["locator"]
+    assert driver.run("pub", "a", "b", "--server", server, "--creds", file, home=up).code == 0
+    assert driver.quick("pub", "a", "b", "--locator", locator, "--creds", file, home=up).code == 0
+    forbidden = driver.quick(
+        "pub", "muster.bus.all.x", "b", "--raw", "--server", server, "--creds", file, home=up
+    )
+    assert forbidden.code == errors.Forbidden.exit_code
+    assert "bob" in forbidden.err
+
+    with started("sub", "a", "--server", server, "--creds", file, home=up) as listener:
+        heard_by(listener, "a", "b", home=up)
+        assert driver.quick("creds", "revoke", "bob", "-o", "json", home=up).json()["told_brokers"] is True
+        listener.communicate(timeout=WAIT_S)
+        assert listener.returncode == errors.Unauthorized.exit_code, "it was cut off"
+    refused = driver.quick("pub", "a", "b", "--server", server, "--creds", file, home=up)
+    assert refused.code == errors.Unauthorized.exit_code
+    assert "revoked" in refused.err or "Authorization" in refused.err
+    assert driver.quick("creds", "show", "bob", "-o", "json", home=up).json()["status"] == "revoked"
+
+
+def test_a_profile_carries_a_connection(up, tmp_path):
+    told = driver.quick("status", "-o", "json", home=up).json()
+    creds = tmp_path / "carol.creds"
+    assert driver.quick("creds", "issue", "carol", "--to", creds, home=up).code == 0
+    made = driver.quick("profile", "add", "here", "--server", told["servers"][0], "--creds", creds, home=up)
+    assert made.code == 0
+    answer = driver.quick("--profile", "here", "pub", "a", "b", home=up)
+    assert answer.code == 0, answer.err
+
+
+# -- brokers
+
+
+def test_a_broker_comes_and_goes_while_the_domain_runs(up):
+    assert driver.quick("broker", "start", "edge", "--below", "local-1", home=up).code == 0
+    names = [one["name"] for one in driver.quick("broker", "list", "-o", "json", home=up).json()]
+    assert names == ["local-1", "edge"]
+    links = driver.quick("broker", "list", "--links", "-o", "json", home=up).json()
+    assert [(one["id"], one["up"]) for one in links] == [("edge>local-1", True)]
+    assert driver.quick("broker", "unlink", "edge>local-1", home=up).code == 0
+    assert driver.quick("broker", "link", "edge", "local-1", home=up).code == 0
+    assert driver.quick("broker", "stop", "edge", home=up).code == 0
+    refused = driver.quick("broker", "stop", "local-1", home=up)
+    assert refused.code == errors.Refused.exit_code
+    assert "settings" in refused.err
+
+
+# -- the demo
+
+
+def test_the_demo_shows_everything_stops_by_itself_and_runs_again(tmp_path):
+    for form in ("table", "json"):
+        answer = driver.run("demo", "-o", form, "--home", tmp_path / "demo")
+        assert answer.code == 0, answer.err
+        if form == "table":
+            assert "What to try next: muster" in answer.out
+            assert answer.out.count("\n") < 20
+        else:
+            scenes = [json.loads(line)["scene"] for line in answer.out.splitlines()]
+            assert scenes == ["domain", "messages", "questions", "selection", "storage", "takeover"]
+
+
+def test_the_demo_removes_nothing_that_is_not_its_own(fresh):
+    answer = driver.quick("demo", "--home", fresh)
+    assert answer.code == errors.AlreadyExists.exit_code
+    assert (fresh / "muster.toml").exists()

@@ -2,6 +2,8 @@
 
     ```console          `$ command` lines, each followed by what it prints: `…` stands for anything within a
                         line, and alone on a line for any lines. What prints nothing here may print anything.
+                        A command ends with its line, unless that ends in a backslash or begins a
+                        here-document.
                         A command that goes on after it has printed what is shown is left running, and is
                         interrupted (Ctrl-C) at the end.
     ```python           a program, which may await at its top level; it finds a broker at the usual address
@@ -34,6 +36,7 @@ STAYS_S = 1.5  # a command that goes on for so long after it has printed what is
 ENDS_S_MAX = 20.0
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_UNFINISHED = re.compile(r"\\\Z|<<'?(\w+)'?(?!.*^\1$)", re.MULTILINE | re.DOTALL)  # …\ or a here-document
 _USUAL_ADDRESS = re.compile(r"nats://(?:localhost|127\.0\.0\.1)(?::4222)?")
 
 
@@ -70,10 +73,10 @@ def steps(text: str) -> list[tuple[str, list[str]]]:
     """Commands, each with the lines shown under it."""
     found: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
-        if line.startswith("$ "):
-            found.append((line[2:], []))
-        elif found and found[-1][0].endswith("\\") and not found[-1][1]:
+        if found and not found[-1][1] and _UNFINISHED.search(found[-1][0]):
             found[-1] = (f"{found[-1][0]}\n{line}", [])
+        elif line.startswith("$ "):
+            found.append((line[2:], []))
         elif found:
             found[-1][1].append(line.rstrip())
         else:
@@ -97,8 +100,8 @@ class Reader:
         self._going: list[process.Child] = []
         programs = folder / "programs"
         programs.mkdir()
-        for name, start in (("muster", f"{sys.executable} -m muster.cli.main"), ("python", sys.executable)):
-            (programs / name).write_text(f'#!/bin/sh\nexec {start} "$@"\n')
+        for name, arguments in (("muster", "-m muster.cli.main"), ("pytest", "-m pytest"), ("python", "")):
+            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
             (programs / name).chmod(0o755)
         self.home = folder / "home"
         self.home.mkdir()
@@ -106,6 +109,7 @@ class Reader:
             "HOME": str(self.home),
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "110",
+            "PYTEST_PLUGINS": "muster.testing.plugin",  # which an installed Muster brings by itself
         }
 
     async def __aenter__(self) -> Reader:

@@ -59,6 +59,14 @@ async def test_commands_share_a_folder_and_what_differs_is_shown(tmp_path: Path)
             await reader.try_(console("$ exit 3\n"))
 
 
+def test_here_documents_are_part_of_the_command():
+    assert blocks.steps("$ cat > file <<'END'\n$ not a command\nEND\n$ cat file\n$ not…\n") == [
+        ("cat > file <<'END'\n$ not a command\nEND", []),
+        ("cat file", []),
+        ("not…", []),
+    ]
+
+
 async def test_a_command_that_goes_on_is_interrupted_at_the_end(tmp_path: Path):
     loop = "trap 'echo bye > said; exit 0' INT; echo ready; while :; do sleep 0.05; done"
     async with blocks.Reader(tmp_path) as reader:

@@ -19,11 +19,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks import harness, measure
-from muster.bus.brokers import broker, config, network
+from muster.bus.brokers import broker, config
+from muster.core import errors
 
 PEER = "nats-py"
 SIDES = ("ours", "peer")
@@ -53,7 +53,7 @@ def run(quick: bool) -> list[harness.Row]:
             rows.append(_durable(unsynced.url, "durable publishes, sync off", quick))
         with _broker(runner, place, "crowded") as crowded:
             rows += _idle(crowded, hold_s=2 if quick else 45)
-        rows.append(_start(runner, place, rounds=2 if quick else 5))
+        rows.append(_start(place, rounds=2 if quick else 5))
     rows.append(_help(rounds=5 if quick else 15))
     return rows
 
@@ -221,15 +221,17 @@ def _idle(crowded: broker.Broker, hold_s: float) -> list[harness.Row]:
     ]
 
 
-def _start(runner: asyncio.Runner, place: pathlib.Path, rounds: int) -> harness.Row:
-    """Three brokers with empty stores, from nothing until their storage has a leader."""
+def _start(place: pathlib.Path, rounds: int) -> harness.Row:
+    """``muster up`` of three brokers with empty stores: from the command until the domain is up."""
 
-    async def once(number: int) -> float:
-        start = time.monotonic()
-        async with network.mesh(3, place / f"mesh-{number}"):
-            return time.monotonic() - start
+    def once(number: int) -> float:
+        home = ("--home", str(place / f"domain-{number}"))
+        _muster("init", "--brokers", "3", "--port", "0", *home)
+        took_s = measure.seconds(lambda: _muster("up", "--detach", *home))
+        _muster("down", *home)
+        return took_s
 
-    took_s = [runner.run(once(number)) for number in range(rounds)]
+    took_s = [once(number) for number in range(rounds)]
     return harness.Row(
         metric="start of a 3-broker domain",
         ours=statistics.median(took_s),
@@ -240,14 +242,17 @@ def _start(runner: asyncio.Runner, place: pathlib.Path, rounds: int) -> harness.
 
 
 def _help(rounds: int) -> harness.Row:
-    command = [sys.executable, "-m", "muster.cli.main", "--help"]
-    env = {**os.environ, "PYTHONPATH": str(measure.ROOT / "src")}
-
-    def once() -> Any:
-        return subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
-
-    once()  # the first one reads from the disk
-    took_ms = [measure.seconds(once) * 1000 for _ in range(rounds)]
+    _muster("--help")  # the first one reads from the disk
+    took_ms = [measure.seconds(lambda: _muster("--help")) * 1000 for _ in range(rounds)]
     return harness.Row(
         metric="muster --help", ours=statistics.median(took_ms), unit="ms", better="lower", goal=300
     )
+
+
+def _muster(*arguments: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(measure.ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-m", "muster", *arguments], env=env, check=True, stdout=subprocess.PIPE
+    )
+    if not done.stdout:
+        raise errors.Unavailable(f"muster {' '.join(arguments)} said nothing")

@@ -36,7 +36,7 @@ STAYS_S = 1.5  # a command that goes on for so long after it has printed what is
 ENDS_S_MAX = 20.0
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_UNFINISHED = re.compile(r"\\\Z|<<'?(\w+)'?(?!.*^\1$)", re.MULTILINE | re.DOTALL)  # …\ or a here-document
+_UNFINISHED = re.compile(r"\\\Z|<<'?(\w+)\b(?!.*^\1$)", re.MULTILINE | re.DOTALL)  # …\ or a here-document
 _USUAL_ADDRESS = re.compile(r"nats://(?:localhost|127\.0\.0\.1)(?::4222)?")
 
 
@@ -100,7 +100,7 @@ class Reader:
         self._going: list[process.Child] = []
         programs = folder / "programs"
         programs.mkdir()
-        for name, arguments in (("muster", "-m muster.cli.main"), ("pytest", "-m pytest"), ("python", "")):
+        for name, arguments in (("muster", "-m muster"), ("pytest", "-m pytest"), ("python", "")):
             (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
             (programs / name).chmod(0o755)
         self.home = folder / "home"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from muster.testing import plugin
 
 ROOT = Path(__file__).parents[2]
 
@@ -176,6 +179,26 @@ async def test_blocks():
     )
     output = outcomes.pop("output")
     assert outcomes == {"test_leaks_socket": "passed", "test_blocks": "passed"}, output
+
+
+def test_a_failed_test_shows_its_brokers_and_processes(pytester: pytest.Pytester):
+    output = run(
+        pytester,
+        """
+async def test_fails(broker, start_process):
+    child = await start_process(sys.executable, "-c", "print('the last words'); input()")
+    await child.line("last words")
+    assert broker.state is None
+""",
+    )["output"]
+    assert "log of broker" in output
+    assert "Server is ready" in output
+    assert "| the last words" in output
+
+
+def test_the_entry_point_has_the_name_under_which_we_load_it_ourselves():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {plugin.__name__: plugin.__name__}
 
 
 SKIPS = """

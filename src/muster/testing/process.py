@@ -162,7 +162,7 @@ async def start_muster(
 ) -> Child:
     """The ``muster`` command, from the same code as the tests."""
     name = " ".join(("muster", *arguments))
-    return await start(sys.executable, "-m", "muster.cli.main", *arguments, env=env, cwd=cwd, name=name)
+    return await start(sys.executable, "-m", "muster", *arguments, env=env, cwd=cwd, name=name)
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

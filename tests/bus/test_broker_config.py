@@ -99,3 +99,14 @@ def test_every_member_of_a_cluster_is_told_of_all_others_and_not_of_itself():
         "nats://muster-peer:s@127.0.0.1:6002",
         "nats://muster-peer:s@127.0.0.1:6003",
     )
+
+
+def test_a_cluster_of_one_in_a_super_cluster_has_a_route_to_itself_so_that_it_may_store():
+    alone = dataclasses.replace(
+        SETTLED,
+        cluster=config.Cluster(name="east", port=6001),
+        gateway=config.Gateway(name="east", port=7001),
+    )
+    wired = network.with_routes(alone, [alone])
+    assert wired.cluster
+    assert wired.cluster.routes == ("nats://127.0.0.1:6001",)

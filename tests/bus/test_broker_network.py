@@ -270,6 +270,16 @@ async def test_storage_moves_while_the_network_runs_and_loses_nothing(tmp_path):
         assert caught.value.retry_after_s
 
 
+async def test_one_broker_alone_is_not_given_the_storage_of_a_cluster(tmp_path):
+    first, *others = network.members(3, tmp_path)
+    without = [dataclasses.replace(one, storage=None) for one in others]
+    with pytest.raises(errors.InvalidInput, match="the only one of its cluster with storage"):
+        await network.Network([first, *without]).start()
+    async with network.Network([first, others[0], without[1]]) as mesh:
+        with pytest.raises(errors.Refused, match="would be alone with it"):
+            await mesh.remove_storage("broker-1")
+
+
 async def holders(mesh: network.Network, stream: str) -> list[str]:
     pages = {one.name: await one.ask("jsz?accounts=true&streams=true") for one in mesh.brokers.values()}
     return [

@@ -22,9 +22,8 @@ from muster.bus import wire
 from muster.bus.brokers import broker, config, supervision, system, topology
 from muster.core import errors
 
-# A cluster in which only one broker has storage waits so long for a second before it goes on alone.
-LONE_STORAGE_TIMEOUT_S = 60.0
 EVACUATE_TIMEOUT_S = 60.0
+_TWO_OR_MORE = "in a cluster two brokers or more must have storage, and three if one may fail; or none"
 # So long the engine keeps out a broker whose storage was removed.
 REJOIN_S = 300.0
 
@@ -68,18 +67,18 @@ class Network:
 
     # Life
 
-    async def start(self, *, timeout_s: float | None = None) -> None:
+    async def start(self, *, timeout_s: float = broker.START_TIMEOUT_S) -> None:
         """When this returns, every broker is healthy and joined to those it should be joined to, and the
         storage of every cluster has a leader."""
         brokers = list(self.brokers.values())
-        lone = any(len(self._storage_members(one)) == 1 and one.config.cluster for one in brokers)
-        limit_s = timeout_s or (LONE_STORAGE_TIMEOUT_S if lone else broker.START_TIMEOUT_S)
+        for one in brokers:
+            self._check_storage(one)
         try:
             await _together(one.reserve() for one in brokers)
             for one in brokers:
                 one.config = self._wired(one.config)
-            await _together(one.start(timeout_s=limit_s) for one in brokers)
-            await _together(self._ready(one, limit_s) for one in brokers)
+            await _together(one.start(timeout_s=timeout_s) for one in brokers)
+            await _together(self._ready(one, timeout_s) for one in brokers)
             for near, far in self._leaves:
                 await self.link(near, far)
         except BaseException:
@@ -116,7 +115,7 @@ class Network:
             await made.start(timeout_s=timeout_s)
             await self._rewire()
             await self._ready(made, timeout_s)
-            await self._settled(self._storage_members(made), timeout_s)
+            await self._settled(self._sharing(made), timeout_s)
         except BaseException:
             del self.brokers[made.name]
             await made.stop(timeout_s=1.0)
@@ -213,7 +212,7 @@ class Network:
             )
         await one.restart(dataclasses.replace(one.config, storage=storage))
         await self._ready(one, timeout_s)
-        await self._settled(self._storage_members(one), timeout_s)
+        await self._settled(self._sharing(one), timeout_s)
 
     async def remove_storage(
         self, name: str, *, force: bool = False, timeout_s: float = EVACUATE_TIMEOUT_S
@@ -227,8 +226,15 @@ class Network:
         one = self[name]
         if one.config.storage is None:
             raise errors.NotFound(f"broker {name} has no durable storage")
-        others = [other for other in self._storage_members(one) if other is not one]
-        needed = await _replicas_max([one, *others])
+        sharing = [other for other in self._sharing(one) if other is not one]
+        if len(sharing) == 1:
+            raise errors.Refused(
+                f"broker {name} cannot give up its storage: {sharing[0].name} would be alone with it",
+                hint=_TWO_OR_MORE,
+            )
+        # A stream lives in one cluster of a super-cluster.
+        others = [other for other in sharing if cluster_of(other.config) == cluster_of(one.config)]
+        needed = await _replicas_max(one)
         if not force:
             if len(others) < needed:
                 raise errors.Refused(
@@ -240,9 +246,9 @@ class Network:
                 await self._evacuate(one, others, timeout_s)
         await one.restart(dataclasses.replace(one.config, storage=None))
         self._storage_removed_at_s[name] = time.monotonic()
-        if others:
-            await self._system(others, "$JS.API.SERVER.REMOVE", {"peer": name})
-            await self._settled(others, broker.START_TIMEOUT_S)
+        if sharing:
+            await self._system(sharing, "$JS.API.SERVER.REMOVE", {"peer": name})
+            await self._settled(sharing, broker.START_TIMEOUT_S)
 
     async def _evacuate(self, one: broker.Broker, others: Sequence[broker.Broker], timeout_s: float) -> None:
         assert one.binary is not None
@@ -338,14 +344,23 @@ class Network:
             ) from None
         await one.wait_healthy(timeout_s=timeout_s)
 
-    def _storage_members(self, one: broker.Broker) -> list[broker.Broker]:
+    def _sharing(self, one: broker.Broker) -> list[broker.Broker]:
         """The brokers that share one storage with this one, itself included."""
+        sites = self._sites()
         return [
             other
             for other in self.brokers.values()
-            if other.config.storage is not None
-            and (other is one or (one.config.cluster and cluster_of(other.config) == cluster_of(one.config)))
+            if other.config.storage is not None and sites[other.name] == sites[one.name]
         ]
+
+    def _check_storage(self, one: broker.Broker) -> None:
+        """One broker alone cannot hold the storage of a cluster: the engine waits for a second for ever."""
+        cluster, gateway = one.config.cluster, one.config.gateway
+        outside = self._outside_routes[one.name] or (gateway is not None and gateway.remotes)
+        if cluster is not None and self._sharing(one) == [one] and not outside:
+            raise errors.InvalidInput(
+                f"broker {one.name} is the only one of its cluster with storage", hint=_TWO_OR_MORE
+            )
 
     def _sites(self) -> dict[str, str]:
         """What each broker is one with: all clusters with gateways are one site."""
@@ -380,6 +395,9 @@ def with_routes(
         if other.cluster is not None and other.cluster.name == one.cluster.name and other.name != one.name
     )
     routes = tuple(dict.fromkeys((*outside, *inside)))
+    if not routes and one.gateway is not None and one.storage is not None:
+        # The engine lets a cluster of one store only if it has a route, be it to itself.
+        routes = (config.peer_url(config.reachable(one.host), one.cluster.port, one.cluster.secret),)
     return dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, routes=routes))
 
 
@@ -453,15 +471,17 @@ def leaf_tree(parents: Mapping[str, str | None], directory: Path, **settings: An
     )
 
 
-async def _replicas_max(brokers: Sequence[broker.Broker]) -> int:
-    """The most replicas that a stream on any of these asks for; 0 if there are none."""
-    found = 0
-    for one in brokers:
-        page = await one.ask("jsz?accounts=true&streams=true&config=true")
-        for account in page.get("account_details") or ():
-            for stream in account.get("stream_detail") or ():
-                found = max(found, int((stream.get("config") or {}).get("num_replicas", 1)))
-    return found
+async def _replicas_max(one: broker.Broker) -> int:
+    """The most replicas that a stream on this broker asks for; 0 if there are none."""
+    page = await one.ask("jsz?accounts=true&streams=true&config=true")
+    return max(
+        (
+            int((stream.get("config") or {}).get("num_replicas", 1))
+            for account in page.get("account_details") or ()
+            for stream in account.get("stream_detail") or ()
+        ),
+        default=0,
+    )
 
 
 async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -181,7 +181,9 @@ class Aggregator:
             to_ms=now_ms,
             partial=partial,
         )
-        self.groups = set(pc.unique(held.rows.column("group")).to_pylist())
+        self.groups = {
+            group for table in (held.rows, held.summaries) for group in pc.unique(table["group"]).to_pylist()
+        }
         self.level = self._levels_below + 1
         forwards = [
             forward

@@ -34,7 +34,8 @@ class Beat(messages.Message, frozen=True, kw_only=True, tag="channel-beat/1", om
     period_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]  # when to expect the next beat
     hold_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
     level: messages.Count = 1
-    open: bool = True  # takes new children; False while it drains
+    open: bool = True  # False while it drains: its children are to leave
+    sensors: bool = True  # takes any sensor that has no list of its own
     waiting_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
     """What arrived longer ago than this has been forwarded, durably where the parent is the stream."""
 

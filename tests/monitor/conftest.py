@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import Any
 
 import pytest
 
-from muster.bus import client
+from muster.bus import api, client
 from muster.core import messages, reports
 from muster.monitor import interpreters, protocol, service
 
@@ -47,7 +48,7 @@ def report():
     return make
 
 
-async def stored(bus, stream=reports.REPORTS_STREAM):
+async def stored(bus: api.Bus, stream: str = reports.REPORTS_STREAM) -> list[tuple[Any, reports.Facts]]:
     """All batches of the stream, with their facts."""
     opened = await bus.open_stream(stream)
     last = (await opened.state()).last_sequence

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from muster.bus import api
 from muster.core import messages, reports
 from muster.monitor import client, interpreters, protocol
 from muster.testing.eventually import eventually
 from tests.monitor import conftest
 
 
-async def say(bus, channel, *rows):
+async def say(bus: api.Bus, channel: str, *rows: messages.NodeReport) -> None:
     for row in rows:
         await bus.publish(protocol.report(bus.identity, channel), messages.encode(row))
     await bus.flush()
@@ -123,9 +126,7 @@ async def test_a_channel_that_stops_forwards_what_it_holds(connect, channel, rep
     assert [row.sequence for row in await rows(sensor)] == [1]
 
 
-def _now():
-    import time
-
+def _now() -> float:
     return time.monotonic()
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from muster.monitor import parents, protocol
 
 
-def beat(sequence: int = 1, **more) -> protocol.Beat:
+def beat(sequence: int = 1, **more: Any) -> protocol.Beat:
     return protocol.Beat(boot=1, sequence=sequence, period_s=1.0, hold_s=1.0, **more)
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import nats
+import pytest
 
 from muster.bus import client
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import network
+from muster.bus.memory import network as simulation
 from muster.testing import plugin
 
 
@@ -36,6 +38,14 @@ async def test_connections_close_with_the_test(bus: client.Client, connect):
     other = await connect("other")
     subscription = await other.subscribe("news")
     await bus.publish("news", b"hello")
+    assert (await subscription.next(timeout_s=5)).data == b"hello"
+
+
+@pytest.mark.virtual_time
+async def test_the_simulated_network_speaks_the_words_of_the_bus(simulated_network: simulation.Network):
+    near, far = await simulated_network.connect("near"), await simulated_network.connect("far")
+    subscription = await far.subscribe("news")
+    await near.publish("news", b"hello")
     assert (await subscription.next(timeout_s=5)).data == b"hello"
 
 

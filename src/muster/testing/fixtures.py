@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from muster.bus import client
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config as broker_config
 from muster.bus.brokers import network
+from muster.bus.memory import network as simulation
 from muster.testing import clock, evidence, plugin, process
 
 TASK_GRACE_S = 0.25
@@ -64,6 +66,15 @@ async def connect(broker: brokers.Broker) -> AsyncIterator[Connect]:
 async def bus(connect: Connect) -> client.Client:
     """One connection to ``broker``."""
     return await connect()
+
+
+@pytest.fixture
+def simulated_network(request: pytest.FixtureRequest) -> simulation.Network:
+    """The in-memory twin of the bus. Each test has a seed of its own; ``--muster-seed`` gives it another."""
+    chosen: int | None = request.config.getoption("muster_seed")
+    seed = zlib.crc32(request.node.nodeid.encode()) if chosen is None else chosen
+    evidence.keep(request.node, "simulated network", lambda: f"replay with --muster-seed={seed}")
+    return simulation.Network(seed)
 
 
 @pytest_asyncio.fixture

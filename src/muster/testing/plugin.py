@@ -33,6 +33,7 @@ _ASYNC = importlib.util.find_spec("pytest_asyncio") is not None
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("muster_strict", "leaks and a blocked event loop fail a test", type="bool", default=False)
+    parser.getgroup("muster").addoption("--muster-seed", type=int, help="seed of simulated networks")
 
 
 def pytest_configure(config: pytest.Config) -> None:

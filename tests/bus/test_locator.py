@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import muster
 from muster.bus import client, http, locator
 from muster.bus.brokers import broker, config, network, ranking, supervision, system
 from muster.core import errors
@@ -257,6 +258,19 @@ async def test_any_of_several_locators_will_do(trio):
             await locator.locate(both)
     with pytest.raises(errors.Unavailable, match="none was named"):
         await locator.locate([])
+
+
+async def test_connecting_by_a_locator_takes_the_best_and_does_without_it_if_it_must(trio):
+    crowd = [await muster.connect(trio[name].url) for name in ("broker-1", "broker-3") * 5]
+    async with locator.Locator(trio.urls, access=ACCESS) as here:
+        async with await muster.connect(locator=["http://127.0.0.1:9", here.url]) as bus:
+            assert bus.broker == "broker-2"
+    for one in crowd:
+        await one.close()
+    async with await muster.connect(trio["broker-3"].url, locator="http://127.0.0.1:9") as bus:
+        assert bus.broker == "broker-3"
+    with pytest.raises(errors.Unavailable, match="no locator could help"):
+        await muster.connect(locator="http://127.0.0.1:9")
 
 
 async def test_questions_that_make_no_sense_are_refused_and_nothing_else_happens(trio):

@@ -101,9 +101,11 @@ class Client:
         tls: ssl.SSLContext | None,
         tls_hostname: str | None,
         connect_timeout_s: float,
+        in_order: bool,
     ) -> None:
         order = list(servers)
-        random.shuffle(order)
+        if not in_order:
+            random.shuffle(order)
         failure: errors.MusterError | None = None
         for server in order:
             self._wire = wire.Wire(subjects.inbox(self._identity), self._changed, self._refused, self._counts)
@@ -423,16 +425,18 @@ async def connect(
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     audit_s: float = AUDIT_S,
     measure: metrics.Metrics | None = None,
+    in_order: bool = False,
 ) -> Client:
     """Connect to one of ``servers``. Without ``identity``, the credentials' own name, or a random one.
 
+    They are tried in random order, so that clients spread, or ``in_order`` where somebody has ranked them.
     ``creds`` may be a function, which is asked again for each new connection.
     """
     ask = creds if callable(creds) or creds is None else functools.partial(_given, creds)
     if identity is None:
         identity = ask().identity if ask is not None else f"anonymous-{secrets.token_hex(4)}"
     client = Client(subjects.token(identity), audit_s=audit_s, counts=counting.Counts(measure))
-    await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s)
+    await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s, in_order)
     return client
 
 

@@ -262,9 +262,11 @@ async def test_any_of_several_locators_will_do(trio):
 
 async def test_connecting_by_a_locator_takes_the_best_and_does_without_it_if_it_must(trio):
     crowd = [await muster.connect(trio[name].url) for name in ("broker-1", "broker-3") * 5]
-    async with locator.Locator(trio.urls, access=ACCESS) as here:
-        async with await muster.connect(locator=["http://127.0.0.1:9", here.url]) as bus:
-            assert bus.broker == "broker-2"
+    async with (
+        locator.Locator(trio.urls, access=ACCESS) as here,
+        await muster.connect(locator=["http://127.0.0.1:9", here.url]) as bus,
+    ):
+        assert bus.broker == "broker-2"
     for one in crowd:
         await one.close()
     async with await muster.connect(trio["broker-3"].url, locator="http://127.0.0.1:9") as bus:

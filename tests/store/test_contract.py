@@ -303,12 +303,12 @@ async def test_transact_gives_up_in_the_end(store):
 # -- bounds and bad input ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["", "\ud800", "x" * 1025, "é" * 513])
-async def test_a_bad_key_is_refused(store, key):
-    with pytest.raises((errors.InvalidInput, errors.LimitExceeded), match="key"):
-        await store.put("a", key, b"")
-    with pytest.raises((errors.InvalidInput, errors.LimitExceeded), match="key"):
-        await store.get("a", key)
+async def test_a_bad_key_is_refused(store):
+    for key in ("", "\ud800", "x" * 1025, "é" * 513):
+        with pytest.raises((errors.InvalidInput, errors.LimitExceeded), match="key"):
+            await store.put("a", key, b"")
+        with pytest.raises((errors.InvalidInput, errors.LimitExceeded), match="key"):
+            await store.get("a", key)
 
 
 async def test_the_longest_key_is_possible(store):

@@ -146,7 +146,7 @@ def running() -> Iterator[Server]:
         try:
             yield server
         finally:
-            server.stop()
+            server.stop(signal.SIGQUIT)  # nobody needs what it would still write
 
 
 @pytest.fixture(scope="session")

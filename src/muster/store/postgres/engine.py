@@ -140,8 +140,9 @@ class Engine:
                 now, xid = await statements.begin_batch(connection)
                 plan = await statements.plan(connection, batch, now, commits.limits(self._settings))
                 if plan.writes:
-                    await statements.carry_out(connection, plan, self._settings.history_bytes_max)
-                    await connection.execute("SELECT pg_notify(%s, '')", (self._channel,))
+                    await statements.carry_out(
+                        connection, plan, self._settings.history_bytes_max, self._channel
+                    )
         except BaseException as error:
             lost = connection.broken
             await self._connections.drop_writer()

@@ -34,30 +34,39 @@ SELECT r.collection, r.key, r.version, r.position, r.epoch, octet_length(r.value
 FROM unnest(%b::text[], %b::bytea[]) AS t (collection, key)
 JOIN record r ON r.collection = t.collection AND r.key = t.key
 """
-_SUPERSEDE: LiteralString = """
-UPDATE change c SET value = r.value
-FROM unnest(%b::text[], %b::bytea[], %b::bigint[]) AS t (collection, key, position)
-JOIN record r ON r.collection = t.collection AND r.key = t.key
-WHERE c.position = t.position
-"""
-_PUT: LiteralString = """
-INSERT INTO record (collection, key, value, version, position, epoch)
-SELECT * FROM unnest(%b::text[], %b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[])
-ON CONFLICT (collection, key) DO UPDATE SET value = excluded.value, version = excluded.version,
-    position = excluded.position, epoch = excluded.epoch
-"""
-_DELETE: LiteralString = """
-DELETE FROM record r USING unnest(%b::text[], %b::bytea[]) AS t (collection, key)
-WHERE r.collection = t.collection AND r.key = t.key
-"""
-_CHANGE: LiteralString = """
-INSERT INTO change (position, version, collection, key, deleted, epoch, value)
-SELECT * FROM unnest(
-    %b::bigint[], %b::bigint[], %b::text[], %b::bytea[], %b::boolean[], %b::bigint[], %b::bytea[])
+#: A whole plan in one trip.  The parts of one statement do not see each other's effects, and need not: they
+#: touch different rows, and ``superseded`` is to take the values from before.
+_CARRY_OUT: LiteralString = """
+WITH superseded AS (
+    UPDATE change c SET value = r.value
+    FROM unnest(%b::text[], %b::bytea[], %b::bigint[]) AS t (collection, key, position)
+    JOIN record r ON r.collection = t.collection AND r.key = t.key
+    WHERE c.position = t.position
+), puts AS (
+    INSERT INTO record (collection, key, value, version, position, epoch)
+    SELECT * FROM unnest(%b::text[], %b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[])
+    ON CONFLICT (collection, key) DO UPDATE SET value = excluded.value, version = excluded.version,
+        position = excluded.position, epoch = excluded.epoch
+), deletes AS (
+    DELETE FROM record r USING unnest(%b::text[], %b::bytea[]) AS t (collection, key)
+    WHERE r.collection = t.collection AND r.key = t.key
+), changes AS (
+    INSERT INTO change (position, version, collection, key, deleted, epoch, value)
+    SELECT * FROM unnest(
+        %b::bigint[], %b::bigint[], %b::text[], %b::bytea[], %b::boolean[], %b::bigint[], %b::bytea[])
+), gone AS (
+    DELETE FROM change WHERE position <= %s RETURNING octet_length(value) AS bytes
+), told AS (
+    SELECT pg_notify(%s, '')
+)
+UPDATE head SET position = %s, trimmed = %s, record_bytes = %s,
+    history_bytes = %s - (SELECT coalesce(sum(bytes), 0) FROM gone)
+FROM told RETURNING position, trimmed, record_bytes, history_bytes
 """
 _TRIM: LiteralString = """
 WITH gone AS (DELETE FROM change WHERE position <= %s RETURNING octet_length(value) AS bytes)
-SELECT coalesce(sum(bytes), 0)::bigint FROM gone
+UPDATE head SET trimmed = %s, history_bytes = history_bytes - (SELECT coalesce(sum(bytes), 0) FROM gone)
+RETURNING position, trimmed, record_bytes, history_bytes
 """
 _CHANGES: LiteralString = """
 SELECT c.position, c.version, c.collection, c.key, coalesce(c.value, r.value), c.epoch
@@ -164,12 +173,15 @@ def _record(key: bytes, value: bytes, version: int, epoch: int) -> api.Record:
 
 async def begin_batch(connection: Connection) -> tuple[commits.Head, str]:
     """Locks the store. Returns also the name by which PostgreSQL knows this transaction."""
-    await connection.execute("BEGIN")
-    ((*numbers, xid),) = await rows(
-        connection,
-        "SELECT position, trimmed, record_bytes, history_bytes, pg_current_xact_id()::text"
-        " FROM head FOR UPDATE",
-    )
+    async with connection.cursor() as cursor:
+        # In one trip.  (Not with the driver's pipeline: after one, PostgreSQL 15 and 16 do not disconnect a
+        # client that has gone silent in a transaction.)
+        await cursor.execute(
+            "BEGIN; SELECT position, trimmed, record_bytes, history_bytes, pg_current_xact_id()::text"
+            " FROM head FOR UPDATE"
+        )
+        cursor.nextset()
+        ((*numbers, xid),) = await cursor.fetchall()
     return commits.Head(*numbers), xid
 
 
@@ -178,7 +190,7 @@ async def plan(
 ) -> commits.Plan:
     stored: dict[commits.Place, commits.Stored] = {}
     if places := list(commits.touched(batch)):
-        for collection, key, *known in await rows(connection, _STORED, *_columns(places)):
+        for collection, key, *known in await rows(connection, _STORED, *_columns(2, places)):
             stored[collection, key] = commits.Stored(*known)
     recent: Iterator[tuple[int, commits.Place]] = iter(())
     oldest = commits.oldest_snapshot(batch)
@@ -190,29 +202,24 @@ async def plan(
     return commits.plan(batch, head=now, stored=stored, recent=recent, limits=limits)
 
 
-async def carry_out(connection: Connection, plan: commits.Plan, history_bytes_max: int) -> None:
-    for statement, values in (
-        (_SUPERSEDE, [(*place, position) for place, position in plan.superseded.items()]),
-        (_PUT, [(*place, p.value, p.version, p.position, p.epoch) for place, p in plan.puts.items()]),
-        (_DELETE, list(plan.deletes)),
-        (_CHANGE, [(c.position, c.version, *c.place, c.deleted, c.epoch, c.value) for c in plan.changes]),
-    ):
-        if values:
-            await connection.execute(statement, _columns(values))
-    now = await _trimmed(connection, plan.head, plan.head.trimmed)
-    while (further := commits.trim_to(now, history_bytes_max)) > now.trimmed:
-        now = await _trimmed(connection, now, further)
-    await connection.execute(
-        "UPDATE head SET position = %s, trimmed = %s, record_bytes = %s, history_bytes = %s",
-        msgspec.structs.astuple(now),
+async def carry_out(connection: Connection, plan: commits.Plan, history_bytes_max: int, channel: str) -> None:
+    (row,) = await rows(
+        connection,
+        _CARRY_OUT,
+        *_columns(3, [(*place, position) for place, position in plan.superseded.items()]),
+        *_columns(6, [(*at, p.value, p.version, p.position, p.epoch) for at, p in plan.puts.items()]),
+        *_columns(2, list(plan.deletes)),
+        *_columns(7, [(c.position, c.version, *c.place, c.deleted, c.epoch, c.value) for c in plan.changes]),
+        plan.head.trimmed,
+        channel,
+        *msgspec.structs.astuple(plan.head),
     )
+    now = commits.Head(*row)
+    while (further := commits.trim_to(now, history_bytes_max)) > now.trimmed:
+        (row,) = await rows(connection, _TRIM, further, further)
+        now = commits.Head(*row)
 
 
-async def _trimmed(connection: Connection, now: commits.Head, upto: int) -> commits.Head:
-    ((freed_bytes,),) = await rows(connection, _TRIM, upto)
-    return msgspec.structs.replace(now, trimmed=upto, history_bytes=now.history_bytes - freed_bytes)
-
-
-def _columns(values: Sequence[tuple[object, ...]]) -> list[list[object]]:
+def _columns(width: int, values: Sequence[tuple[object, ...]]) -> list[list[object] | None]:
     """PostgreSQL takes many rows fastest as one array for each column."""
-    return [list(column) for column in zip(*values, strict=True)]
+    return [list(column) for column in zip(*values, strict=True)] if values else [None] * width

@@ -228,7 +228,7 @@ def to_batch(rows: Sequence[messages.NodeReport], *, partial: bool = False) -> p
             None if one.keys() <= _STANDARD else [item for item in one.items() if item[0] not in _STANDARD]
             for one in metrics
         ],
-        "services": [[_service_row(one) for one in row.services] or None for row in rows],
+        "services": [service_rows(row.services) for row in rows],
     }
     return pa.RecordBatch.from_arrays(
         [pa.array(columns[field.name], field.type) for field in schema], schema=schema
@@ -346,10 +346,14 @@ def _bounded(reader: Any) -> list[pa.RecordBatch]:
     return batches
 
 
-def _service_row(one: messages.ServiceReport) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "state": one.state.value,
-        "reason": one.reason,
-        "metrics": list(one.metrics.items()) or None,
-    }
+def service_rows(services: Sequence[messages.ServiceReport]) -> list[dict[str, Any]] | None:
+    """What stands in the column ``services``."""
+    return [
+        {
+            "name": one.name,
+            "state": one.state.value,
+            "reason": one.reason,
+            "metrics": list(one.metrics.items()) or None,
+        }
+        for one in services
+    ] or None

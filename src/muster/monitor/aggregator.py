@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from muster.core import errors, messages, reports
-from muster.monitor import interpreters, protocol
+from muster.monitor import interpreters, protocol, rows
 
 CHUNK_ROWS = 1000
 SEQUENCES_KEPT = 64
@@ -119,13 +119,14 @@ class Aggregator:
     def settle(self, now_ms: int) -> None:
         """Decode what was put aside."""
         raw, self._raw = self._raw, []
-        good: list[messages.NodeReport] = []
-        dropped = self.dropped
+        quick: list[rows.Row] = []
+        others: list[messages.NodeReport] = []
+        dropped, decode, is_new = self.dropped, rows.decode, self._is_new
         first_ms = now_ms - int(self._limits.age_s * 1000)
         last_ms = now_ms + int(self._limits.ahead_s * 1000)
         for sender, data in raw:
             try:
-                row = messages.decode(data, messages.NodeReport)
+                row = decode(data)
             except errors.MusterError as error:
                 dropped[error.code] += 1
                 continue
@@ -134,10 +135,15 @@ class Aggregator:
                 dropped["forged"] += 1
             elif not first_ms <= row.at_ms <= last_ms:
                 dropped["from-the-future" if row.at_ms > last_ms else "too-old"] += 1
-            elif self._is_new(machine, row.boot, row.sequence, now_ms, row.period_s * 1000):
-                good.append(row)
-        if good:
-            self._hold(reports.to_batch(good), now_ms)
+            elif is_new(machine, row.boot, row.sequence, now_ms, row.period_s * 1000):
+                if isinstance(row, rows.Row):
+                    quick.append(row)
+                else:
+                    others.append(row)
+        if quick:
+            self._hold(rows.to_batch(quick), now_ms)
+        if others:
+            self._hold(reports.to_batch(others), now_ms)
 
     def take_batch(self, sender: str, data: bytes, now_ms: int) -> None:
         """Rows or summaries from a channel below."""

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.core import errors, messages, reports
+from muster.monitor import rows
+from tests.core import test_reports
+
+
+@given(test_reports.rows)
+def test_the_quick_way_and_the_other_give_the_same_columns(sent):
+    found = [rows.decode(messages.encode(row)) for row in sent]
+    quick = [row for row in found if isinstance(row, rows.Row)]
+    others = [row for row in found if isinstance(row, messages.NodeReport)]
+    back = reports.from_batch(rows.to_batch(quick)) if quick else []
+    assert sorted([*back, *others], key=repr) == sorted(sent, key=repr)
+    assert all(set(row.metrics) - set(reports.STANDARD_METRICS) for row in others)
+
+
+def test_messagepack_goes_the_other_way():
+    row = messages.NodeReport(machine="m", sequence=1, at_ms=1, period_s=1.0)
+    assert rows.decode(messages.encode(row, "msgpack")) == row
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_rubbish_is_an_error_of_ours(data):
+    with pytest.raises(errors.MusterError):
+        rows.decode(data)
+
+
+@pytest.mark.parametrize("figure", [b"1e999", b"NaN", b"Infinity", b"-1e400"])
+def test_no_figure_that_is_not_finite(figure):
+    data = (
+        b'{"kind":"node-report/1","machine":"m","sequence":1,"at_ms":1,"period_s":1,"metrics":{"load_1m":%b}}'
+    )
+    with pytest.raises(errors.InvalidInput):
+        rows.decode(data % figure)

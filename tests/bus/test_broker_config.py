@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bus.brokers import config, network
+from muster.bus.brokers import binary, config, network
 from muster.core import errors
 
 SETTLED = config.BrokerConfig(
@@ -110,3 +110,8 @@ def test_a_cluster_of_one_in_a_super_cluster_has_a_route_to_itself_so_that_it_ma
     wired = network.with_routes(alone, [alone])
     assert wired.cluster
     assert wired.cluster.routes == ("nats://127.0.0.1:6001",)
+
+
+def test_the_reference_page_shows_the_table_of_features():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "brokers.md").read_text("utf-8")
+    assert page.split("<!-- features -->\n")[1].split("\n<!-- /features -->")[0] == binary.feature_table()

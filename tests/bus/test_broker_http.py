@@ -19,7 +19,10 @@ def routes() -> dict[str, http.Handler]:
     def fail(_: http.Request) -> http.Response:
         raise errors.Unavailable("not now")
 
-    return {"/echo": echo, "/fail": fail, "/empty": lambda _: http.Response(204)}
+    def bug(_: http.Request) -> http.Response:
+        raise ZeroDivisionError
+
+    return {"/echo": echo, "/fail": fail, "/bug": bug, "/empty": lambda _: http.Response(204)}
 
 
 async def raw(server: http.Server, text: bytes) -> bytes:
@@ -45,6 +48,7 @@ async def test_errors_of_ours_become_statuses():
         response = await http.get(f"{server.url}/fail")
         assert (response.status, response.body) == (503, b"not now\n")
         assert (await http.get(f"{server.url}/nothing")).status == 404
+        assert (await http.get(f"{server.url}/bug")).status == 500
 
 
 @pytest.mark.parametrize(

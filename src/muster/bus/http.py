@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import ssl
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,6 +19,8 @@ from http import HTTPStatus
 from typing import Any, Self
 
 from muster.core import errors
+
+log = logging.getLogger(__name__)
 
 HEAD_BYTES_MAX = 16_384
 BODY_BYTES_MAX = 64 * 1024 * 1024
@@ -139,6 +142,9 @@ class Server:
             response = answer if isinstance(answer, Response) else await answer
         except errors.MusterError as error:
             response = text(f"{error.message}\n", 400 if isinstance(error, errors.InvalidInput) else 503)
+        except Exception:  # a bug in a page must not look like a dead process
+            log.exception("the page %s failed", request.path)
+            response = text("this page has a fault; the log says more\n", 500)
         return _encode(response, head_only=method == "HEAD")
 
 

@@ -25,7 +25,7 @@ class Feature:
     used_for: str
 
 
-# The settings reference prints this table.
+# docs/reference/brokers.md prints this table, and a test compares the two.
 FEATURES = (
     Feature("per-message TTL", (2, 11, 0), "keys and messages that expire on their own"),
     Feature("atomic batch publish", (2, 12, 0), "durable publishes that share one sync; transactions"),
@@ -34,6 +34,13 @@ FEATURES = (
     Feature("storage evacuation", (2, 15, 0), "taking durable storage from a broker without losing any"),
 )
 MINIMUM: Version = (2, 12, 0)  # without atomic batches nothing that is durable works
+
+
+def feature_table() -> str:
+    """As the reference page shows it."""
+    rows = [f"| {row.name} | {show(row.since)} | {row.used_for} |" for row in FEATURES]
+    return "\n".join(["| feature | since | used for |", "|---|---|---|", *rows])
+
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 

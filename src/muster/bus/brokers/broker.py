@@ -327,12 +327,17 @@ class Broker:
         if self._guarded:
             command = ["/bin/sh", "-c", _GUARDED, "muster-broker", *command]
         self._log_offset = await asyncio.to_thread(_size, self.config.log_path)
-        output = await asyncio.to_thread(self.config.output_path.open, "wb")
+        try:
+            output = await asyncio.to_thread(self.config.output_path.open, "wb")
+        except OSError as error:
+            raise faults.unwritable(self.name, error) from error
         far_end, self._leash = os.pipe()
         try:
             process = self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=far_end, stdout=output, stderr=output, start_new_session=True
             )
+        except OSError as error:
+            raise errors.Unavailable(f"broker {self.name}: no process could be started: {error}") from error
         finally:
             os.close(far_end)
             output.close()
@@ -389,10 +394,8 @@ class Broker:
     async def _end(self, *steps: tuple[signal.Signals, float]) -> None:
         """Have the process end: each signal with the seconds it is given to work, and SIGKILL if none did."""
         process = self._process
-        if process is None:
-            return
         for step, patience_s in (*steps, (signal.SIGKILL, None)):
-            if process.returncode is None and patience_s != 0:
+            if process is not None and process.returncode is None and patience_s != 0:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(step)
                 with contextlib.suppress(TimeoutError):
@@ -443,19 +446,26 @@ def _hold_ports(settings: config.BrokerConfig, held: dict[str, socket.socket]) -
     """Bind every door that is not in ``held`` yet, and put it there; the settings with the ports they got."""
     for door, host, port in tuple(config.ports(settings)):
         if door not in held:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            holder = socket.socket(family, kind, protocol)
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                holder.bind(address)
+                held[door] = _bound(host, port)
             except OSError as error:
-                holder.close()
                 raise faults.unbindable(settings.name, config.authority(host, port), error) from error
-            held[door] = holder
         settings = config.with_port(settings, door, held[door].getsockname()[1])
     return settings
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def _prepare(settings: config.BrokerConfig) -> None:

@@ -174,8 +174,9 @@ def dead_link(name: str, id: str, urls: Sequence[str], output: str) -> BrokerFai
         ),
         ("the far end does not answer", "see that it runs and listens for leaf links"),
     )
+    where = re.sub(r"//[^@/\s]*@", "//", " ".join(urls))  # never show a password
     return BrokerFailed(
-        f"broker {name}: the link {id} to {' '.join(urls)} did not come up: {reason}",
+        f"broker {name}: the link {id} to {where} did not come up: {reason}",
         fault=Fault.DEAD_LINK,
         log_tail=complaints[-TAIL_LINES:],
         hint=hint,

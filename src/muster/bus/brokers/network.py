@@ -124,9 +124,10 @@ class Network:
     async def remove(self, name: str, *, drain_s: float = 0.0, force: bool = False) -> None:
         """Stop a broker for good. What it stores moves to the others first; see `remove_storage`."""
         leaving = self[name]
-        for near, far, _ in self._leaf_ends():
-            if far == name:
-                await self[near].unlink(topology.leaf_id(near, far))
+        for other in self.brokers.values():
+            for remote in other.config.remotes:
+                if remote.far == name:
+                    await other.unlink(remote.id)
         if leaving.config.storage is not None and leaving.config.cluster is not None:
             await self.remove_storage(name, force=force)
         await leaving.stop(drain_s=drain_s)

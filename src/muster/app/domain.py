@@ -17,7 +17,7 @@ import os
 import ssl
 import time
 from collections.abc import Awaitable, Iterable
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import muster
 from muster.app import (
@@ -37,6 +37,8 @@ from muster.core import errors, ground, log, metrics, settings
 from muster.store import api as store_api
 from muster.store import database
 from muster.trust import keyring, roles
+
+P = TypeVar("P")
 
 
 class State(enum.Enum):
@@ -108,11 +110,13 @@ class Domain:
 
     async def stop(self) -> None:
         """Drain and stop, last started first."""
+        was_running = self.state is State.RUNNING
         self.state = State.STOPPING
         await self._stack.aclose()
         self._failure.cancel()
         self.state = State.STOPPED
-        self._log.info("domain-stopped")
+        if was_running:
+            self._log.info("domain-stopped")
 
     async def guard(self, work: Awaitable[None]) -> None:
         """Await ``work``, unless something fails meanwhile that the domain cannot be without: raises that."""
@@ -177,6 +181,13 @@ class Domain:
         for one in found.values():
             status |= one.facts
         return status
+
+    def part(self, kind: type[P]) -> P:
+        """The part of this kind, for whoever embeds the domain."""
+        found = next((part for part in self._parts if isinstance(part, kind)), None)
+        if found is None:
+            raise errors.NotFound(f"this domain has no {kind.__name__}")
+        return found
 
     async def connect(self, identity: str, role: roles.Role) -> api.Bus:
         """A connection under ``identity``, whose credentials are issued if it has none."""

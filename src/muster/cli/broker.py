@@ -33,10 +33,11 @@ def list_(invocation: base.Invocation, links: bool, to: connection.Options) -> N
     if links:
         rows = _ask(invocation, to, "links")
         columns = ("id", "kind", "up", "round_trip_ms", "in_messages", "out_messages")
-        invocation.printer.rows(rows, columns, empty="nothing joins these brokers")
+        invocation.printer.rows(rows, columns, of="link", empty="nothing joins these brokers")
         return
     rows = _ask(invocation, to, "list")
-    invocation.printer.rows(rows, ("name", "state", "url", "leaf_url", "connections", "restarts", "pid"))
+    shown = ("name", "state", "url", "leaf_url", "connections", "restarts", "pid")
+    invocation.printer.rows(rows, shown, of="broker")
 
 
 @broker.command(

@@ -72,13 +72,14 @@ def _play(invocation: base.Invocation, place: home.Home, settings: ground.Ground
     from muster.app import demo, domain, process
 
     printer = invocation.printer
+    if printer.for_people:
+        printer.note(f"starting a domain in {_shown(place)}")
     began = time.perf_counter()
     running = domain.Domain(settings)
 
     def show(scene: demo.Scene) -> None:
-        printer.item(
-            {"scene": scene.name, "text": scene.line, **scene.facts}, f"{scene.name:>10}  {scene.line}"
-        )
+        name = printer.strong(f"{scene.name:>10}")
+        printer.item({"scene": scene.name, "text": scene.line, **scene.facts}, f"{name}  {scene.line}")
 
     async def work() -> None:
         took_s = time.perf_counter() - began
@@ -89,14 +90,13 @@ def _play(invocation: base.Invocation, place: home.Home, settings: ground.Ground
         if stay:
             await demo.tick(running)
 
-    base.run(process.run(running, work, stopping=lambda: printer.note("stopping…")))
+    base.run(process.run(running, work, stopping=printer.stopping))
 
 
 def _suggest(printer: output.Printer, place: home.Home, *, stay: bool) -> None:
     if not printer.for_people:
         return
-    shown = place.root.relative_to(Path.cwd()) if place.root.is_relative_to(Path.cwd()) else place.root
-    option = f"--home {shown}"
+    option = f"--home {_shown(place)}"
     if stay:
         lines = [
             "It stays up until Ctrl-C. Try in another terminal:",
@@ -110,3 +110,7 @@ def _suggest(printer: output.Printer, place: home.Home, *, stay: bool) -> None:
         ]
     sys.stdout.write("\n".join(["", *lines, ""]))
     sys.stdout.flush()
+
+
+def _shown(place: home.Home) -> Path:
+    return place.root.relative_to(Path.cwd()) if place.root.is_relative_to(Path.cwd()) else place.root

@@ -59,12 +59,12 @@ def init(
     }
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = place.settings_file.with_suffix(".draft")
-    draft.write_text(_HEAD + _toml(values))
     try:
+        draft.write_text(_HEAD + _toml(values))
         made = settings.load(ground.Ground, file=draft)
         identities.create(made)
     except BaseException:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
         raise
     # Last of all: a home is a home when this file is there, so a half-made one can be made again.
     draft.rename(place.settings_file)

@@ -90,13 +90,12 @@ def muster() -> None:
 
 def explain(error: OSError) -> errors.MusterError:
     """What the operating system refused, in the words of our own tree."""
-    where = f"{error.filename}: " if error.filename else ""
-    what = f"{where}{(error.strerror or str(error)).lower()}"
+    what = (error.strerror or str(error)).lower()
+    if error.filename:
+        what = f"{error.filename}: {what}"
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            return errors.LimitExceeded(
-                f"no space left on the device ({what})", hint="free some space, or choose another --home"
-            )
+            return errors.LimitExceeded(what, hint="free some space, or choose another --home")
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return errors.Forbidden(what, hint="change its permissions, or choose another --home")
         case errno.ENOENT:
@@ -134,7 +133,7 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
         stop.show()
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt, EOFError):
-        sys.stderr.write("\ninterrupted\n")
+        sys.stderr.write("\n")  # below the ^C that the terminal shows
         return INTERRUPTED
     except BrokenPipeError:
         # The reader went away (``muster sub … | head``): not a fault, and Python must not complain at exit.

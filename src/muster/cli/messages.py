@@ -110,7 +110,9 @@ def pub(
         _publish(invocation, to, subject, payloads, with_headers, stream, make_stream=make_stream)
     )
     size = sum(map(len, payloads))
-    what = f"{len(payloads)} messages, {size} bytes" if lines else f"{size} bytes"
+    what = f"{size} {'byte' if size == 1 else 'bytes'}"
+    if lines:
+        what = f"{len(payloads)} messages, {what}"
     stored = f", stored as {sequences[-1]} in {stream}" if sequences else ""
     facts: dict[str, Any] = {"subject": subject, "messages": len(payloads), "bytes": size}
     if stream:

@@ -95,10 +95,18 @@ class Printer:
 
             yaml.safe_dump(value, sys.stdout, sort_keys=False, allow_unicode=True)
 
-    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str = "") -> None:
+    def rows(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        columns: Sequence[str],
+        *,
+        of: str = "",
+        empty: str = "",
+    ) -> None:
         """A list of things. ``columns`` are what a table shows; json and yaml carry everything.
 
-        ``empty`` tells a person what an empty list means.
+        ``of`` is the title of the first column where its name alone says too little; ``empty`` tells a person
+        what an empty list means.
         """
         if not self.for_people:
             self._dump([dict(row) for row in rows])
@@ -106,7 +114,7 @@ class Printer:
             if empty:
                 self.note(empty)
         else:
-            header = [column.replace("_", " ").upper() for column in columns]
+            header = [column.replace("_", " ").upper() for column in (of or columns[0], *columns[1:])]
             self._table(header, [[row.get(column) for column in columns] for row in rows])
 
     def facts(self, facts: Mapping[str, Any]) -> None:
@@ -155,6 +163,14 @@ class Printer:
     def note(self, text: str) -> None:
         """Something for a person beside the answer: on stderr, so that it never mixes with data."""
         sys.stderr.write(text + "\n")
+
+    def stopping(self) -> None:
+        """Said at Ctrl-C, below the ^C that a terminal shows."""
+        self.note(("\n" if sys.stderr.isatty() else "") + "stopping… (once more to force it)")
+
+    def strong(self, text: str) -> str:
+        """In bold, where that can be seen."""
+        return f"\x1b[1m{text}\x1b[0m" if coloured(sys.stdout) else text
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import time
 from typing import Any
 
 import click
@@ -12,10 +11,10 @@ from muster.cli import base, output
 from muster.cli import config as config_
 
 _TABLES = {
-    "brokers": ("name", "state", "url", "connections", "restarts", "pid"),
-    "parts": ("name", "state", "reason"),
-    "budgets": ("name", "used", "limit", "full", "when_full"),
-    "certificates": ("name", "days_left", "due"),
+    "brokers": ("broker", ("name", "state", "url", "connections", "restarts", "pid")),
+    "parts": ("part", ("name", "state", "reason")),
+    "budgets": ("budget", ("name", "used", "limit", "full", "when_full")),
+    "certificates": ("certificate", ("name", "days_left", "due")),
 }
 
 
@@ -53,8 +52,7 @@ def status(invocation: base.Invocation) -> None:
     lists: dict[str, Any] = {}
     if running is not None:
         facts |= {
-            "since": datetime.datetime.fromtimestamp(running.started_at_s, datetime.UTC).isoformat(),
-            "up_for_s": round(time.time() - running.started_at_s),
+            "since": _time(running.started_at_s),
             "version": running.version,
             "servers": list(running.servers),
             "locator": running.locator_url,
@@ -66,6 +64,10 @@ def status(invocation: base.Invocation) -> None:
     _print(invocation, facts, lists)
     if facts["state"] != "running" or facts.get("ready") is False:
         raise click.exceptions.Exit(errors.Unavailable.exit_code)
+
+
+def _time(at_s: float) -> str:
+    return datetime.datetime.fromtimestamp(at_s).astimezone().isoformat(" ", "seconds")
 
 
 async def _ask(url: str) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def _print(invocation: base.Invocation, facts: dict[str, Any], lists: dict[str, 
             output.size(budget["limit_bytes"]),
         )
         budget["full"] = f"{budget['used_ratio']:.1%}"
-    for name, columns in _TABLES.items():
+    for name, (of, columns) in _TABLES.items():
         if lists.get(name):
             click.echo()
-            printer.rows(lists[name], columns)
+            printer.rows(lists[name], columns, of=of)

@@ -94,7 +94,7 @@ def _in_front(invocation: base.Invocation, settings: ground.Ground, ready_fd: in
         file = running.folder.logs / LOG_NAME
     end_log = logs.configure(settings, file)
     try:
-        base.run(process.run(running, work, stopping=lambda: invocation.printer.note("stopping…")))
+        base.run(process.run(running, work, stopping=invocation.printer.stopping))
     finally:
         end_log()
 

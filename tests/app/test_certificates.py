@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+
+from cryptography import x509
+
+from muster.app import certificates, domain
+from muster.trust import roles
+
+
+def served(port: int, bundle: Path) -> int:
+    """The serial number of the certificate that a broker shows to its clients."""
+    context = ssl.create_default_context(cafile=str(bundle))
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+        plain.recv(4096)  # the broker's greeting comes before TLS
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+            shown = secure.getpeercert(binary_form=True)
+    assert shown is not None
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+def test_hosts_are_what_clients_may_call_the_brokers():
+    assert certificates.hosts("127.0.0.1") == ["127.0.0.1", "localhost", "::1"]
+    assert certificates.hosts("bus.example")[0] == "bus.example"
+    assert "0.0.0.0" not in certificates.hosts("0.0.0.0")
+
+
+async def test_a_certificate_that_is_due_is_renewed_and_served_without_a_restart(made):
+    settings = made(bus__tls="on", trust__certificate_lifetime_s=3600)
+    async with domain.Domain(settings) as running, await running.connect("a", roles.Role.USER) as bus:
+        keeper = running.part(certificates.CertificateKeeper)
+        bundle = certificates.bundle(settings)
+        port = int(running.servers[0].rpartition(":")[2])
+        (described,) = (await running.status())["brokers"]
+        before = await asyncio.to_thread(served, port, bundle)
+        certificates_file = certificates.for_brokers(settings).cert_file
+        await asyncio.to_thread(certificates_file.unlink)  # as if it were due
+        await keeper.look()
+        assert await asyncio.to_thread(served, port, bundle) != before
+        (now,) = (await running.status())["brokers"]
+        assert now["pid"] == described["pid"]
+        assert now["restarts"] == 0
+        await bus.flush()

@@ -12,7 +12,8 @@ import click
 from muster.cli import base
 
 if TYPE_CHECKING:
-    from muster.core import ground, settings
+    from muster.app import catalogue
+    from muster.core import settings
 
 set_option = click.option(
     "--set",
@@ -33,18 +34,18 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
 
 def resolve(
     invocation: base.Invocation, overrides: Sequence[str] = (), *, file: Path | None = None
-) -> settings.Resolved[ground.Ground]:
+) -> settings.Resolved[catalogue.Settings]:
     """The settings in force: of the home chosen, the environment and ``--set``."""
     import os
 
-    from muster.app import home
-    from muster.core import ground, settings
+    from muster.app import catalogue, home
+    from muster.core import settings
 
     place = file or home.Home.find(invocation.home).expect().settings_file
-    return settings.resolve(ground.Ground, file=place, env=os.environ, flags=parse_overrides(overrides))
+    return settings.resolve(catalogue.Settings, file=place, env=os.environ, flags=parse_overrides(overrides))
 
 
-def load(invocation: base.Invocation, overrides: Sequence[str] = ()) -> ground.Ground:
+def load(invocation: base.Invocation, overrides: Sequence[str] = ()) -> catalogue.Settings:
     return resolve(invocation, overrides).settings
 
 

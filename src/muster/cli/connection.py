@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +25,10 @@ class Options:
     creds: Path | None = None
     ca: Path | None = None
     locator: str | None = None
+
+
+def _named(to: Options) -> bool:
+    return bool(to.servers or to.locator)
 
 
 def options(command: F) -> F:
@@ -60,30 +64,23 @@ async def connect(invocation: base.Invocation, to: Options) -> api.Bus:
     import ssl
 
     from muster import connecting
-    from muster.bus import locator
-    from muster.core import errors
 
     profile = _resolve(invocation, to)
     creds = to.creds or (Path(profile.creds) if profile.creds else None)
     ca = str(to.ca or profile.ca or "")
     tls = ssl.create_default_context(cafile=ca) if ca else None
-    servers: Sequence[str] = to.servers or (() if to.locator else profile.servers)
-    if not servers and (ask := to.locator or profile.locator):
-        servers = await locator.locate(ask, tls=tls)
-    if not servers:
-        raise errors.InvalidInput("no broker is named", hint="give --server, --locator, --profile or --home")
-    return await connecting.connect(servers, creds=creds, tls=tls)
+    servers, locator = (to.servers, to.locator) if _named(to) else (profile.servers, profile.locator or None)
+    return await connecting.connect(servers, locator=locator, creds=creds, tls=tls)
 
 
 def _resolve(invocation: base.Invocation, to: Options) -> profiles.Profile:
     from muster.cli import profiles
 
-    named = to.servers or to.locator
-    name = invocation.profile or (None if invocation.home or named else profiles.current())
+    name = invocation.profile or (None if invocation.home or _named(to) else profiles.current())
     if name is not None:
         profile = profiles.load(name)
         return _of_home(Path(profile.home)) if profile.home else profile
-    if named:
+    if _named(to):
         return profiles.Profile()
     return _of_home(invocation.home)
 

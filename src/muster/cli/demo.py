@@ -12,9 +12,8 @@ import click
 from muster.cli import base
 
 if TYPE_CHECKING:
-    from muster.app import home
+    from muster.app import catalogue, home
     from muster.cli import output
-    from muster.core import ground
 
 HOME = Path(".muster") / "demo"
 _SETTINGS = """\
@@ -48,12 +47,12 @@ def demo(invocation: base.Invocation, once: bool) -> None:
     _play(invocation, place, settings, stay=stay)
 
 
-def _fresh(place: home.Home) -> ground.Ground:
+def _fresh(place: home.Home) -> catalogue.Settings:
     """A new home in the place of an earlier demo's; anything else that is there is left alone."""
     import shutil
 
-    from muster.app import home
-    from muster.core import errors, ground, settings
+    from muster.app import catalogue, home
+    from muster.core import errors, settings
 
     if place.settings_file.exists() and place.settings_file.read_text() == _SETTINGS:
         with home.Folder(place.root / "demo").hold():
@@ -65,17 +64,17 @@ def _fresh(place: home.Home) -> ground.Ground:
         )
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.settings_file.write_text(_SETTINGS)
-    return settings.load(ground.Ground, file=place.settings_file)
+    return settings.load(catalogue.Settings, file=place.settings_file)
 
 
-def _play(invocation: base.Invocation, place: home.Home, settings: ground.Ground, *, stay: bool) -> None:
-    from muster.app import demo, domain, process
+def _play(invocation: base.Invocation, place: home.Home, settings: catalogue.Settings, *, stay: bool) -> None:
+    from muster.app import catalogue, demo, domain, process
 
     printer = invocation.printer
     if printer.for_people:
         printer.note(f"starting a domain in {_shown(place)}")
     began = time.perf_counter()
-    running = domain.Domain(settings)
+    running = domain.Domain(settings, parts=catalogue.parts(settings))
 
     def show(scene: demo.Scene) -> None:
         name = printer.strong(f"{scene.name:>10}")

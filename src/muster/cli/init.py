@@ -41,8 +41,8 @@ def init(
     A home is a folder with muster.toml and, below it, the domain's keys and data. Keep a copy of its
     keys somewhere else: who has them is the domain. `--set KEY=VALUE` puts further settings into the file.
     """
-    from muster.app import home, identities
-    from muster.core import errors, ground, settings
+    from muster.app import catalogue, home, identities
+    from muster.core import errors, settings
 
     place = home.Home.find(invocation.home)
     if place.settings_file.exists():
@@ -61,7 +61,7 @@ def init(
     draft = place.settings_file.with_suffix(".draft")
     try:
         draft.write_text(_HEAD + _toml(values))
-        made = settings.load(ground.Ground, file=draft)
+        made = settings.load(catalogue.Settings, file=draft)
         identities.create(made)
     except BaseException:
         draft.unlink(missing_ok=True)

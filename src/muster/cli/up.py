@@ -11,7 +11,7 @@ from muster.cli import base
 from muster.cli import config as config_
 
 if TYPE_CHECKING:
-    from muster.core import ground
+    from muster.app import catalogue
 
 DETACH_TIMEOUT_S = 60.0
 LOG_NAME = "domain.log"
@@ -71,10 +71,10 @@ def up(
     )
 
 
-def _in_front(invocation: base.Invocation, settings: ground.Ground, ready_fd: int | None) -> None:
-    from muster.app import domain, logs, process
+def _in_front(invocation: base.Invocation, settings: catalogue.Settings, ready_fd: int | None) -> None:
+    from muster.app import catalogue, domain, logs, process
 
-    running = domain.Domain(settings)
+    running = domain.Domain(settings, parts=catalogue.parts(settings))
 
     async def work() -> None:
         if ready_fd is not None:

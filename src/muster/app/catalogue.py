@@ -1,0 +1,26 @@
+"""What a domain can run: the table in which each service has its line.
+
+A service comes to a domain as a `muster.app.team.Part`: it names itself, what it depends on and whether the
+domain can do without it, and is handed a `muster.app.context.Context` when it starts.  Its section of the
+settings is a field of `Settings`; ``[section] enabled = …`` decides whether it runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from muster.app import team
+from muster.core import ground
+
+#: The whole of a domain's settings: the ground every process shares, and a section for each service.
+Settings = ground.Ground
+
+#: From the settings to a part, or None where the settings do not want it on this machine.
+Factory = Callable[[Settings], team.Part | None]
+
+FACTORIES: Sequence[Factory] = ()
+
+
+def parts(settings: Settings) -> list[team.Part]:
+    """Every part that these settings want."""
+    return [part for factory in FACTORIES if (part := factory(settings)) is not None]

@@ -316,22 +316,20 @@ async def test_the_longest_key_is_possible(store):
     assert keys(await store.scan("a", prefix="é" * 512)) == ["é" * 512]
 
 
-@pytest.mark.parametrize(
-    "collection", ["", "_fences", "a b", "x" * 65, "a\n", "ä", "a'; DROP TABLE record; --"]
-)
-async def test_a_bad_collection_is_refused(store, collection):
-    with pytest.raises(errors.InvalidInput, match="collection"):
-        await store.put(collection, "k", b"")
-    with pytest.raises(errors.InvalidInput, match="collection"):
-        await store.scan(collection)
+async def test_a_bad_collection_is_refused(store):
+    for collection in ("", "_fences", "a b", "x" * 65, "a\n", "ä", "a'; DROP TABLE record; --"):
+        with pytest.raises(errors.InvalidInput, match="collection"):
+            await store.put(collection, "k", b"")
+        with pytest.raises(errors.InvalidInput, match="collection"):
+            await store.scan(collection)
 
 
-@pytest.mark.parametrize("number", [-1, 2**63])
-async def test_bad_numbers_are_refused(store, number):
-    with pytest.raises(errors.InvalidInput):
-        await store.put("a", "k", b"", epoch=number)
-    with pytest.raises(errors.InvalidInput):
-        await store.put("a", "k", b"", expected_version=number)
+async def test_bad_numbers_are_refused(store):
+    for number in (-1, 2**63):
+        with pytest.raises(errors.InvalidInput):
+            await store.put("a", "k", b"", epoch=number)
+        with pytest.raises(errors.InvalidInput):
+            await store.put("a", "k", b"", expected_version=number)
     with pytest.raises(errors.InvalidInput):
         await store.scan("a", limit=-1)
 

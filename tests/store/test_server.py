@@ -1,0 +1,39 @@
+"""The PostgreSQL that tests start: skipped with a reason where there is none, and never in CI."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pwd
+
+import pytest
+
+from muster.core import errors
+from muster.testing import postgres
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("", {"skipped": 1}), ("true", {"errors": 1})])
+def test_without_postgresql(pytester, monkeypatch, ci, outcome):
+    def none() -> pathlib.Path:
+        raise errors.MissingPart("no PostgreSQL server was found")
+
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(postgres, "_find_programs", none)
+    pytester.makeconftest("from muster.testing.postgres import postgres_server")
+    pytester.makepyfile("def test_it(postgres_server): pass")
+    result = pytester.runpytest_inprocess("-rs", "-p", "no:cacheprovider", "-p", "no:asyncio")
+    result.assert_outcomes(**outcome)
+    result.stdout.fnmatch_lines("*missing part: PostgreSQL; no PostgreSQL server was found*")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run PostgreSQL as somebody else")
+def test_programs_that_nobody_may_read_are_copied(postgres_server, tmp_path):
+    tmp_path.chmod(0o700)
+    account = pwd.getpwnam("nobody")
+    found = postgres._find_programs()
+    (tmp_path / "hidden").symlink_to(found.parent)
+    room = postgres_server._data.parent / "room"
+    room.mkdir()
+    copy = postgres._reachable(tmp_path / "hidden" / found.name, room, account)
+    assert copy == room / "install" / found.name
+    assert postgres._reachable(copy, room, account) == copy

@@ -91,6 +91,7 @@ async def test_a_killed_broker_comes_back_and_so_do_its_clients(made):
 
         await eventually(back, timeout_s=20)
         await bus.flush()
+        assert running.metrics.value("muster_broker_restarts", broker="local-1") == 1
 
 
 # -- health pages

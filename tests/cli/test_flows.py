@@ -311,6 +311,15 @@ def test_issued_credentials_connect_and_revoked_ones_are_refused_with_a_reason(u
     assert driver.quick("creds", "show", "bob", "-o", "json", home=up).json()["status"] == "revoked"
 
 
+def test_credentials_narrowed_to_topics(up, tmp_path):
+    file = tmp_path / "meter.creds"
+    assert driver.quick("creds", "issue", "meter", "--topic", "meters/>", "--to", file, home=up).code == 0
+    assert driver.quick("pub", "meters/1", "7", "--creds", file, home=up).code == 0
+    refused = driver.quick("pub", "secrets/1", "7", "--creds", file, home=up)
+    assert refused.code == errors.Forbidden.exit_code
+    assert "muster creds show meter" in refused.err
+
+
 def test_a_profile_carries_a_connection(up, tmp_path):
     told = driver.quick("status", "-o", "json", home=up).json()
     creds = tmp_path / "carol.creds"

@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.app import certificates, control, home, identities, layout
 from muster.bus.brokers import broker, config, network, supervision
-from muster.core import errors, ground, subjects
+from muster.core import errors, ground, metrics, subjects
 from muster.trust import keyring, roles
 
 LINK = "link"  # the identity under which our brokers hang on others
@@ -26,6 +26,7 @@ class Brokers:
         self._folder = folder
         self._network: network.Network | None = None
         self._trusted: layout.Trusted
+        self._restarts: metrics.Gauge
         self._account = ""
         self._own: frozenset[str] = frozenset()  # those of the settings
         self._link_creds: Path
@@ -42,9 +43,12 @@ class Brokers:
     def urls(self) -> tuple[str, ...]:
         return () if self._network is None else tuple(self._network.urls)
 
-    async def start(self, trust: keyring.Trust, *, on_failure: Callable[[BaseException], None]) -> None:
+    async def start(
+        self, trust: keyring.Trust, *, measure: metrics.Metrics, on_failure: Callable[[BaseException], None]
+    ) -> None:
         """When this returns they accept clients. ``on_failure`` hears of a broker that was given up."""
         self._on_failure = on_failure
+        self._restarts = measure.gauge("broker_restarts", "Times a broker fell and came back.", ("broker",))
         self._trusted = await asyncio.to_thread(self._gather, trust)
         self._link_creds = await asyncio.to_thread(identities.credentials_file, trust, LINK, roles.Role.LINK)
         system = await asyncio.to_thread(trust.credentials, identities.SYSTEM, domain=keyring.SYSTEM)
@@ -184,6 +188,7 @@ class Brokers:
             await one.wait_for(broker.State.FAILED)
             self._on_failure(one.failure or errors.Unavailable(f"broker {name} was given up"))
 
+        self._restarts.read_from(lambda: float(one.restarts), broker=name)
         self._watchers[name] = asyncio.create_task(given_up(), name=f"watch {name}")
 
 

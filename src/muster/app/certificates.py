@@ -22,17 +22,17 @@ def folder(settings: ground.Ground) -> Path:
     return settings.domain.folder / "certs"
 
 
-def create(settings: ground.Ground) -> None:
-    """A certificate authority for a new domain. Blocks."""
-    certificates.Certificates.create(
-        folder(settings), settings.domain.name, lifetime_s=settings.trust.ca_lifetime_s
-    )
+def ensure_authority(settings: ground.Ground) -> None:
+    """Make the domain's certificate authority if it has none. Blocks."""
+    if not (folder(settings) / "ca.pem").exists():
+        certificates.Certificates.create(
+            folder(settings), settings.domain.name, lifetime_s=settings.trust.ca_lifetime_s
+        )
 
 
 def ensure(settings: ground.Ground) -> bool:
     """Make or renew the brokers' certificate; whether it changed. Blocks."""
-    if not (folder(settings) / "ca.pem").exists():
-        create(settings)
+    ensure_authority(settings)
     return _open(settings).ensure(
         NAME,
         hosts(settings.bus.host),

@@ -94,7 +94,7 @@ class Domain:
             self.trust = await asyncio.to_thread(identities.open_or_create, self.settings)
             if self.brokers is not None:
                 self._stack.push_async_callback(self.brokers.stop)
-                await self.brokers.start(self.trust, on_failure=self._fail)
+                await self.brokers.start(self.trust, measure=self.metrics, on_failure=self._fail)
             await self._open_store()
             self.bus = await self.connect(identities.SELF, identities.OWN[identities.SELF])
             self._stack.push_async_callback(self.bus.close)

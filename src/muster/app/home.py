@@ -2,7 +2,8 @@
 
     muster.toml      settings
     NAME/            the domain's folder (`domain.data_dir` may put it elsewhere)
-      keys/          seeds, credentials, certificates (nobody else may read them; `trust.keys_dir`)
+      keys/          seeds and credentials (nobody else may read them; `trust.keys_dir` may put it elsewhere)
+      certs/         the domain's certificate authority and what it issued
       brokers/       what the brokers keep
       store.db       system state
       logs/          what processes say when they run detached

@@ -1,8 +1,9 @@
 """A domain as a process of its own: in front until a signal ends it, or detached.
 
-The first SIGINT or SIGTERM drains and stops in order; a second one ends the process at once, and the brokers
-end with it (each has a guardian that notices).  A detached process tells the one that started it through a
-pipe that it is ready; if the pipe closes without a word, it could not start, and its last words are in a log.
+The first SIGINT, SIGTERM or SIGHUP drains and stops in order; a second one ends the process at once, and
+the brokers end with it (each has a guardian that notices).  A detached process tells the one that started it
+through a pipe that it is ready; if the pipe closes without a word, it could not start, and its last words are
+in a log.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from muster.core import errors
 
 FORCED = 130
 ERRORS_NAME = "domain.err"
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: the terminal was closed
 
 
 async def run(
@@ -44,7 +46,7 @@ async def run(
         async with running:
             await running.guard(work())
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _STOP:
         loop.add_signal_handler(number, on_signal)
     life, wish = asyncio.create_task(live()), asyncio.create_task(asked.wait())
     try:
@@ -56,7 +58,7 @@ async def run(
             await life
     finally:
         wish.cancel()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _STOP:
             loop.remove_signal_handler(number)
 
 

@@ -67,30 +67,39 @@ def _time(at_s: int) -> str:
     examples=[
         ("muster creds issue alice", "a user: may publish and receive on topics"),
         ("muster creds issue node-7 --role agent --lifetime 30d --to node-7.creds", ""),
-        ("muster creds issue meter --topic 'meters/#'", "only these topics"),
+        ("muster creds issue meter --topic 'meters/>'", "only these topics"),
     ],
 )
 @click.argument("identity")
 @click.option("--role", type=click.Choice(ROLES), default="user", show_default=True, help="What it is.")
+@click.option(
+    "--topic", "patterns", multiple=True, help="Only these topics, wildcards allowed; may be repeated."
+)
 @click.option("--lifetime", metavar="DURATION", help="How long they hold (30d, 12h); default: the settings'.")
 @click.option(
     "--to", type=click.Path(dir_okay=False, path_type=Path), help="Also copy the file there ('-': stdout)."
 )
 @base.pass_invocation
 def issue(
-    invocation: base.Invocation, identity: str, role: str, lifetime: str | None, to: Path | None
+    invocation: base.Invocation,
+    identity: str,
+    role: str,
+    patterns: tuple[str, ...],
+    lifetime: str | None,
+    to: Path | None,
 ) -> None:
     """Give an identity credentials.
 
     The file holds a secret: hand it to the process it is for and to nobody else.
     """
-    from muster.core import units
+    from muster.core import topics, units
     from muster.trust import roles
 
     settings = config_.load(invocation)
     lifetime_s = units.parse_duration_s(lifetime) if lifetime else settings.trust.credential_lifetime_s
     trust = _trust(invocation)
-    trust.issue(identity, roles.Role.named(role), lifetime_s=lifetime_s or None)
+    allowed = tuple(subject for text in patterns for subject in topics.Pattern.parse(text).subjects)
+    trust.issue(identity, roles.Role.named(role), lifetime_s=lifetime_s or None, topics=allowed or None)
     path = trust.credentials_path(identity)
     if to == Path("-"):
         sys.stdout.write(path.read_text())

@@ -41,7 +41,7 @@ def init(
     A home is a folder with muster.toml and, below it, the domain's keys and data. Keep a copy of its
     keys somewhere else: who has them is the domain. `--set KEY=VALUE` puts further settings into the file.
     """
-    from muster.app import catalogue, home, identities
+    from muster.app import catalogue, certificates, home, identities
     from muster.core import errors, settings
 
     place = home.Home.find(invocation.home)
@@ -62,7 +62,8 @@ def init(
     try:
         draft.write_text(_HEAD + _toml(values))
         made = settings.load(catalogue.Settings, file=draft)
-        identities.create(made)
+        identities.open_or_create(made)
+        certificates.ensure_authority(made)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
@@ -73,6 +74,7 @@ def init(
         "domain": name,
         "settings": str(place.settings_file),
         "keys": str(made.keys_folder),
+        "certificates": str(certificates.folder(made)),
     }
     option = f" --home {invocation.home}" if invocation.home else ""
     invocation.printer.done(

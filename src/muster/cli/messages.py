@@ -44,6 +44,8 @@ def _subject(topic: str, raw: bool) -> str:
 def _payload(data: str | None) -> bytes:
     """What was given, or what stands on stdin."""
     if data is None or data == "-":
+        if sys.stdin.isatty():
+            sys.stderr.write("reading the message from the terminal; Ctrl-D ends it\n")
         return sys.stdin.buffer.read()
     return data.encode()
 

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli import driver
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_one_that_its_shell_reads(shell, muster):
+    script = muster("completion", shell).out
+    assert "_MUSTER_COMPLETE" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", "/dev/stdin"], input=script, text=True, check=True)
+
+
+def completed(words: str, index: int) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "muster"],
+        env={
+            **driver.environment(),
+            "_MUSTER_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(index),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+def test_commands_and_their_options_complete():
+    assert completed("muster br", 1) == ["broker"]
+    assert completed("muster broker li", 2) == ["list", "link"]
+    assert "--links" in completed("muster broker list --l", 3)
+    assert completed("muster status -o ", 3) == ["table", "json", "yaml"]

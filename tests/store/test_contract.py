@@ -312,8 +312,10 @@ async def test_a_bad_key_is_refused(store):
 
 
 async def test_the_longest_key_is_possible(store):
-    await store.put("a", "é" * 512, b"")
+    longest = ["é" * 512, "é" * 511 + "ê", "z" * 1024]
+    await write(store, *(("a", key, b"") for key in longest))
     assert keys(await store.scan("a", prefix="é" * 512)) == ["é" * 512]
+    assert [keys(page)[0] async for page in store.pages("a", page=1)] == sorted(longest)
 
 
 async def test_a_bad_collection_is_refused(store):
@@ -398,6 +400,14 @@ async def test_a_cancelled_read_gives_its_reader_back(reopen):
         task.cancel()
         await asyncio.wait([task])
     assert len(await store.scan("a")) == 2_000
+
+
+async def test_a_commit_cancelled_while_it_waits_does_not_happen(store):
+    puts = [asyncio.create_task(store.put("a", key, b"")) for key in "xyz"]
+    await asyncio.sleep(0)  # all are waiting now, and none has been taken
+    puts[1].cancel()
+    await asyncio.wait(puts)
+    assert keys(await store.scan("a")) == ["x", "z"]
 
 
 async def test_what_was_handed_in_is_committed_before_closing(reopen):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import pathlib
 import secrets
@@ -128,6 +129,18 @@ async def test_a_file_that_was_cut_or_changed_is_refused_before_anything_is_stor
     for content in bad:
         path.write_bytes(content)
         with pytest.raises(api.Corrupt, match="backup"):
+            await restore(path, other)
+    for line in (
+        b'{"c":"_unfinished","k":"x","v":""}',
+        b'{"c":"a","k":"","v":""}',
+        b'{"c":"a","k":"x","v":"","e":-1}',
+        b'{"c":"a","k":"x","v":"%"}',
+        b'{"c":"a\\u0000","k":"x","v":""}',
+    ):
+        forged = lines[0] + line + b"\n"
+        last = b'{"records":1,"sha256":"%s"}\n' % hashlib.sha256(forged).hexdigest().encode()
+        path.write_bytes(forged + last)
+        with pytest.raises((errors.InvalidInput, api.Corrupt)):
             await restore(path, other)
     with pytest.raises(errors.NotFound):
         await restore(tmp_path / "nowhere", other)

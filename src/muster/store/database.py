@@ -40,8 +40,8 @@ async def open(
 ) -> Store:
     """``sqlite:PATH``, ``sqlite::memory:`` or ``postgresql://USER@HOST:PORT/DATABASE``.
 
-    A relative path is taken from ``folder``.  A store that a restore has left half full is refused unless
-    ``unfinished`` says that this is known.
+    A relative path is taken from ``folder``; ``password`` is the secret itself, not a reference to it.  A
+    store that a restore has left half full is refused unless ``unfinished`` says that this is known.
     """
     settings = settings or api.Settings()
     where = urls.parse(url, folder)

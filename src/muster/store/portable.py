@@ -17,17 +17,18 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Generator, Iterable, Iterator
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from muster.core import errors
-from muster.store import api, commits, database
+from muster.store import api, commits, database, transactions
 
 FORMAT = 1
 PAGE_RECORDS = 500
 PAGE_BYTES = 4 << 20
 LINE_BYTES_MAX = 256 << 20
+
 L = TypeVar("L", bound=msgspec.Struct)
 
 _HINT = "name a file that `backup` wrote"
@@ -43,7 +44,13 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     c: str  # collection
     k: str  # key
     v: bytes  # value
-    e: int = 0  # epoch
+    e: Annotated[int, msgspec.Meta(ge=0, le=api.INTEGER_MAX)] = 0  # epoch
+
+    @property
+    def place(self) -> commits.Place:
+        """…checked: a file may have been made by hand."""
+        name = self.c if self.c == commits.FENCES else transactions.check_collection(self.c)
+        return name, transactions.encode_key(self.k)
 
 
 class _Last(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,18 +79,23 @@ async def backup(store: database.Store, path: pathlib.Path) -> int:
 
 
 async def restore(
-    url: str, path: pathlib.Path, *, settings: api.Settings | None = None, password: str | None = None
+    url: str,
+    path: pathlib.Path,
+    *,
+    settings: api.Settings | None = None,
+    password: str | None = None,
+    folder: pathlib.Path | None = None,
 ) -> int:
     """Fill a store that is empty, or was left half restored, from a backup. Returns the number of records."""
     records = await asyncio.to_thread(_verify, path)
-    async with await database.open(url, settings=settings, password=password, unfinished=True) as store:
+    async with await database.open(
+        url, settings=settings, password=password, folder=folder, unfinished=True
+    ) as store:
         await _empty(store)
         await store.write({database.UNFINISHED: commits.Write(b"")})
         with contextlib.closing(_read(path)) as lines:
             while page := await asyncio.to_thread(_page, lines):
-                await store.write(
-                    {(one.c, one.k.encode()): commits.Write(one.v, None, one.e) for one in page}
-                )
+                await store.write({one.place: commits.Write(one.v, None, one.e) for one in page})
         await store.write({database.UNFINISHED: commits.Write(None)})
     return records
 
@@ -183,4 +195,4 @@ def _page(lines: Iterator[_Line]) -> list[_Line]:
 
 
 def _verify(path: pathlib.Path) -> int:
-    return sum(1 for _ in _read(path))
+    return sum(bool(line.place) for line in _read(path))

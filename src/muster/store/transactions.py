@@ -28,35 +28,35 @@ def check_collection(name: str) -> str:
     return name
 
 
-def encode(text: str, what: str = "key") -> bytes:
-    try:
-        data = text.encode()
-    except UnicodeEncodeError as error:
-        raise errors.InvalidInput(f"{text[:80]!r} cannot be a {what}: it holds half a character") from error
+def encode_key(text: str) -> bytes:
+    data = _encode(text, "key")
+    if not data:
+        raise errors.InvalidInput("an empty text cannot be a key")
     if len(data) > api.KEY_BYTES_MAX:
         raise errors.LimitExceeded(
-            f"a {what} of {len(data)} bytes, beginning {text[:40]!r}: the most is {api.KEY_BYTES_MAX}"
+            f"a key of {len(data)} bytes, beginning {text[:40]!r}: the most is {api.KEY_BYTES_MAX}"
         )
     return data
 
 
-def encode_key(text: str) -> bytes:
-    if not text:
-        raise errors.InvalidInput("an empty text cannot be a key")
-    return encode(text)
-
-
 def range_of(collection: str, prefix: str, start: str | None, end: str | None) -> commits.Range:
     """Keys with ``prefix``, from ``start`` (included) to ``end`` (not included)."""
-    low, high = encode(prefix, "prefix"), None
+    low, high = _encode(prefix, "prefix"), None
     if low:
         high = low[:-1] + bytes([low[-1] + 1])  # no byte of UTF-8 is 0xff
     if start is not None:
-        low = max(low, encode(start, "start"))
+        low = max(low, _encode(start, "start"))
     if end is not None:
-        bound = encode(end, "end")
+        bound = _encode(end, "end")
         high = bound if high is None else min(high, bound)
     return commits.Range(check_collection(collection), low, high)
+
+
+def _encode(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.InvalidInput(f"{text[:80]!r} cannot be a {what}: it holds half a character") from error
 
 
 def check_limit(limit: int | None) -> None:

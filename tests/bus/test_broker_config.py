@@ -60,8 +60,9 @@ def test_the_monitor_is_on_loopback_wherever_the_broker_listens():
             {"trust": config.OperatorTrust(operator_jwt="o", system_account="A", accounts={})},
             "is not among the accounts",
         ),
-        ({"advertise": "a\nport: 1"}, "control character"),
-        ({"directory": Path("/d/\x7f")}, "control character"),
+        ({"advertise": "a\nport: 1"}, "a configuration cannot hold"),
+        ({"directory": Path("/d/\udcff")}, "a configuration cannot hold"),
+        ({"directory": Path("/d/\x7f")}, "a configuration cannot hold"),
     ],
 )
 def test_what_would_harm_is_refused_before_a_server_sees_it(changes, complaint):

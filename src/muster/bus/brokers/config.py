@@ -34,7 +34,8 @@ LAME_DUCK_S = 30  # the shortest the server allows; it only spreads the good-bye
 LAME_DUCK_GRACE_S = 1
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_HEAD = "# Written by muster, and rewritten when a link or a certificate changes: edits are lost."
+_UNREADABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters; bytes that were no text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,14 +271,26 @@ def render(config: BrokerConfig) -> str:
     for door, _, port in ports(config):
         if port == 0:
             raise errors.InvalidInput(f"broker {config.name}: the port of {door} is not known yet")
-    body = json.dumps(_document(config), indent=2, ensure_ascii=False, default=str)
-    if _CONTROL.search(body.replace("\n", "")) or "\\u00" in body or re.search(r"\\[nrtbf]", body):
-        raise errors.InvalidInput(
-            f"broker {config.name}: a value of its configuration has a control character"
-        )
-    return (
-        f"# Written by muster, and rewritten when a link or a certificate changes: edits are lost.\n{body}\n"
-    )
+    try:
+        body = json.dumps(_plain(_document(config)), indent=2, ensure_ascii=False)
+    except ValueError as error:
+        raise errors.InvalidInput(f"broker {config.name}: {error}") from None
+    return f"{_HEAD}\n{body}\n"
+
+
+def _plain(value: Any) -> Any:
+    """With paths as text; ValueError for text that the server cannot read."""
+    match value:
+        case dict():
+            return {_plain(key): _plain(inner) for key, inner in value.items()}
+        case list():
+            return [_plain(inner) for inner in value]
+        case str() | Path():
+            text = str(value)
+            if _UNREADABLE.search(text):
+                raise ValueError(f"{text!r} has a character that a configuration cannot hold")
+            return text
+    return value
 
 
 def _document(config: BrokerConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bus.brokers import binary, config, network
+from muster.bus.brokers import binary, config, topology
 from muster.core import errors
 
 SETTLED = config.BrokerConfig(
@@ -93,7 +93,7 @@ def test_every_member_of_a_cluster_is_told_of_all_others_and_not_of_itself():
         for port in (6001, 6002, 6003)
     ]
     other_cluster = dataclasses.replace(SETTLED, name="x", cluster=config.Cluster(name="d", port=6004))
-    wired = network.with_routes(everybody[0], [*everybody, other_cluster], ("nats://far:6222",))
+    wired = topology.with_routes(everybody[0], [*everybody, other_cluster], ("nats://far:6222",))
     assert wired.cluster
     assert wired.cluster.routes == (
         "nats://far:6222",
@@ -108,7 +108,7 @@ def test_a_cluster_of_one_in_a_super_cluster_has_a_route_to_itself_so_that_it_ma
         cluster=config.Cluster(name="east", port=6001),
         gateway=config.Gateway(name="east", port=7001),
     )
-    wired = network.with_routes(alone, [alone])
+    wired = topology.with_routes(alone, [alone])
     assert wired.cluster
     assert wired.cluster.routes == ("nats://127.0.0.1:6001",)
 

@@ -85,6 +85,26 @@ async def test_a_mesh_of_three_starts_quickly_and_survives_the_loss_of_one(tmp_p
 
             await eventually(stored, timeout_s=30)
             assert (await stream.get(1)).data == b"before"
+        links = {one.id: one.up for one in await mesh.links()}
+        assert links == {
+            "route:broker-1=broker-2": False,
+            "route:broker-1=broker-3": True,
+            "route:broker-2=broker-3": False,
+        }
+
+
+async def test_a_dead_member_is_forgotten_only_by_force(tmp_path):
+    settings = network.members(3, tmp_path, system_secret="s")
+    async with network.Network(settings, supervise=supervision.NO_RESTART) as mesh:
+        victim = mesh["broker-2"]
+        assert victim.pid
+        os.kill(victim.pid, signal.SIGKILL)
+        await victim.wait_for(broker.State.FAILED)
+        with pytest.raises(errors.Refused, match="does not run, so what it stores cannot move"):
+            await mesh.remove("broker-2")
+        await mesh.remove("broker-2", force=True)
+        assert ups(await mesh.links(), Kind.ROUTE) == ["route:broker-1=broker-3"]
+        assert (await mesh["broker-1"].ask("jsz"))["meta_cluster"]["cluster_size"] == 2
 
 
 async def test_a_member_that_fell_comes_back_by_itself(tmp_path):

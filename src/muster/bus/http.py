@@ -1,6 +1,7 @@
 """A little HTTP/1.0, for health pages, broker monitors and the locator: GET only, one request to a
 connection.
- This is not a web server.  It answers small questions of trusted or anonymous askers without a dependency,
+
+This is not a web server.  It answers small questions of trusted or anonymous askers without a dependency,
 with every read bounded in bytes and time, so that a stranger who connects and says nothing, or too much,
 costs one socket for a few seconds.  The REST interface and the dashboard stand on a real server.
 """

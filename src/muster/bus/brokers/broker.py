@@ -1,12 +1,15 @@
 """One broker: a ``nats-server`` process that we start, watch, change while it runs, and stop.
- *Ports.*  Before the server starts we bind each of its ports, without listening, and hold them for as long as
+
+*Ports.*  Before the server starts we bind each of its ports, without listening, and hold them for as long as
 the `Broker` lives.  A socket so bound stands in nobody's way (both sides set SO_REUSEADDR) except those who
 would be given the number as a free one.  So a port of 0 is settled without a race, peers can be told it
 before the process runs, a taken port is found at once, and it cannot be lost between a crash and the restart.
- *Life.*  The server leads a session of its own, so that Ctrl-C in a terminal reaches us and not it.  Between
+
+*Life.*  The server leads a session of its own, so that Ctrl-C in a terminal reaches us and not it.  Between
 us and it stands a guardian: the shell that becomes the server first leaves a child behind which reads from a
 pipe that we hold open.  If we die, however we die, the pipe ends and the guardian ends the server.
- *Ready* means that the broker's own health page said so; for members of a cluster it means that it is up, and
+
+*Ready* means that the broker's own health page said so; for members of a cluster it means that it is up, and
 the network waits for the quorum.
 """
 
@@ -18,7 +21,6 @@ import dataclasses
 import enum
 import logging
 import os
-import shutil
 import signal
 import socket
 import time
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from muster.bus.brokers import binary, config, faults, monitor, supervision, topology
+from muster.bus.brokers import binary, config, faults, files, monitor, ports, supervision, topology
 from muster.core import errors
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,6 @@ START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 5.0
 LINK_TIMEOUT_S = 5.0
-FREE_BYTES_MIN = 16 * config.MIB  # with less than this a broker is not started
 POLL_S_MIN, POLL_S_MAX = 0.004, 0.05
 
 # $$ is the shell's number and, after exec, the server's. One line of input means: all is well, go.
@@ -83,7 +84,7 @@ class Broker:
         self._supervision = supervise or supervision.Supervision()
         self._guarded = not outlive_us
         self._listener = listener
-        self._held: dict[str, socket.socket] = {}
+        self._held: ports.Held = {}
         self._process: asyncio.subprocess.Process | None = None
         self._leash: int | None = None  # the near end of the guardian's pipe
         self._log_offset = 0
@@ -153,7 +154,7 @@ class Broker:
 
     async def reserve(self) -> None:
         """Settle its ports, before it starts. `start` does it too; a network needs to know earlier."""
-        self.config = await asyncio.to_thread(_hold_ports, self.config, self._held)
+        self.config = await asyncio.to_thread(ports.hold, self.config, self._held)
 
     async def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """When this returns, the broker accepts clients."""
@@ -168,7 +169,7 @@ class Broker:
         most that long; whatever does not end by itself within ``timeout_s`` is killed."""
         async with self._lock:
             await self._finish((signal.SIGUSR2, drain_s), (signal.SIGTERM, timeout_s))
-            self._release_ports()
+            ports.release(self._held)
             self._set(State.STOPPED)
 
     async def restart(
@@ -227,11 +228,11 @@ class Broker:
         async with self._lock:
             if self._process is None:
                 raise errors.NotConnected(f"broker {self.name} does not run")
-            await asyncio.to_thread(_write_config, settings)
+            await asyncio.to_thread(files.write_config, settings)
             try:
                 await self._reload(self._process)
             except BaseException:
-                await asyncio.to_thread(_write_config, self.config)
+                await asyncio.to_thread(files.write_config, self.config)
                 raise
             self.config = settings
 
@@ -246,7 +247,7 @@ class Broker:
         for known in self.config.remotes:
             if known.id == remote.id:
                 raise errors.AlreadyExists(f"broker {self.name} has a link {remote.id!r} already")
-        offset = await asyncio.to_thread(_size, self.config.log_path)
+        offset = await asyncio.to_thread(files.size, self.config.log_path)
         await self.apply(dataclasses.replace(self.config, remotes=(*self.config.remotes, remote)))
         if timeout_s is None:
             return
@@ -257,7 +258,7 @@ class Broker:
         try:
             await poll(up, timeout_s=timeout_s)
         except TimeoutError:
-            said = await asyncio.to_thread(_read_from, self.config.log_path, offset)
+            said = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
             await self.unlink(remote.id)
             raise faults.dead_link(self.name, remote.id, remote.urls, said) from None
 
@@ -281,12 +282,12 @@ class Broker:
 
     async def _reload(self, process: asyncio.subprocess.Process) -> None:
         before = (await self.ask("varz"))["config_load_time"]
-        offset = await asyncio.to_thread(_size, self.config.log_path)
+        offset = await asyncio.to_thread(files.size, self.config.log_path)
 
         async def loaded() -> bool:
             if (await self.ask("varz"))["config_load_time"] != before:
                 return True
-            said = await asyncio.to_thread(_read_from, self.config.log_path, offset)
+            said = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
             refusal = faults.refused_reload(self.name, said)
             if refusal is not None:
                 raise refusal
@@ -305,11 +306,11 @@ class Broker:
         try:
             self.binary = await binary.find(self._program)
             await self.reserve()
-            await asyncio.to_thread(_prepare, self.config)
+            await asyncio.to_thread(files.prepare, self.config)
             await self._launch(timeout_s)
         except BaseException:
             await self._end()
-            self._release_ports()
+            ports.release(self._held)
             self._set(State.STOPPED)
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name=f"broker {self.name}")
@@ -326,7 +327,7 @@ class Broker:
         command = [str(self.binary.path), "-c", str(self.config.config_path)]
         if self._guarded:
             command = ["/bin/sh", "-c", _GUARDED, "muster-broker", *command]
-        self._log_offset = await asyncio.to_thread(_size, self.config.log_path)
+        self._log_offset = await asyncio.to_thread(files.size, self.config.log_path)
         try:
             output = await asyncio.to_thread(self.config.output_path.open, "wb")
         except OSError as error:
@@ -371,7 +372,9 @@ class Broker:
     async def _restart(self, crashes_at_s: list[float]) -> bool:
         """Start it again after a crash, however often that takes; False if it is given up."""
         while True:
-            pause_s = supervision.next_pause_s(self._supervision, crashes_at_s, time.monotonic())
+            now_s = time.monotonic()
+            crashes_at_s[:] = supervision.recent(self._supervision, crashes_at_s, now_s)
+            pause_s = supervision.next_pause_s(self._supervision, len(crashes_at_s))
             if pause_s is None:
                 assert self.failure is not None
                 self.failure = faults.given_up(self.name, len(crashes_at_s), self.failure)
@@ -415,7 +418,8 @@ class Broker:
     async def _said(self) -> str:
         return await asyncio.to_thread(
             lambda: (
-                _read_from(self.config.output_path, 0) + _read_from(self.config.log_path, self._log_offset)
+                files.read_from(self.config.output_path, 0)
+                + files.read_from(self.config.log_path, self._log_offset)
             )
         )
 
@@ -426,11 +430,6 @@ class Broker:
         if self._listener is not None:
             self._listener(self)
 
-    def _release_ports(self) -> None:
-        for held in self._held.values():
-            held.close()
-        self._held.clear()
-
 
 async def poll(condition: Callable[[], Awaitable[bool]], *, timeout_s: float) -> None:
     """Ask until it is so, at first often, then twenty times a second. TimeoutError if it does not come
@@ -440,57 +439,6 @@ async def poll(condition: Callable[[], Awaitable[bool]], *, timeout_s: float) ->
         while not await condition():
             await asyncio.sleep(pause_s)
             pause_s = min(POLL_S_MAX, pause_s * 1.5)
-
-
-def _hold_ports(settings: config.BrokerConfig, held: dict[str, socket.socket]) -> config.BrokerConfig:
-    """Bind every door that is not in ``held`` yet, and put it there; the settings with the ports they got."""
-    for door, host, port in tuple(config.ports(settings)):
-        if door not in held:
-            try:
-                held[door] = _bound(host, port)
-            except OSError as error:
-                raise faults.unbindable(settings.name, config.authority(host, port), error) from error
-        settings = config.with_port(settings, door, held[door].getsockname()[1])
-    return settings
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    made = socket.socket(family, kind, protocol)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-    except OSError:
-        made.close()
-        raise
-    return made
-
-
-def _prepare(settings: config.BrokerConfig) -> None:
-    try:
-        for folder in filter(None, (settings.directory, settings.store_path)):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            free_bytes = shutil.disk_usage(folder).free
-            if free_bytes < FREE_BYTES_MIN:
-                raise faults.disk_full(settings.name, folder, free_bytes)
-    except OSError as error:
-        raise faults.unwritable(settings.name, error) from error
-    _write_config(settings)
-
-
-def _write_config(settings: config.BrokerConfig) -> None:
-    """All of it or nothing, and for our eyes only: it may hold secrets."""
-    text = config.render(settings)
-    temporary = settings.config_path.with_suffix(".new")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(settings.config_path)
-    except OSError as error:
-        raise faults.unwritable(settings.name, error) from error
 
 
 async def _addresses(urls: Iterable[str]) -> set[topology.Address]:
@@ -504,19 +452,3 @@ async def _addresses(urls: Iterable[str]) -> set[topology.Address]:
             ):
                 found.add((str(address[0]), int(address[1])))
     return found
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _read_from(path: Path, offset: int) -> str:
-    """What was written behind ``offset``, at most 64 KiB of it; from the start, if the file was turned
-    over."""
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(offset if offset <= end else 0, end - 65_536))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""

@@ -1,10 +1,12 @@
 """What a broker is told: plain data in, the text that the server reads out.
- The server's language is a superset of JSON, so the text is JSON: quoting is exact, whatever a path holds.
+
+The server's language is a superset of JSON, so the text is JSON: quoting is exact, whatever a path holds.
 The one escape the server does not know is ``\\u00XX``; so control characters are refused here.
 
 A port of 0 means a free one. `Broker` replaces the zeros before it renders, because others (routes, gateways,
 the restart after a crash) must be able to rely on the number.
- One set of certificates serves all doors of a broker: clients, WebSocket, MQTT, routes, gateways and leaf
+
+One set of certificates serves all doors of a broker: clients, WebSocket, MQTT, routes, gateways and leaf
 links. Routes and gateways always verify both ends, so a broker's certificate must be good for server and
 client use. Where a door is open to other machines, TLS is demanded unless ``plaintext`` says that its absence
 is meant.

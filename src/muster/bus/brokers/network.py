@@ -3,7 +3,8 @@
 Three kinds of joint, all the engine's own.  *Routes* make the members of a cluster one: a full mesh with
 shared, replicated storage.  *Gateways* join clusters into a super-cluster.  *Leaf links* hang a broker, or a
 cluster, on another: messages cross where there is interest, and each side keeps its own storage.
- What can change while the network runs: brokers join and leave a cluster (`Network.add`, `Network.remove`),
+
+What can change while the network runs: brokers join and leave a cluster (`Network.add`, `Network.remove`),
 leaf links come and go (`Network.link`, `Network.unlink`), durable storage is added to a broker and taken away
 from it (`Network.add_storage`, `Network.remove_storage`).  What cannot: single routes, and which clusters
 form a super-cluster.
@@ -19,13 +20,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from muster.bus import wire
-from muster.bus.brokers import broker, config, supervision, system, topology
+from muster.bus.brokers import broker, config, storage, supervision, system, topology
 from muster.core import errors
 
 EVACUATE_TIMEOUT_S = 60.0
-_TWO_OR_MORE = "in a cluster two brokers or more must have storage, and three if one may fail; or none"
-# So long the engine keeps out a broker whose storage was removed.
-REJOIN_S = 300.0
+DRAIN_S = 5.0  # before a restart: leadership is handed over, and clients are asked to go elsewhere
 
 
 class Network:
@@ -115,7 +114,7 @@ class Network:
             await made.start(timeout_s=timeout_s)
             await self._rewire()
             await self._ready(made, timeout_s)
-            await self._settled(self._sharing(made), timeout_s)
+            await storage.settled(self._sharing(made), timeout_s)
         except BaseException:
             del self.brokers[made.name]
             await made.stop(timeout_s=1.0)
@@ -174,7 +173,7 @@ class Network:
     async def links(self) -> list[topology.LinkStatus]:
         """Every link of every kind, as it is now. A broker that does not answer has only links that are
         down."""
-        found: dict[str, topology.LinkStatus] = {}
+        found = {status.id: status for status in topology.due([one.config for one in self.brokers.values()])}
         for some in await asyncio.gather(*(self._links_of(one) for one in self.brokers.values())):
             for status in some:
                 if status.up or status.id not in found:
@@ -189,31 +188,29 @@ class Network:
             if one.config.gateway is not None:
                 found += topology.of_gateways(one.name, await one.ask("gatewayz"))
         except errors.Unavailable:
-            return topology.of_leaves(
-                one.name, one.config.remotes, {remote.id: () for remote in one.config.remotes}, {}
-            )
+            return []
         return found
 
     # Durable storage
 
     async def add_storage(
-        self, name: str, storage: config.Storage, *, timeout_s: float = broker.START_TIMEOUT_S
+        self, name: str, wanted: config.Storage, *, timeout_s: float = broker.START_TIMEOUT_S
     ) -> None:
         """Give a broker durable storage, for new streams to be placed on. The network runs on; the broker
         itself is restarted, since the engine can start storage late but then does not know its own name."""
         one = self[name]
         if one.config.storage is not None:
             raise errors.AlreadyExists(f"broker {name} has durable storage already")
-        since_s = time.monotonic() - self._storage_removed_at_s.get(name, -REJOIN_S)
-        if since_s < REJOIN_S and one.config.cluster is not None:
+        since_s = time.monotonic() - self._storage_removed_at_s.get(name, float("-inf"))
+        if since_s < storage.REJOIN_S and one.config.cluster is not None:
             raise errors.Unavailable(
                 f"broker {name} gave up its storage {since_s:.0f} s ago: its cluster keeps it out",
-                retry_after_s=REJOIN_S - since_s,
+                retry_after_s=storage.REJOIN_S - since_s,
                 hint="the engine keeps out what was removed for five minutes; wait, or use another broker",
             )
-        await one.restart(dataclasses.replace(one.config, storage=storage))
+        await one.restart(dataclasses.replace(one.config, storage=wanted), drain_s=DRAIN_S)
         await self._ready(one, timeout_s)
-        await self._settled(self._sharing(one), timeout_s)
+        await storage.settled(self._sharing(one), timeout_s)
 
     async def remove_storage(
         self, name: str, *, force: bool = False, timeout_s: float = EVACUATE_TIMEOUT_S
@@ -221,8 +218,8 @@ class Network:
         """Take durable storage away from a broker. The network runs on; the broker itself is restarted.
 
         What it stores moves to the other members of its cluster first. If too few remain for the replicas
-        that the streams ask for, it is refused; with ``force`` it goes all the same, and what only it held is
-        lost.
+        that the streams ask for, or if it does not run, it is refused; with ``force`` it goes all the same,
+        and what only it held is lost.
         """
         one = self[name]
         if one.config.storage is None:
@@ -231,69 +228,41 @@ class Network:
         if len(sharing) == 1:
             raise errors.Refused(
                 f"broker {name} cannot give up its storage: {sharing[0].name} would be alone with it",
-                hint=_TWO_OR_MORE,
+                hint=storage.TWO_OR_MORE,
+            )
+        if not force:
+            await self._empty(one, sharing, timeout_s)
+        without = dataclasses.replace(one.config, storage=None)
+        if one.state is broker.State.RUNNING:
+            await one.restart(without, drain_s=DRAIN_S)
+        if sharing:
+            await storage.forget(name, sharing, self._access(one))
+            self._storage_removed_at_s[name] = time.monotonic()
+        one.config = without
+
+    async def _empty(self, one: broker.Broker, sharing: Sequence[broker.Broker], timeout_s: float) -> None:
+        if one.state is not broker.State.RUNNING:
+            raise errors.Refused(
+                f"broker {one.name} does not run, so what it stores cannot move",
+                hint="start it first, or force it and lose what only it held",
             )
         # A stream lives in one cluster of a super-cluster.
-        others = [other for other in sharing if cluster_of(other.config) == cluster_of(one.config)]
-        needed = await _replicas_max(one)
-        if not force:
-            if len(others) < needed:
-                raise errors.Refused(
-                    f"broker {name} cannot give up its storage: some stream has {needed} replicas, and "
-                    f"{len(others)} other brokers of its cluster have storage",
-                    hint="add storage to another broker, ask for fewer replicas, or force it and lose data",
-                )
-            if needed:
-                await self._evacuate(one, others, timeout_s)
-        await one.restart(dataclasses.replace(one.config, storage=None))
-        self._storage_removed_at_s[name] = time.monotonic()
-        if sharing:
-            await self._system(sharing, "$JS.API.SERVER.REMOVE", {"peer": name})
-            await self._settled(sharing, broker.START_TIMEOUT_S)
+        cluster = topology.cluster_of(one.config)
+        others = [other for other in sharing if topology.cluster_of(other.config) == cluster]
+        needed = await storage.replicas_max(one)
+        if len(others) < needed:
+            raise errors.Refused(
+                f"broker {one.name} cannot give up its storage: some stream has {needed} replicas, and "
+                f"{len(others)} other brokers of its cluster have storage",
+                hint="add storage to another broker, ask for fewer replicas, or force it and lose data",
+            )
+        if needed:
+            await storage.evacuate(one, others, self._access(one), timeout_s)
 
-    async def _evacuate(self, one: broker.Broker, others: Sequence[broker.Broker], timeout_s: float) -> None:
-        assert one.binary is not None
-        one.binary.require("storage evacuation")
-        await self._system(others, "$JS.API.SERVER.EVACUATE", {"peer": one.name})
-
-        async def empty() -> bool:
-            return int((await one.ask("jsz"))["streams"]) == 0
-
-        try:
-            await broker.poll(empty, timeout_s=timeout_s)
-        except TimeoutError:
-            raise errors.TimedOut(
-                f"broker {one.name} still held streams after {timeout_s:g} s",
-                hint="it goes on emptying itself: ask again later",
-            ) from None
-
-    async def _settled(self, sharing: Sequence[broker.Broker], timeout_s: float) -> None:
-        """Wait until these brokers, and no others, share a storage whose leader sees all of them."""
-        names = {one.name for one in sharing}
-
-        async def settled() -> bool:
-            for one in sharing:
-                group = (await one.ask("jsz")).get("meta_cluster") or {}
-                if group.get("leader") == one.name:
-                    current = {peer["name"] for peer in group.get("replicas") or () if peer.get("current")}
-                    return group.get("cluster_size") == len(names) and current == names - {one.name}
-            return False
-
-        if len(names) > 1:
-            try:
-                await broker.poll(settled, timeout_s=timeout_s)
-            except TimeoutError:
-                raise errors.TimedOut(
-                    f"the storage of {', '.join(sorted(names))} has not settled after {timeout_s:g} s",
-                    hint="see that all of them run and reach each other",
-                ) from None
-
-    async def _system(self, through: Sequence[broker.Broker], subject: str, payload: dict[str, Any]) -> None:
-        first = through[0].config
-        access = system.Access(
-            credentials=self._system_credentials, password=first.system_secret, tls=first.tls
+    def _access(self, one: broker.Broker) -> system.Access:
+        return system.Access(
+            credentials=self._system_credentials, password=one.config.system_secret, tls=one.config.tls
         )
-        await system.request([one.address for one in through], access, subject, payload)
 
     # Who is joined to whom
 
@@ -308,14 +277,16 @@ class Network:
 
     def _wired(self, one: config.BrokerConfig) -> config.BrokerConfig:
         everybody = [other.config for other in self.brokers.values()]
-        return with_gateways(with_routes(one, everybody, self._outside_routes[one.name]), everybody)
+        return topology.with_gateways(
+            topology.with_routes(one, everybody, self._outside_routes[one.name]), everybody
+        )
 
     async def _rewire(self) -> None:
         """Tell the running members of each cluster who belongs to it now. They know by hearsay; this is for
         their next restart."""
         for one in self.brokers.values():
             everybody = [other.config for other in self.brokers.values()]
-            wired = with_routes(one.config, everybody, self._outside_routes[one.name])
+            wired = topology.with_routes(one.config, everybody, self._outside_routes[one.name])
             if wired != one.config and one.state is broker.State.RUNNING:
                 await one.apply(wired)
 
@@ -324,7 +295,7 @@ class Network:
         peers = {
             other.name
             for other in running
-            if other is not one and cluster_of(other.config) == cluster_of(one.config)
+            if other is not one and topology.cluster_of(other.config) == topology.cluster_of(one.config)
         }
         clusters = {other.config.gateway.name for other in running if other.config.gateway}
         expected = peers | (clusters - {one.config.gateway.name} if one.config.gateway else set())
@@ -360,13 +331,13 @@ class Network:
         outside = self._outside_routes[one.name] or (gateway is not None and gateway.remotes)
         if cluster is not None and self._sharing(one) == [one] and not outside:
             raise errors.InvalidInput(
-                f"broker {one.name} is the only one of its cluster with storage", hint=_TWO_OR_MORE
+                f"broker {one.name} is the only one of its cluster with storage", hint=storage.TWO_OR_MORE
             )
 
     def _sites(self) -> dict[str, str]:
         """What each broker is one with: all clusters with gateways are one site."""
         return {
-            one.name: "the super-cluster" if one.config.gateway else cluster_of(one.config)
+            one.name: "the super-cluster" if one.config.gateway else topology.cluster_of(one.config)
             for one in self.brokers.values()
         }
 
@@ -377,42 +348,6 @@ class Network:
             for remote in one.config.remotes
             if remote.far in self.brokers
         ]
-
-
-def cluster_of(one: config.BrokerConfig) -> str:
-    """The name of its cluster, or its own."""
-    return f"cluster {one.cluster.name}" if one.cluster else one.name
-
-
-def with_routes(
-    one: config.BrokerConfig, everybody: Sequence[config.BrokerConfig], outside: tuple[str, ...] = ()
-) -> config.BrokerConfig:
-    """Routes to all others of its cluster among ``everybody``, and to those ``outside``. Pure."""
-    if one.cluster is None:
-        return one
-    inside = (
-        config.peer_url(config.reachable(other.host), other.cluster.port, one.cluster.secret)
-        for other in everybody
-        if other.cluster is not None and other.cluster.name == one.cluster.name and other.name != one.name
-    )
-    routes = tuple(dict.fromkeys((*outside, *inside)))
-    if not routes and one.gateway is not None and one.storage is not None:
-        # The engine lets a cluster of one store only if it has a route, be it to itself.
-        routes = (config.peer_url(config.reachable(one.host), one.cluster.port, one.cluster.secret),)
-    return dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, routes=routes))
-
-
-def with_gateways(one: config.BrokerConfig, everybody: Sequence[config.BrokerConfig]) -> config.BrokerConfig:
-    """The addresses of all gateways among ``everybody``, by cluster. Pure."""
-    if one.gateway is None:
-        return one
-    remotes = dict(one.gateway.remotes)
-    for other in everybody:
-        if other.gateway is not None:
-            address = config.peer_url(config.reachable(other.host), other.gateway.port, one.gateway.secret)
-            known = remotes.get(other.gateway.name, ())
-            remotes[other.gateway.name] = tuple(dict.fromkeys((*known, address)))
-    return dataclasses.replace(one, gateway=dataclasses.replace(one.gateway, remotes=remotes))
 
 
 # The usual shapes
@@ -457,31 +392,18 @@ def leaf_tree(parents: Mapping[str, str | None], directory: Path, **settings: An
 
     Storage, where ``settings`` give it, is each broker's own, in a domain of its name.
     """
-    storage = settings.pop("storage", config.Storage())
+    each = settings.pop("storage", config.Storage())
     return Network(
         [
             config.BrokerConfig(
                 name=name,
                 directory=directory / name,
-                storage=None if storage is None else dataclasses.replace(storage, domain=name),
+                storage=None if each is None else dataclasses.replace(each, domain=name),
                 **settings,
             )
             for name in parents
         ],
         leaves=[(child, parent) for child, parent in parents.items() if parent is not None],
-    )
-
-
-async def _replicas_max(one: broker.Broker) -> int:
-    """The most replicas that a stream on this broker asks for; 0 if there are none."""
-    page = await one.ask("jsz?accounts=true&streams=true&config=true")
-    return max(
-        (
-            int((stream.get("config") or {}).get("num_replicas", 1))
-            for account in page.get("account_details") or ()
-            for stream in account.get("stream_detail") or ()
-        ),
-        default=0,
     )
 
 

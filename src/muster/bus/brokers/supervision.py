@@ -1,5 +1,6 @@
 """Whether, and when, to start a crashed broker again. Pure.
- A broker that fell once is started at once: its clients wait.  One that keeps falling is given longer and
+
+A broker that fell once is started at once: its clients wait.  One that keeps falling is given longer and
 longer pauses, and one that fell too often within a window is given up, because whatever is wrong needs a
 human: a loop of crashes only burns the disk's log and hides the first, telling line.
 """
@@ -21,11 +22,15 @@ class Supervision:
 NO_RESTART = Supervision(crashes_max=0)
 
 
-def next_pause_s(supervision: Supervision, crashes_at_s: Sequence[float], now_s: float) -> float | None:
-    """Seconds to wait before the next start, or None to give up. ``crashes_at_s`` includes this one."""
-    recent = sum(1 for at_s in crashes_at_s if now_s - at_s <= supervision.window_s)
-    if recent >= supervision.crashes_max:
+def recent(supervision: Supervision, crashes_at_s: Sequence[float], now_s: float) -> list[float]:
+    """Those that still count."""
+    return [at_s for at_s in crashes_at_s if now_s - at_s <= supervision.window_s]
+
+
+def next_pause_s(supervision: Supervision, crashes: int) -> float | None:
+    """Seconds to wait before the next start after so many crashes, this one included; None: give up."""
+    if crashes >= supervision.crashes_max:
         return None
-    if recent <= 1:
+    if crashes <= 1:
         return 0.0
-    return float(min(supervision.pause_s_max, supervision.pause_s * 2.0 ** min(recent - 2, 30)))
+    return float(min(supervision.pause_s_max, supervision.pause_s * 2.0 ** min(crashes - 2, 30)))

@@ -1,9 +1,11 @@
 """What joins brokers, as data: which links there are, which are up, and which may not be made. Pure.
- A link of leaf kind is kept up by one broker, its near end, towards another or a cluster, its far end.  It
+
+A link of leaf kind is kept up by one broker, its near end, towards another or a cluster, its far end.  It
 can be made and unmade while both run.  Routes and gateways follow from membership of a cluster or
 super-cluster: the engine spreads the news of every member to all others and joins each to each, so that a
 single one cannot be added or taken away.
- Leaf links may not form a ring: what a broker sent would come back to it.  The engine notices, but only by
+
+Leaf links may not form a ring: what a broker sent would come back to it.  The engine notices, but only by
 cutting links, and not only the newest, for half a minute.  So a link that would close a ring is refused here,
 before it is tried.  Several members of one cluster may each keep a link to the same far end; that is not a
 ring, but insurance.
@@ -11,7 +13,9 @@ ring, but insurance.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,12 +95,35 @@ def of_routes(near: str, routez: Mapping[str, Any]) -> list[LinkStatus]:
 
 
 def of_gateways(near: str, gatewayz: Mapping[str, Any]) -> list[LinkStatus]:
-    found = []
-    for far, one in sorted((gatewayz.get("outbound_gateways") or {}).items()):
-        found.append(
-            _status(f"gateway:{near}>{far}", Kind.GATEWAY, near, far, None, one.get("connection") or None)
-        )
+    return [
+        _status(gateway_id(near, far), Kind.GATEWAY, near, far, None, one.get("connection") or None)
+        for far, one in sorted((gatewayz.get("outbound_gateways") or {}).items())
+    ]
+
+
+def due(everybody: Sequence[config.BrokerConfig]) -> list[LinkStatus]:
+    """All links that there should be among these, each as if it were down."""
+    found = [
+        LinkStatus(remote.id, Kind.LEAF, one.name, remote.far or remote.urls[0], _account(remote), up=False)
+        for one in everybody
+        for remote in one.remotes
+    ]
+    for one, other in itertools.combinations(everybody, 2):
+        if one.cluster and other.cluster and one.cluster.name == other.cluster.name:
+            id = route_id(one.name, other.name)
+            found.append(LinkStatus(id, Kind.ROUTE, one.name, other.name, None, up=False))
+    clusters = sorted({one.gateway.name for one in everybody if one.gateway})
+    found += [
+        LinkStatus(gateway_id(one.name, far), Kind.GATEWAY, one.name, far, None, up=False)
+        for one in everybody
+        for far in clusters
+        if one.gateway and one.gateway.name != far
+    ]
     return found
+
+
+def gateway_id(near: str, far: str) -> str:
+    return f"gateway:{near}>{far}"
 
 
 def route_id(a: str, b: str) -> str:
@@ -190,3 +217,42 @@ def _path(start: str, goal: str, neighbours: Mapping[str, set[str]]) -> list[str
     while path[-1] != start:
         path.append(came_from[path[-1]])
     return path[::-1]
+
+
+# Who is joined to whom
+
+
+def cluster_of(one: config.BrokerConfig) -> str:
+    """The name of its cluster, or its own."""
+    return f"cluster {one.cluster.name}" if one.cluster else one.name
+
+
+def with_routes(
+    one: config.BrokerConfig, everybody: Sequence[config.BrokerConfig], outside: tuple[str, ...] = ()
+) -> config.BrokerConfig:
+    """Routes to all others of its cluster among ``everybody``, and to those ``outside``. Pure."""
+    if one.cluster is None:
+        return one
+    inside = (
+        config.peer_url(config.reachable(other.host), other.cluster.port, one.cluster.secret)
+        for other in everybody
+        if other.cluster is not None and other.cluster.name == one.cluster.name and other.name != one.name
+    )
+    routes = tuple(dict.fromkeys((*outside, *inside)))
+    if not routes and one.gateway is not None and one.storage is not None:
+        # The engine lets a cluster of one store only if it has a route, be it to itself.
+        routes = (config.peer_url(config.reachable(one.host), one.cluster.port, one.cluster.secret),)
+    return dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, routes=routes))
+
+
+def with_gateways(one: config.BrokerConfig, everybody: Sequence[config.BrokerConfig]) -> config.BrokerConfig:
+    """The addresses of all gateways among ``everybody``, by cluster. Pure."""
+    if one.gateway is None:
+        return one
+    remotes = dict(one.gateway.remotes)
+    for other in everybody:
+        if other.gateway is not None:
+            address = config.peer_url(config.reachable(other.host), other.gateway.port, one.gateway.secret)
+            known = remotes.get(other.gateway.name, ())
+            remotes[other.gateway.name] = tuple(dict.fromkeys((*known, address)))
+    return dataclasses.replace(one, gateway=dataclasses.replace(one.gateway, remotes=remotes))

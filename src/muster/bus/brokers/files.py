@@ -1,0 +1,52 @@
+"""A broker's files: its folders, its configuration, and what it has written to its log. All of it blocks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from muster.bus.brokers import config, faults
+
+FREE_BYTES_MIN = 16 * config.MIB  # with less than this a broker is not started
+
+
+def prepare(settings: config.BrokerConfig) -> None:
+    try:
+        for folder in filter(None, (settings.directory, settings.store_path)):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            free_bytes = shutil.disk_usage(folder).free
+            if free_bytes < FREE_BYTES_MIN:
+                raise faults.disk_full(settings.name, folder, free_bytes)
+    except OSError as error:
+        raise faults.unwritable(settings.name, error) from error
+    write_config(settings)
+
+
+def write_config(settings: config.BrokerConfig) -> None:
+    """All of it or nothing, and for our eyes only: it may hold secrets."""
+    text = config.render(settings)
+    temporary = settings.config_path.with_suffix(".new")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(settings.config_path)
+    except OSError as error:
+        raise faults.unwritable(settings.name, error) from error
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def read_from(path: Path, offset: int) -> str:
+    """What was written behind ``offset``, at most 64 KiB of it; from the start, if the file was turned
+    over."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(offset if offset <= end else 0, end - 65_536))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

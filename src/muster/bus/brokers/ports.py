@@ -1,0 +1,43 @@
+"""Ports that are held for a broker: bound, and not listened on. See `broker` for why."""
+
+from __future__ import annotations
+
+import socket
+
+from muster.bus.brokers import config, faults
+
+Held = dict[str, socket.socket]  # by door
+
+
+def hold(settings: config.BrokerConfig, held: Held) -> config.BrokerConfig:
+    """Bind every door that is not in ``held`` yet, and put it there; the settings with the ports they got."""
+    for door, host, port in tuple(config.ports(settings)):
+        if door in held and port not in (0, held[door].getsockname()[1]):
+            held.pop(door).close()  # the settings name another now
+        if door not in held:
+            try:
+                held[door] = _bound(host, port)
+            except OSError as error:
+                raise faults.unbindable(settings.name, config.authority(host, port), error) from error
+        settings = config.with_port(settings, door, held[door].getsockname()[1])
+    return settings
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def release(held: Held) -> None:
+    for one in held.values():
+        one.close()
+    held.clear()

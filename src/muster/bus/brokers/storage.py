@@ -1,0 +1,98 @@
+"""Where durable storage lives: asked of the brokers that share one, and changed while they run.
+
+The brokers of a cluster, or of a super-cluster, that have storage form one group with a leader.  The leader
+places streams on members and moves them; through the system account it is told to empty a member and to
+forget it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.bus.brokers import broker, system
+from muster.core import errors
+
+# So long the engine keeps out a broker whose storage was removed.
+REJOIN_S = 300.0
+ELECTION_TIMEOUT_S = 30.0
+TWO_OR_MORE = "in a cluster two brokers or more must have storage, and three if one may fail; or none"
+
+
+async def replicas_max(one: broker.Broker) -> int:
+    """The most replicas that a stream on this broker asks for; 0 if there are none."""
+    page = await one.ask("jsz?accounts=true&streams=true&config=true")
+    return max(
+        (
+            int((stream.get("config") or {}).get("num_replicas", 1))
+            for account in page.get("account_details") or ()
+            for stream in account.get("stream_detail") or ()
+        ),
+        default=0,
+    )
+
+
+async def evacuate(
+    one: broker.Broker, others: Sequence[broker.Broker], access: system.Access, timeout_s: float
+) -> None:
+    """Have everything that this broker stores moved to the others, and wait until it is."""
+    assert one.binary is not None
+    one.binary.require("storage evacuation")
+    addresses = [other.address for other in others]
+    await system.request(addresses, access, "$JS.API.SERVER.EVACUATE", {"peer": one.name})
+
+    async def empty() -> bool:
+        return int((await one.ask("jsz"))["streams"]) == 0
+
+    try:
+        await broker.poll(empty, timeout_s=timeout_s)
+    except TimeoutError:
+        raise errors.TimedOut(
+            f"broker {one.name} still held streams after {timeout_s:g} s",
+            hint="it goes on emptying itself: ask again later",
+        ) from None
+
+
+async def forget(name: str, others: Sequence[broker.Broker], access: system.Access) -> None:
+    """Strike a broker that stores no more from the group that the others form.
+
+    If it was their leader they elect another first, which takes some seconds: nobody answers meanwhile.
+    """
+    addresses = [other.address for other in others]
+
+    async def struck() -> bool:
+        try:
+            await system.request(addresses, access, "$JS.API.SERVER.REMOVE", {"peer": name})
+        except errors.Unavailable:
+            return False
+        return True
+
+    try:
+        await broker.poll(struck, timeout_s=ELECTION_TIMEOUT_S)
+    except TimeoutError:
+        raise errors.TimedOut(
+            f"broker {name} is still counted among those that store: nobody leads the others",
+            hint="see that more than half of the brokers that ever shared it run, and try again",
+        ) from None
+    await settled(others, ELECTION_TIMEOUT_S)
+
+
+async def settled(sharing: Sequence[broker.Broker], timeout_s: float) -> None:
+    """Wait until these brokers, and no others, share a storage whose leader sees all of them."""
+    names = {one.name for one in sharing}
+
+    async def together() -> bool:
+        for one in sharing:
+            group = (await one.ask("jsz")).get("meta_cluster") or {}
+            if group.get("leader") == one.name:
+                current = {peer["name"] for peer in group.get("replicas") or () if peer.get("current")}
+                return group.get("cluster_size") == len(names) and current == names - {one.name}
+        return False
+
+    if len(names) > 1:
+        try:
+            await broker.poll(together, timeout_s=timeout_s)
+        except TimeoutError:
+            raise errors.TimedOut(
+                f"the storage of {', '.join(sorted(names))} has not settled after {timeout_s:g} s",
+                hint="see that all of them run and reach each other",
+            ) from None

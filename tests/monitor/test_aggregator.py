@@ -97,6 +97,13 @@ def test_out_of_order_is_not_a_repeat_but_too_far_back_cannot_be_told():
     assert channel.dropped == {"duplicate": 1, "late": 1}
 
 
+def test_reports_that_never_came_are_counted_until_they_do():
+    channel = make()
+    give(channel, node("a", 1), node("a", 5), node("a", 3))
+    channel.flush(NOW_MS)
+    assert channel.gaps == 2
+
+
 def test_a_silent_machine_makes_the_aggregate_partial_until_it_is_forgotten():
     channel = make()
     give(channel, node("a"), node("b"))

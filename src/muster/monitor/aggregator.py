@@ -27,8 +27,7 @@ from muster.core import errors, messages, reports
 from muster.monitor import interpreters, protocol, rows
 
 CHUNK_ROWS = 1000
-SEQUENCES_KEPT = 64
-_KEPT = (1 << SEQUENCES_KEPT) - 1
+_KEPT = (1 << protocol.SEQUENCES_KEPT) - 1
 MISSING_AFTER_PERIODS = 2
 FORGET_AFTER_PERIODS = 6
 LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
@@ -71,6 +70,7 @@ class Aggregator:
     ) -> None:
         self.dropped: collections.Counter[str] = collections.Counter()  # rows, by reason, since the start
         self.received = 0  # rows, good and bad
+        self.gaps = 0  # reports that were made and never came, as their machines' sequences tell
         self.groups: set[str] = set()  # of the last holding time
         self.level = 1
         self._name, self._boot = name, boot
@@ -301,11 +301,13 @@ class Aggregator:
             high = known[1]
             ahead = sequence - high
             if ahead > 0:
-                mask = (known[2] << ahead | 1) & _KEPT if ahead < SEQUENCES_KEPT else 1
+                self.gaps += ahead - 1
+                mask = (known[2] << ahead | 1) & _KEPT if ahead < protocol.SEQUENCES_KEPT else 1
             else:
-                if -ahead >= SEQUENCES_KEPT or known[2] >> -ahead & 1:
-                    self.dropped["late" if -ahead >= SEQUENCES_KEPT else "duplicate"] += 1
+                if -ahead >= protocol.SEQUENCES_KEPT or known[2] >> -ahead & 1:
+                    self.dropped["late" if -ahead >= protocol.SEQUENCES_KEPT else "duplicate"] += 1
                     return False
+                self.gaps -= 1
                 mask, sequence = known[2] | 1 << -ahead, high
         self._young[machine] = (boot, sequence, mask, now_ms, period_ms)
         return True
@@ -318,9 +320,9 @@ class Aggregator:
             high, mask = sequence, 0
         ahead = sequence - high
         if ahead > 0:
-            mask = mask << ahead & _KEPT if ahead < SEQUENCES_KEPT else 0
+            mask = mask << ahead & _KEPT if ahead < protocol.SEQUENCES_KEPT else 0
             high, ahead = sequence, 0
-        if -ahead >= SEQUENCES_KEPT or mask >> -ahead & 1:
+        if -ahead >= protocol.SEQUENCES_KEPT or mask >> -ahead & 1:
             return False
         self._batches[sender] = (boot, high, mask | 1 << -ahead)
         return True

@@ -329,6 +329,7 @@ class _Measure:
             "channel_dropped_rows", "Rows refused or given up, by reason.", ("channel", "reason")
         )
         self._machines = measure.gauge("channel_machines", "Machines it heard of.", labels)
+        self._gaps = measure.gauge("channel_gap_rows", "Reports made and never received.", labels)
         self._waiting = measure.gauge("channel_waiting_seconds", "Age of the oldest not forwarded.", labels)
         self._seen: dict[Any, int] = {}
 
@@ -339,6 +340,7 @@ class _Measure:
         for reason, count in self._channel.dropped.items():
             self._dropped.add(self._grown(("dropped", reason), count), channel=name, reason=reason)
         self._machines.set(self._channel.aggregator.machines, channel=name)
+        self._gaps.set(self._channel.aggregator.gaps, channel=name)
         self._waiting.set(self._channel.waiting_s, channel=name)
 
     def _grown(self, key: Any, now: int) -> int:

@@ -1,0 +1,85 @@
+"""Reports that could not be sent, on disk, in order, within a bound.
+
+Lines in segment files; the oldest segment goes when there is no more room, and its reports are counted.
+Nothing is synced: a report is worth a heartbeat, not a disk write.  After a crash some that were already sent
+may be sent again, which the channels notice; a line that was torn is passed over and counted.
+
+Blocking, small and quick; the sensor calls it in a thread.  A buffer belongs to one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+SEGMENTS = 16  # of which one goes at a time
+
+
+class Buffer:
+    def __init__(self, folder: Path, *, bytes_max: int = 16 << 20) -> None:
+        self._folder = folder
+        self._segment_bytes = max(1, bytes_max // SEGMENTS)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._counts = {number: self._count(number) for number in self._numbers()}
+        self._read = 0  # lines of the first segment that are done with
+        self.dropped = 0  # reports that had to go unsent
+
+    def __len__(self) -> int:
+        return sum(self._counts.values()) - self._read
+
+    def append(self, line: bytes) -> None:
+        last = max(self._counts, default=0)
+        if not last or self._size(last) + len(line) + 1 > self._segment_bytes:
+            last += 1
+            self._counts[last] = 0
+            while len(self._counts) > SEGMENTS:
+                self._drop_first()
+        with self._path(last).open("ab") as file:
+            file.write(line + b"\n")
+        self._counts[last] += 1
+
+    def peek(self, most: int) -> list[bytes]:
+        """The oldest ones, at most so many. They stay until `done`."""
+        if not self._counts:
+            return []
+        first = min(self._counts)
+        lines = self._path(first).read_bytes().split(b"\n")[:-1] if self._path(first).exists() else []
+        return lines[self._read : self._read + most]
+
+    def done(self, count: int) -> None:
+        """The first ``count`` of what `peek` gave are sent."""
+        self._read += count
+        first = min(self._counts)
+        if self._read >= self._counts[first]:
+            self._remove(first)
+
+    def _drop_first(self) -> None:
+        first = min(self._counts)
+        self.dropped += self._counts[first] - self._read
+        self._remove(first)
+
+    def _remove(self, number: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._path(number).unlink()
+        del self._counts[number]
+        self._read = 0
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:012}.reports"
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(path.stem) for path in self._folder.glob("*.reports") if path.stem.isdecimal())
+
+    def _size(self, number: int) -> int:
+        try:
+            return self._path(number).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _count(self, number: int) -> int:
+        """Whole lines; what a crash left of the last one is cut off, so that the next begins on its own."""
+        path = self._path(number)
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            path.write_bytes(data[: data.rfind(b"\n") + 1])
+        return data.count(b"\n")

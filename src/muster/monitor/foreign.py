@@ -1,0 +1,223 @@
+"""Foreign forms of metrics, read as service reports: OTLP (JSON and protobuf) and OpenMetrics text. Pure.
+
+Figures with attributes or labels keep them in the name: ``requests{code=500}``.  A histogram is its count and
+its sum.  What cannot be a finite number is passed over.
+
+The protobuf of OTLP is read by a reader of a few lines, since only a dozen of its fields are wanted: it knows
+the wire format and nothing else, and refuses what does not hold together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from muster.core import messages
+
+MAX_BYTES = 4 << 20
+SERVICE_NAME = "service.name"
+NAME_MAX = 256
+
+Figures = dict[str, dict[str, float]]  # by service, by metric
+
+
+def service_reports(figures: Figures) -> list[messages.ServiceReport]:
+    found = figures.items()
+    return [messages.ServiceReport(name=name, metrics=metrics) for name, metrics in found if metrics]
+
+
+def named(name: str, labels: Iterable[tuple[str, str]]) -> str:
+    inside = ",".join(f"{key}={value}" for key, value in sorted(labels))
+    return (f"{name}{{{inside}}}" if inside else name)[:NAME_MAX]
+
+
+def _put(figures: Figures, service: str, name: str, value: Any) -> None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return
+    if name and math.isfinite(number):
+        figures.setdefault(service[:NAME_MAX] or "otlp", {})[name] = number
+
+
+# -- OTLP, as JSON -----------------------------------------------------------------------------------------
+
+
+def otlp_json(data: bytes) -> Figures:
+    _bound(data)
+    try:
+        request = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise messages.Malformed(f"not JSON: {str(error)[:100]}") from error
+    figures: Figures = {}
+    try:
+        for resource in request.get("resourceMetrics", ()):
+            attributes = dict(_attributes(resource.get("resource", {}).get("attributes", ())))
+            service = attributes.get(SERVICE_NAME, "otlp")
+            for scope in resource.get("scopeMetrics", ()):
+                for metric in scope.get("metrics", ()):
+                    _json_metric(figures, service, metric)
+    except (AttributeError, TypeError, KeyError) as error:
+        raise messages.Malformed(f"not a request of OTLP: {str(error)[:100]}") from error
+    return figures
+
+
+def _json_metric(figures: Figures, service: str, metric: dict[str, Any]) -> None:
+    name = str(metric["name"])
+    for kind in ("gauge", "sum"):
+        for point in metric.get(kind, {}).get("dataPoints", ()):
+            value = point.get("asDouble", point.get("asInt"))
+            _put(figures, service, named(name, _attributes(point.get("attributes", ()))), value)
+    for kind in ("histogram", "exponentialHistogram", "summary"):
+        for point in metric.get(kind, {}).get("dataPoints", ()):
+            labels = list(_attributes(point.get("attributes", ())))
+            _put(figures, service, named(f"{name}_count", labels), point.get("count"))
+            _put(figures, service, named(f"{name}_sum", labels), point.get("sum"))
+
+
+def _attributes(found: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    for one in found:
+        value = next(iter(one.get("value", {}).values()), "")
+        yield str(one["key"]), str(value)
+
+
+# -- OTLP, as protobuf -------------------------------------------------------------------------------------
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def otlp_protobuf(data: bytes) -> Figures:
+    _bound(data)
+    figures: Figures = {}
+    for resource in _messages(data, 1):
+        attributes = {
+            key: value for holder in _messages(resource, 1) for key, value in _pb_attributes(holder, 1)
+        }
+        service = attributes.get(SERVICE_NAME, "otlp")
+        for scope in _messages(resource, 2):
+            for metric in _messages(scope, 2):
+                _pb_metric(figures, service, metric)
+    return figures
+
+
+def _pb_metric(figures: Figures, service: str, metric: bytes) -> None:
+    fields = _fields(metric)
+    name = _text(fields.get(1, [b""])[-1])
+    for kind in (5, 7):  # gauge, sum
+        for holder in _chunks(fields.get(kind, ())):
+            for point in _messages(holder, 1):
+                found = _fields(point)
+                value: float | None = None
+                if 4 in found:
+                    value = struct.unpack("<d", _eight(found[4][-1]))[0]
+                elif 6 in found:
+                    value = float(struct.unpack("<q", _eight(found[6][-1]))[0])
+                _put(figures, service, named(name, _pb_attributes(point, 7)), value)
+    for kind, attributes in ((9, 9), (10, 1), (11, 7)):  # histogram, exponential histogram, summary
+        for holder in _chunks(fields.get(kind, ())):
+            for point in _messages(holder, 1):
+                found = _fields(point)
+                labels = list(_pb_attributes(point, attributes))
+                if 4 in found:
+                    count = struct.unpack("<Q", _eight(found[4][-1]))[0]
+                    _put(figures, service, named(f"{name}_count", labels), count)
+                if 5 in found:
+                    total = struct.unpack("<d", _eight(found[5][-1]))[0]
+                    _put(figures, service, named(f"{name}_sum", labels), total)
+
+
+def _pb_attributes(holder: bytes, field: int) -> Iterator[tuple[str, str]]:
+    for pair in _messages(holder, field):
+        fields = _fields(pair)
+        value = _fields(_chunks(fields.get(2, [b""]))[-1])
+        shown = ""
+        if 1 in value:
+            shown = _text(value[1][-1])
+        elif 2 in value or 3 in value:
+            shown = str(value.get(2, value.get(3, [""]))[-1])
+        elif 4 in value:
+            shown = str(struct.unpack("<d", _eight(value[4][-1]))[0])
+        yield _text(fields.get(1, [b""])[-1]), shown
+
+
+def _fields(data: bytes) -> dict[int, list[bytes | int]]:
+    """The fields of one message: whole numbers for varints, bytes for all else."""
+    found: dict[int, list[bytes | int]] = {}
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        number, kind = key >> 3, key & 7
+        value: bytes | int
+        if kind == _VARINT:
+            value, place = _varint(data, place)
+        else:
+            if kind == _BYTES:
+                size, place = _varint(data, place)
+            elif kind in (_FIXED64, _FIXED32):
+                size = 8 if kind == _FIXED64 else 4
+            else:
+                raise messages.Malformed(f"not protobuf: wire type {kind}")
+            value, place = data[place : place + size], place + size
+            if place > len(data):
+                raise messages.Malformed("protobuf that ends too early")
+        found.setdefault(number, []).append(value)
+    return found
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if place >= len(data) or shift > 63:
+            raise messages.Malformed("not protobuf: a number that does not end")
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return value, place
+
+
+def _messages(data: bytes, field: int) -> list[bytes]:
+    return _chunks(_fields(data).get(field, ()))
+
+
+def _chunks(values: Iterable[bytes | int]) -> list[bytes]:
+    found = [value for value in values if isinstance(value, bytes)]
+    return found if found else []
+
+
+def _eight(value: bytes | int) -> bytes:
+    if not isinstance(value, bytes) or len(value) != 8:
+        raise messages.Malformed("protobuf whose number is not of 64 bits")
+    return value
+
+
+def _text(value: bytes | int) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+# -- OpenMetrics and the Prometheus text format ------------------------------------------------------------
+
+
+def openmetrics(text: str, service: str, *, content_type: str = "") -> Figures:
+    """What one exposition says, all of it as one service. Buckets and creation times are left out."""
+    from prometheus_client import parser as classic
+    from prometheus_client.openmetrics import parser as strict
+
+    parser: Any = strict if "openmetrics" in content_type else classic
+    figures: Figures = {service: {}}
+    try:
+        for family in parser.text_string_to_metric_families(text):
+            for sample in family.samples:
+                if not sample.name.endswith(("_bucket", "_created")):
+                    _put(figures, service, named(sample.name, sample.labels.items()), sample.value)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise messages.Malformed(f"not OpenMetrics: {str(error)[:200]}") from error
+    return figures
+
+
+def _bound(data: bytes) -> None:
+    if len(data) > MAX_BYTES:
+        raise messages.TooLarge(f"{len(data)} bytes of OTLP are over {MAX_BYTES}")

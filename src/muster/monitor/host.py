@@ -1,0 +1,117 @@
+"""What psutil knows of this machine and of named processes, as metrics.
+
+A process is named by what its command line contains.  One that is looked for and not there is a service that
+is down, as far as the sensor can see; who says so with authority is its manager.
+
+Blocking; the sensor calls it in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from muster.core import errors, health, messages
+
+try:
+    import psutil
+except ImportError as error:  # pragma: no cover
+    raise errors.MissingPart(
+        "the sensor needs psutil", hint="pip install 'muster-fabric[monitor]'"
+    ) from error
+
+
+class Host:
+    """Rates are between two samples; the first sample has none."""
+
+    def __init__(self, processes: Mapping[str, str] | None = None, *, disk: str = "/") -> None:
+        self._patterns = dict(processes or {})
+        self._disk = disk
+        self._before: dict[str, tuple[float, float]] = {}
+        self._known: dict[str, list[psutil.Process]] = {}
+        psutil.cpu_percent()  # the first call only begins to measure
+
+    def sample(self) -> dict[str, float]:
+        metrics: dict[str, float] = {"cpu_percent": psutil.cpu_percent()}
+        for read in (self._memory, self._storage, self._network, self._system):
+            # A container or an odd system may lack a figure; the others are still worth having.
+            with contextlib.suppress(OSError, RuntimeError, AttributeError, NotImplementedError):
+                metrics.update(read())
+        return metrics
+
+    def services(self) -> list[messages.ServiceReport]:
+        return [self._service(name, pattern) for name, pattern in self._patterns.items()]
+
+    def _memory(self) -> dict[str, float]:
+        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        return {
+            "memory_percent": memory.percent,
+            "memory_used_bytes": float(memory.total - memory.available),
+            "swap_percent": swap.percent,
+        }
+
+    def _storage(self) -> dict[str, float]:
+        found = {"disk_percent": psutil.disk_usage(self._disk).percent}
+        counters = psutil.disk_io_counters()
+        if counters is not None:
+            found |= self._rate("disk_read_bytes_s", counters.read_bytes)
+            found |= self._rate("disk_write_bytes_s", counters.write_bytes)
+        return found
+
+    def _network(self) -> dict[str, float]:
+        counters = psutil.net_io_counters()
+        return {
+            **self._rate("network_in_bytes_s", counters.bytes_recv),
+            **self._rate("network_out_bytes_s", counters.bytes_sent),
+        }
+
+    def _system(self) -> dict[str, float]:
+        return {
+            "load_1m": psutil.getloadavg()[0],
+            "processes": float(len(psutil.pids())),
+            "uptime_s": time.time() - psutil.boot_time(),
+        }
+
+    def _rate(self, name: str, total: float) -> dict[str, float]:
+        now_s = time.monotonic()
+        before, self._before[name] = self._before.get(name), (total, now_s)
+        if before is None or now_s <= before[1] or total < before[0]:
+            return {}
+        return {name: (total - before[0]) / (now_s - before[1])}
+
+    def _service(self, name: str, pattern: str) -> messages.ServiceReport:
+        known = [process for process in self._known.get(name, []) if process.is_running()]
+        if not known:
+            known = list(_matching(pattern))
+        self._known[name] = known
+        totals: dict[str, float] = {}
+        for process in known:
+            with contextlib.suppress(psutil.Error):
+                for figure, value in _figures(process).items():
+                    so_far = totals.get(figure, 0.0)
+                    totals[figure] = max(so_far, value) if figure == "uptime_s" else so_far + value
+        if not totals:
+            self._known.pop(name)
+            reason = f"no process has {pattern[:100]!r} in its command line"
+            return messages.ServiceReport(name=name, state=health.State.DOWN, reason=reason)
+        return messages.ServiceReport(name=name, metrics=totals)
+
+
+def _matching(pattern: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter(["cmdline", "name"]):
+        words: Any = process.info.get("cmdline") or [process.info.get("name") or ""]
+        if pattern in " ".join(words):
+            yield process
+
+
+def _figures(process: psutil.Process) -> dict[str, float]:
+    with process.oneshot():
+        return {
+            "cpu_percent": process.cpu_percent(),
+            "memory_bytes": float(process.memory_info().rss),
+            "threads": float(process.num_threads()),
+            "processes": 1.0,
+            "uptime_s": time.time() - process.create_time(),
+        }

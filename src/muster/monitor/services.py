@@ -1,0 +1,161 @@
+"""What applications told the sensor about themselves: the latest of each, until it is too old. Pure.
+
+A pushed report holds until its service has been silent for `LATE_AFTER` of its own period, then it is shown
+as late, and after `FORGET_AFTER` it is gone.  Statsd lines are gathered between two node reports: counters
+become rates, timers their mean and largest, sets how many different values, gauges stay.
+
+Everything is bounded: services, metrics of each, and what a set remembers; what goes over is counted.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from dataclasses import dataclass, field
+
+from muster.core import errors, health, messages
+
+SERVICES_MAX = 256  # what a node report can hold
+METRICS_MAX = 256  # of one service
+SET_MAX = 10_000
+LATE_AFTER = 3
+FORGET_AFTER = 30
+
+_LINE = re.compile(
+    r"([^:|@\n]{1,256}):([^|@\n]{1,64})\|(c|g|ms|h|d|s)(?:\|@([0-9.]{1,20}))?(?:\|#[^\n]{0,1000})?\Z"
+)
+
+
+@dataclass(slots=True)
+class _Told:
+    report: messages.ServiceReport
+    at_s: float
+    period_s: float
+
+
+@dataclass(slots=True)
+class _Statsd:
+    """One service's lines since the last node report."""
+
+    counters: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+    timers: dict[str, list[float]] = field(default_factory=dict)  # count, sum, largest
+    sets: dict[str, set[str]] = field(default_factory=dict)
+    at_s: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return len(self.counters) + len(self.gauges) + len(self.timers) + len(self.sets)
+
+
+class Services:
+    def __init__(self) -> None:
+        self.dropped: collections.Counter[str] = collections.Counter()
+        self._told: dict[str, _Told] = {}
+        self._statsd: dict[str, _Statsd] = {}
+        self._taken_s: float | None = None
+
+    def push(self, report: messages.ServiceReport, now_s: float, *, period_s: float = 10.0) -> None:
+        """`errors.LimitExceeded` where there are too many services already."""
+        if len(report.metrics) > METRICS_MAX:
+            raise errors.LimitExceeded(f"{report.name!r} has more than {METRICS_MAX} metrics")
+        if report.name not in self._told and len(self._told) >= SERVICES_MAX:
+            raise errors.LimitExceeded(f"{SERVICES_MAX} services report already, so {report.name!r} cannot")
+        self._told[report.name] = _Told(report, now_s, period_s)
+
+    def statsd(self, data: bytes, now_s: float) -> None:
+        """A datagram: lines of ``service.metric:value|type[|@rate]``."""
+        try:
+            lines = data.decode().split("\n")
+        except UnicodeDecodeError:
+            self.dropped["statsd-malformed"] += 1
+            return
+        for line in filter(None, lines):
+            if not self._line(line.strip(), now_s):
+                self.dropped["statsd-malformed"] += 1
+
+    def take(self, now_s: float) -> tuple[messages.ServiceReport, ...]:
+        """What goes into the node report of now."""
+        since_s, self._taken_s = self._taken_s, now_s
+        found: dict[str, messages.ServiceReport] = {}
+        for name, told in list(self._told.items()):
+            silent = (now_s - told.at_s) / told.period_s
+            if silent > FORGET_AFTER:
+                del self._told[name]
+            elif silent > LATE_AFTER and told.report.state is health.State.UP:
+                found[name] = messages.ServiceReport(
+                    name=name,
+                    state=health.State.LATE,
+                    reason=f"silent for {now_s - told.at_s:.0f} s",
+                    metrics=told.report.metrics,
+                )
+            else:
+                found[name] = told.report
+        passed_s = max(now_s - since_s, 1e-3) if since_s is not None else None
+        for name, gathered in list(self._statsd.items()):
+            metrics = _figures(gathered, passed_s)
+            if not metrics:
+                del self._statsd[name]
+            elif name in found:
+                merged = {**found[name].metrics, **metrics}
+                found[name] = messages.ServiceReport(
+                    name=name, state=found[name].state, reason=found[name].reason, metrics=merged
+                )
+            elif len(found) < SERVICES_MAX:
+                found[name] = messages.ServiceReport(name=name, metrics=metrics)
+        return tuple(list(found.values())[:SERVICES_MAX])
+
+    def _line(self, line: str, now_s: float) -> bool:
+        match = _LINE.match(line)
+        if match is None:
+            return False
+        name, text, kind, sampled = match.groups()
+        service, dot, metric = name.partition(".")
+        if not (dot and service and metric):
+            service, metric = "statsd", name
+        gathered = self._statsd.get(service)
+        if gathered is None:
+            if len(self._statsd) >= SERVICES_MAX:
+                self.dropped["statsd-services"] += 1
+                return True
+            gathered = self._statsd[service] = _Statsd()
+        if gathered.size >= METRICS_MAX:
+            self.dropped["statsd-metrics"] += 1
+            return True
+        gathered.at_s = now_s
+        if kind == "s":
+            values = gathered.sets.setdefault(metric, set())
+            if len(values) < SET_MAX:
+                values.add(text)
+            return True
+        try:
+            value, rate = float(text), float(sampled or 1)
+        except ValueError:
+            return False
+        if not math.isfinite(value) or not 0 < rate <= 1:
+            return False
+        if kind == "c":
+            gathered.counters[metric] = gathered.counters.get(metric, 0.0) + value / rate
+        elif kind == "g":
+            signed = text[0] in "+-"
+            gathered.gauges[metric] = gathered.gauges.get(metric, 0.0) + value if signed else value
+        else:
+            timer = gathered.timers.setdefault(metric, [0.0, 0.0, -math.inf])
+            timer[0] += 1 / rate
+            timer[1] += value / rate
+            timer[2] = max(timer[2], value)
+        return True
+
+
+def _figures(gathered: _Statsd, passed_s: float | None) -> dict[str, float]:
+    """And begin anew. Gauges stay; a counter without a time between has no rate yet and goes on counting."""
+    metrics = dict(gathered.gauges)
+    if passed_s is not None:
+        metrics |= {f"{name}_s": count / passed_s for name, count in gathered.counters.items()}
+        gathered.counters = {}
+    for name, (count, total, largest) in gathered.timers.items():
+        metrics |= {f"{name}_count": count, f"{name}_mean": total / count, f"{name}_max": largest}
+    metrics |= {f"{name}_distinct": float(len(values)) for name, values in gathered.sets.items()}
+    gathered.timers, gathered.sets = {}, {}
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

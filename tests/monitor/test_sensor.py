@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import pathlib
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from muster.bus import http
+from muster.core import errors, health, metrics
+from muster.monitor import client, sensor, xml
+from muster.testing.eventually import eventually
+from tests.monitor import test_services
+
+
+def settings(folder: pathlib.Path, **more: Any) -> sensor.Settings:
+    return sensor.Settings(**{"buffer_dir": folder / "buffer", "period_s": 0.1, "group": "web", **more})
+
+
+async def test_a_sensor_reports_its_machine_and_named_processes(connect, channel, rows, tmp_path):
+    await channel("c1")
+    bus = await connect("m1")
+    processes = {"tests": "pytest", "nobody": "no process is called this"}
+    async with sensor.Sensor(bus, settings(tmp_path, processes=processes, zone="z1")):
+
+        async def third():
+            found = await rows(bus)
+            return found[2] if len(found) > 2 else None
+
+        report = await eventually(third)
+    assert (report.machine, report.group, report.zone, report.period_s) == ("m1", "web", "z1", 0.1)
+    assert {"cpu_percent", "memory_percent", "disk_percent", "network_in_bytes_s"} <= set(report.metrics)
+    by_name = {one.name: one for one in report.services}
+    assert by_name["tests"].metrics["memory_bytes"] > 1e6
+    assert by_name["nobody"].state is health.State.DOWN
+
+
+async def test_what_was_made_while_nobody_listened_is_sent_once_and_in_order(
+    connect, channel, rows, tmp_path
+):
+    bus = await connect("m1")
+    async with sensor.Sensor(bus, settings(tmp_path)) as running:
+        await eventually(lambda: running.buffered >= 5)
+        await channel("c1")
+        await eventually(lambda: running.buffered == 0 and running.sent > 8)
+        await running.stop()
+        sent = running.sent
+
+    async def all_there():
+        found = await rows(bus)
+        return found if len(found) == sent else None
+
+    found = await eventually(all_there)
+    assert [row.sequence for row in found] == list(range(1, sent + 1))
+
+
+async def test_a_restarted_sensor_sends_what_the_one_before_left(connect, channel, rows, tmp_path):
+    bus = await connect("m1")
+    async with sensor.Sensor(bus, settings(tmp_path)) as first:
+        await eventually(lambda: first.buffered >= 3)
+    async with sensor.Sensor(bus, settings(tmp_path)) as second:
+        assert second.buffered >= 3
+        started = await channel("c1")
+        await eventually(lambda: second.buffered == 0 and second.sent > 5)
+    await started.stop()
+    found = await rows(bus)
+    names = [(row.boot, row.sequence) for row in found]
+    assert len({boot for boot, _ in names}) == 2
+    assert names == sorted(set(names))
+    assert not started.aggregator.gaps
+
+
+async def test_the_children_of_a_dead_channel_move_and_nothing_is_lost_or_doubled(
+    connect, channel, rows, tmp_path
+):
+    await channel("top", sensors=False)
+    first = await channel("c1", parents=("top",), hold_s=600.0)
+    bus = await connect("m1")
+    async with sensor.Sensor(bus, settings(tmp_path, channels=("c1", "c2"))) as running:
+        await eventually(lambda: first.aggregator.held >= 3)
+        await channel("c2", parents=("top",))
+        for task in first._tasks:
+            task.cancel()  # as if killed, with all it held
+        first._tasks.clear()
+        await eventually(lambda: running.moves == 2)
+        await eventually(lambda: running.sent > 15)
+        sent = running.sent
+    first.aggregator.flush(int(time.time() * 1000))  # what it held is gone with it
+
+    async def all_there():
+        return {row.sequence for row in await rows(bus)} >= set(range(1, sent + 1))
+
+    await eventually(all_there)
+    names = [(row.boot, row.sequence) for row in await rows(bus)]
+    assert len(names) == len(set(names))
+
+
+@pytest.fixture
+async def quiet(connect, tmp_path):
+    """A sensor that has doors and never reports by itself."""
+    bus = await connect("m1")
+    wanted = settings(tmp_path, period_s=3600.0, http_port=0, statsd_port=0)
+    async with sensor.Sensor(bus, wanted) as running:
+        yield running
+
+
+async def post(port: int, path: str, body: bytes, *headers: str) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return int(answer.split()[1])
+
+
+async def test_applications_push_by_python_http_xml_otlp_and_statsd(quiet):
+    port = quiet.doors.http_port
+    url = f"http://127.0.0.1:{port}"
+    await asyncio.to_thread(
+        client.push, "shop", {"orders_s": 12.5}, url=url, state="draining", reason="night"
+    )
+    assert await post(port, "/report", b'{"name":"db","metrics":{"queries_s":3}}') == 200
+    as_xml = xml.encode(test_services.told("queue", depth=4.0))
+    assert await post(port, "/report?period=1m", as_xml, "Content-Type: application/xml") == 200
+    as_json = json.dumps(test_services.OTLP).replace('"shop"', '"web"').encode()
+    zipped = ("Content-Type: application/json", "Content-Encoding: gzip")
+    assert await post(port, "/v1/metrics", gzip.compress(as_json), *zipped) == 200
+    protobuf = test_services.otlp_as_protobuf().replace(b"shop", b"cart")
+    assert await post(port, "/v1/metrics", protobuf, "Content-Type: application/x-protobuf") == 200
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.sendto(b"mail.waiting:9|g", ("127.0.0.1", quiet.doors.statsd_port))
+    await eventually(lambda: quiet.services._statsd)
+    report = await quiet.sample()
+    found = {one.name: one for one in report.services}
+    assert (found["shop"].state, found["shop"].reason) == (health.State.DRAINING, "night")
+    assert {name: dict(one.metrics) for name, one in found.items()} == {
+        "shop": {"orders_s": 12.5},
+        "db": {"queries_s": 3.0},
+        "queue": {"depth": 4.0},
+        "web": test_services.WANTED["shop"],
+        "cart": test_services.WANTED["shop"],
+        "mail": {"waiting": 9.0},
+    }
+
+
+async def test_hostile_requests_are_refused_and_counted(quiet):
+    port = quiet.doors.http_port
+    bomb = gzip.compress(bytes(20 << 20))
+    assert await post(port, "/report", b"{") == 400
+    assert await post(port, "/report", b'{"name":""}') == 400
+    assert await post(port, "/report", b'{"name":"a","metrics":{"x":NaN}}') == 400
+    assert await post(port, "/report?period=-1", b'{"name":"a"}') == 400
+    assert await post(port, "/elsewhere", b"") == 404
+    assert await post(port, "/v1/metrics", bomb, "Content-Encoding: gzip") == 413
+    assert await post(port, "/v1/metrics", b"\xff" * 50) == 400
+    laughs = b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'
+    assert await post(port, "/report", laughs, "Content-Type: text/xml") == 400
+    with pytest.raises(errors.InvalidInput, match="refused"):
+        await asyncio.to_thread(client.push, "x" * 300, {}, url=f"http://127.0.0.1:{port}")
+    assert (await quiet.sample()).services == ()
+    assert quiet.services.dropped["http-malformed"] >= 5
+
+
+async def test_a_service_is_scraped(connect, tmp_path):
+    figures = metrics.Metrics()
+    figures.counter("jobs_done", "Jobs.").add(3)
+
+    def page(request: http.Request) -> http.Response:
+        content_type, body = figures.exposition("application/openmetrics-text")
+        return http.Response(200, body, content_type)
+
+    bus = await connect("m1")
+    async with await http.serve({"/metrics": page}) as server:
+        scrape = {"jobs": f"{server.url}/metrics", "gone": "http://127.0.0.1:1/metrics"}
+        async with sensor.Sensor(bus, settings(tmp_path, period_s=3600.0, scrape=scrape)) as running:
+            report = await running.sample()
+    assert [(one.name, one.metrics["muster_jobs_done_total"]) for one in report.services] == [("jobs", 3.0)]
+    assert running.services.dropped["scrape-unavailable"] >= 1
+
+
+async def test_nobody_reports_as_somebody_else(connect, tmp_path):
+    bus = await connect("m1")
+    with pytest.raises(errors.InvalidInput, match="only as itself"):
+        sensor.Sensor(bus, settings(tmp_path, machine="m2"))
+
+
+async def test_without_a_sensor_the_push_says_what_to_do():
+    with pytest.raises(errors.Unavailable, match="no sensor"):
+        await asyncio.to_thread(client.push, "shop", {}, url="http://127.0.0.1:1")

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.core import errors, health, messages
+from muster.monitor import foreign, services
+
+
+def told(name: str = "shop", **metrics: float) -> messages.ServiceReport:
+    return messages.ServiceReport(name=name, metrics=metrics)
+
+
+def test_a_pushed_report_holds_then_is_late_then_is_gone():
+    held = services.Services()
+    held.push(told(orders_s=2.0), 0.0, period_s=10.0)
+    assert held.take(5.0) == (told(orders_s=2.0),)
+    late = held.take(31.0)[0]
+    assert (late.state, late.metrics) == (health.State.LATE, {"orders_s": 2.0})
+    assert held.take(301.0) == ()
+
+
+def test_services_are_bounded():
+    held = services.Services()
+    for number in range(services.SERVICES_MAX):
+        held.push(told(str(number)), 0.0)
+    with pytest.raises(errors.LimitExceeded):
+        held.push(told("one too many"), 0.0)
+    with pytest.raises(errors.LimitExceeded):
+        held.push(told("0", **{f"m{i}": 1.0 for i in range(services.METRICS_MAX + 1)}), 0.0)
+
+
+def test_statsd_counters_are_rates_timers_means_and_sets_counts():
+    held = services.Services()
+    assert held.take(0.0) == ()
+    held.statsd(b"shop.orders:3|c\nshop.orders:1|c|@0.5\nshop.users:ann|s\nshop.users:bob|s\n", 1.0)
+    held.statsd(b"shop.took:10|ms\nshop.took:30|ms\nshop.depth:7|g\nshop.depth:-2|g|#a:b\nplain:1|g", 2.0)
+    found = {one.name: one.metrics for one in held.take(10.0)}
+    assert found == {
+        "shop": {
+            "orders_s": 0.5,
+            "users_distinct": 2.0,
+            "took_count": 2.0,
+            "took_mean": 20.0,
+            "took_max": 30.0,
+            "depth": 5.0,
+        },
+        "statsd": {"plain": 1.0},
+    }
+    assert held.take(20.0)[0].metrics == {"depth": 5.0}  # a gauge stays
+
+
+@given(st.lists(st.binary(max_size=40) | st.sampled_from([b"a:1|c", b"a.b:x|c", b"a.b:1|c|@0"]), max_size=20))
+def test_rubbish_in_statsd_is_counted(datagrams):
+    held = services.Services()
+    for data in datagrams:
+        held.statsd(data, 0.0)
+    held.statsd(b"x.y:nan|g\nx.y:1e999|g\nx.y:|c\n:|\n", 0.0)
+    assert held.dropped["statsd-malformed"] >= 4
+
+
+OTLP = {
+    "resourceMetrics": [
+        {
+            "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "shop"}}]},
+            "scopeMetrics": [
+                {
+                    "metrics": [
+                        {"name": "depth", "gauge": {"dataPoints": [{"asDouble": 2.5}]}},
+                        {
+                            "name": "requests",
+                            "sum": {
+                                "dataPoints": [
+                                    {
+                                        "asInt": "7",
+                                        "attributes": [{"key": "code", "value": {"intValue": "500"}}],
+                                    }
+                                ]
+                            },
+                        },
+                        {"name": "took", "histogram": {"dataPoints": [{"count": "4", "sum": 9.0}]}},
+                    ]
+                }
+            ],
+        }
+    ]
+}
+WANTED = {"shop": {"depth": 2.5, "requests{code=500}": 7.0, "took_count": 4.0, "took_sum": 9.0}}
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128, value >> 7])
+
+
+def _pb(field: int, value: bytes | int) -> bytes:
+    if isinstance(value, int):
+        return bytes([field << 3]) + _varint(value)
+    return bytes([field << 3 | 2]) + _varint(len(value)) + value
+
+
+def _fixed(field: int, value: bytes) -> bytes:
+    return bytes([field << 3 | 1]) + value
+
+
+def otlp_as_protobuf() -> bytes:
+    name = _pb(1, _pb(1, b"service.name") + _pb(2, _pb(1, b"shop")))
+    gauge = _pb(1, b"depth") + _pb(5, _pb(1, _fixed(4, struct.pack("<d", 2.5))))
+    code = _pb(7, _pb(1, b"code") + _pb(2, _pb(3, 500)))
+    total = _pb(1, b"requests") + _pb(7, _pb(1, _fixed(6, struct.pack("<q", 7)) + code))
+    took = _fixed(4, struct.pack("<Q", 4)) + _fixed(5, struct.pack("<d", 9.0))
+    histogram = _pb(1, b"took") + _pb(9, _pb(1, took))
+    scope = b"".join(_pb(2, metric) for metric in (gauge, total, histogram))
+    return _pb(1, _pb(1, name) + _pb(2, scope))
+
+
+def test_otlp_as_json_and_as_protobuf():
+    assert foreign.otlp_json(json.dumps(OTLP).encode()) == WANTED
+    assert foreign.otlp_protobuf(otlp_as_protobuf()) == WANTED
+
+
+@given(st.binary(max_size=80))
+def test_rubbish_is_no_otlp(data):
+    for read in (foreign.otlp_json, foreign.otlp_protobuf):
+        try:
+            read(data)
+        except errors.InvalidInput:
+            continue
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_a_flipped_byte_of_protobuf_is_an_error_of_ours_or_harmless(place, byte):
+    good = otlp_as_protobuf()
+    place %= len(good)
+    with contextlib.suppress(errors.InvalidInput):
+        foreign.otlp_protobuf(good[:place] + bytes([byte]) + good[place + 1 :])
+
+
+def test_openmetrics_and_the_classic_text():
+    classic = '# TYPE a counter\na_total{x="1"} 5\nb 2.5\nc_bucket{le="1"} 3\nd NaN\n'
+    wanted = {"app": {"a_total{x=1}": 5.0, "b": 2.5}}
+    assert foreign.openmetrics(classic, "app") == wanted
+    strict = '# TYPE a counter\na_total{x="1"} 5\n# TYPE b gauge\nb 2.5\n# EOF\n'
+    assert foreign.openmetrics(strict, "app", content_type="application/openmetrics-text") == wanted
+    with pytest.raises(errors.InvalidInput):
+        foreign.openmetrics("{{{ 1 1 1 x", "app")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import time
 
@@ -49,9 +50,11 @@ def test_a_line_that_cannot_be_written_is_counted_and_hurts_nobody(tmp_path):
 def test_events_are_json_lines_in_the_file(tmp_path):
     end = logs.configure(ground.Ground(), tmp_path / "domain.log")
     log.Events("app").info("started", domain="local")
+    logging.getLogger("asyncio").error("a library complains")
     end()
-    (line,) = (tmp_path / "domain.log").read_text().splitlines()
-    assert json.loads(line)["event"] == "started"
+    logging.getLogger("asyncio").error("afterwards it goes elsewhere")
+    lines = (tmp_path / "domain.log").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["started", "a library complains"]
 
 
 def test_ours_and_the_brokers_logs_fit_the_budget_together():

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -69,6 +70,20 @@ def test_a_stream_in_yaml_is_one_document_each(capsys):
 def test_facts_leave_out_what_is_not_there(capsys):
     output.Printer("table").facts({"log_file": None, "data_folder": "/x"})
     assert printed(capsys) == "data folder  /x\n"
+
+
+def test_a_hostile_line_cannot_take_over_the_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output.Printer("table").item({}, "a\x1b[2J\x9b1m\tb\nc")
+    assert printed(capsys) == "a\\x1b[2J\\x9b1m\tb\nc\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (16 << 20, "16 MiB"), (3 << 50, "3072 TiB")],
+)
+def test_sizes_for_people(count, shown):
+    assert output.size(count) == shown
 
 
 def on_a_terminal(**environment: str) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 from muster.app import certificates, control, home, identities, layout
 from muster.bus.brokers import broker, config, network, supervision
 from muster.core import errors, ground, metrics, subjects
-from muster.trust import keyring, roles
+from muster.trust import jwt, keyring, roles
 
 LINK = "link"  # the identity under which our brokers hang on others
 
@@ -51,7 +51,7 @@ class Brokers:
         self._restarts = measure.gauge("broker_restarts", "Times a broker fell and came back.", ("broker",))
         self._trusted = await asyncio.to_thread(self._gather, trust)
         self._link_creds = await asyncio.to_thread(identities.credentials_file, trust, LINK, roles.Role.LINK)
-        system = await asyncio.to_thread(trust.credentials, identities.SYSTEM, domain=keyring.SYSTEM)
+        system = await asyncio.to_thread(identities.system_credentials, trust)
         bus = self._settings.bus
         self._network = network.Network(
             layout.brokers(self._settings, self._trusted, self._folder.brokers),
@@ -173,7 +173,8 @@ class Brokers:
         if self._settings.bus.uses_tls:
             certificates.ensure(self._settings)
             tls = certificates.for_brokers(self._settings)
-        self._account = next(key for key in documents.accounts if key != documents.system_account)
+        named = {jwt.read(document).name: key for key, document in documents.accounts.items()}
+        self._account = named[self._settings.domain.name]
         operator = config.OperatorTrust(
             operator_jwt=documents.operator_jwt,
             system_account=documents.system_account,

@@ -154,12 +154,16 @@ def _of_stream(budget: api.Budget) -> Use:
 
 def _of_files(context: context_.Context) -> list[Use]:
     disk = shutil.disk_usage(context.folder.root)
-    logs = context.settings.retention.logs
+    logs = [*context.folder.logs.iterdir(), *context.folder.brokers.glob("*/broker.log*")]
+    limit = context.settings.retention.logs.max_bytes
     return [
-        Use("log files", _size(context.folder.logs), logs.max_bytes, refuses=False),
+        Use("log files", sum(map(_size, logs)), limit, refuses=False),
         Use("disk", disk.total - disk.free, disk.total, refuses=True),
     ]
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # its owner has just turned to a new piece
+        return 0

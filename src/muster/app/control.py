@@ -79,6 +79,10 @@ class Control:
             answer = {"result": await self._obey(sender, message)}
         except errors.MusterError as error:
             answer = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+        except Exception as error:  # noqa: BLE001  (a bug of ours must not leave the asker waiting)
+            self._context.log.error("verb-failed", subject=message.subject, error=error)
+            broken = errors.InvariantBroken(f"{type(error).__name__}: {error}")
+            answer = {"error": {"code": broken.code, "message": broken.message, "hint": broken.hint}}
         await message.respond(msgspec.json.encode(answer))
 
     async def _obey(self, sender: str, message: api.Message) -> Any:

@@ -110,6 +110,8 @@ class Domain:
 
     async def stop(self) -> None:
         """Drain and stop, last started first."""
+        if self.state is State.STOPPED:
+            return
         was_running = self.state is State.RUNNING
         self.state = State.STOPPING
         await self._stack.aclose()

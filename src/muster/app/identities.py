@@ -29,20 +29,19 @@ OWN = {
 }
 
 
-def create(settings: ground.Ground) -> keyring.Trust:
-    """New keys, and credentials for the domain's own identities."""
-    trust = keyring.Trust.create(settings.keys_folder, settings.domain.name)
-    for identity, role in OWN.items():
-        trust.issue(identity, role)
-    return trust
-
-
 def open_(settings: ground.Ground) -> keyring.Trust:
     return keyring.Trust.open(settings.keys_folder)
 
 
 def open_or_create(settings: ground.Ground) -> keyring.Trust:
-    return open_(settings) if settings.keys_folder.exists() else create(settings)
+    """The domain's keys, made if there are none, with the domain's own identities among them."""
+    if settings.keys_folder.exists():
+        trust = open_(settings)
+    else:
+        trust = keyring.Trust.create(settings.keys_folder, settings.domain.name)
+    for identity, role in OWN.items():  # also those that an interrupted `muster init` left out
+        credentials_file(trust, identity, role)
+    return trust
 
 
 def credentials_file(trust: keyring.Trust, identity: str, role: roles.Role) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -33,14 +34,19 @@ def broker_file_bytes(settings: ground.Ground, brokers: int) -> int:
 
 def configure(settings: ground.Ground, file: Path | None = None) -> Callable[[], None]:
     """Send events to ``file``, or to stderr; the returned function ends that."""
-    if file is None:
-        return log.configure(sys.stderr, level=settings.log.level, form=settings.log.format)
-    stream = RotatingFile(file, file_bytes(settings), settings.retention.logs.max_age_s)
-    undo = log.configure(cast(TextIO, stream), level=settings.log.level, form=settings.log.format)
+    stream: TextIO = sys.stderr
+    if file is not None:
+        stream = cast(TextIO, RotatingFile(file, file_bytes(settings), settings.retention.logs.max_age_s))
+    undo = log.configure(stream, level=settings.log.level, form=settings.log.format)
+    # What libraries complain of goes the same way: nothing else bounds it.
+    handler = logging.getLogger(log.ROOT).handlers[-1]
+    logging.getLogger().addHandler(handler)
 
     def end() -> None:
+        logging.getLogger().removeHandler(handler)
         undo()
-        stream.close()
+        if file is not None:
+            stream.close()
 
     return end
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import select
 import signal
@@ -63,16 +64,16 @@ async def run(
 
 
 def detach(arguments: Sequence[str], folder: home.Folder, *, timeout_s: float) -> int:
-    """Start ``python -m muster ARGUMENTS --ready-fd N`` in a session of its own; its pid, once it serves.
+    """Start ``muster -o json ARGUMENTS --ready-fd N`` in a session of its own; its pid, once it serves.
 
-    `Failed` if it ends before that, with the words it left.
+    `Failed` if it ends before that, with the error it left.
     """
     folder.create()
     last_words = folder.logs / ERRORS_NAME
     near, far = os.pipe()
     with os.fdopen(near, "rb") as ready, os.fdopen(far, "wb") as theirs, last_words.open("wb") as said:
         started = subprocess.Popen(
-            [sys.executable, "-m", "muster", *arguments, "--ready-fd", str(far)],
+            [sys.executable, "-m", "muster", "-o", "json", *arguments, "--ready-fd", str(far)],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
@@ -99,13 +100,18 @@ def _when_ready(started: subprocess.Popen[bytes], ready: BinaryIO, last_words: P
 
 
 class Failed(errors.MusterError):
-    """A detached process ended before it was up; ``exit_code`` is its own."""
+    """A detached process ended before it was up. It left its error as JSON, or else some words; ``exit_code``
+    is its own."""
 
     code = "start-failed"
 
-    def __init__(self, words: str, code: int) -> None:
-        super().__init__(words or f"the domain ended with code {code} and said nothing")
-        self.exit_code = code
+    def __init__(self, words: str, exit_code: int) -> None:
+        message, hint = words or f"the domain ended with code {exit_code} and said nothing", None
+        with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
+            told = json.loads(words.splitlines()[-1])["error"]
+            message, hint, self.code = told["message"], told["hint"], told["code"]
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
 
 
 def stop(folder: home.Folder, *, timeout_s: float, force: bool = False) -> bool:

@@ -1,6 +1,6 @@
 """Parts: what a domain is made of, and in which order they start and stop.
 
-A part is anything with a life of its own: the store, the budget watcher, each of the services.  It names
+A part is anything with a life of its own: the budget watch, the locator, each of the services.  It names
 what it depends on; parts start in that order and stop in the reverse one.  A part says beforehand whether the
 domain can go on without it:
 

@@ -81,8 +81,8 @@ def _common_options() -> list[click.Parameter]:
     ]
 
 
-class _Page(click.Command):
-    """A help page with the options of its own first, then the common ones, then examples."""
+class Command(click.Command):
+    """With a help page with the options of its own first, then the common ones, then examples."""
 
     def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -107,11 +107,7 @@ class _Page(click.Command):
                     formatter.write(f"  {line}\n" + (f"      {meaning}\n" if meaning else ""))
 
 
-class Command(_Page):
-    pass
-
-
-class Group(_Page, click.Group):
+class Group(Command, click.Group):
     command_class = Command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -77,8 +77,8 @@ def _play(invocation: base.Invocation, place: home.Home, settings: catalogue.Set
     running = domain.Domain(settings, parts=catalogue.parts(settings))
 
     def show(scene: demo.Scene) -> None:
-        name = printer.strong(f"{scene.name:>10}")
-        printer.item({"scene": scene.name, "text": scene.line, **scene.facts}, f"{name}  {scene.line}")
+        record = {"scene": scene.name, "text": scene.line, **scene.facts}
+        printer.item(record, f"{scene.name:>10}  {scene.line}")
 
     async def work() -> None:
         took_s = time.perf_counter() - began

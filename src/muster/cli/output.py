@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -37,6 +38,13 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
+def _harmless(text: str) -> str:
+    """Without what would let a message take over the terminal it is shown on."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 _STYLES = {
     "up": "green",
     "running": "green",
@@ -58,11 +66,11 @@ _STYLES = {
 
 def size(count_bytes: float) -> str:
     """For people: 3 figures and a unit."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count_bytes < 1024 or unit == "TiB":
-            return f"{count_bytes:.3g} {unit}" if count_bytes < 1000 else f"{count_bytes:.0f} {unit}"
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while count_bytes >= 1024 and len(units) > 1:
         count_bytes /= 1024
-    raise AssertionError
+        del units[0]
+    return f"{count_bytes:.0f} {units[0]}" if count_bytes >= 1000 else f"{count_bytes:.3g} {units[0]}"
 
 
 class Printer:
@@ -143,14 +151,14 @@ class Printer:
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
     def item(self, value: Mapping[str, Any], line: str) -> None:
-        """One element of a stream, out at once."""
+        """One element of a stream, out at once. ``line`` may hold what others wrote."""
         if self.form == "json":
             sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
         elif self.form == "yaml":
             sys.stdout.write("---\n")
             self._dump(dict(value))
         else:
-            sys.stdout.write(line + "\n")
+            sys.stdout.write((_harmless(line) if sys.stdout.isatty() else line) + "\n")
         sys.stdout.flush()
 
     def done(self, facts: Mapping[str, Any], sentence: str) -> None:
@@ -167,10 +175,6 @@ class Printer:
     def stopping(self) -> None:
         """Said at Ctrl-C, below the ^C that a terminal shows."""
         self.note(("\n" if sys.stderr.isatty() else "") + "stopping… (once more to force it)")
-
-    def strong(self, text: str) -> str:
-        """In bold, where that can be seen."""
-        return f"\x1b[1m{text}\x1b[0m" if coloured(sys.stdout) else text
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:

@@ -59,7 +59,7 @@ def up(
 
     with folder.hold():
         pass  # refuse at once, in this process's own words, if it is running
-    arguments = ["--home", str(home.Home.find(invocation.home).root), "-o", invocation.output, "up"]
+    arguments = ["--home", str(home.Home.find(invocation.home).root), "up"]
     arguments += [word for override in overrides for word in ("--set", override)]
     with invocation.printer.waiting(f"starting the domain {settings.domain.name}"):
         pid = process.detach(arguments, folder, timeout_s=timeout_s)

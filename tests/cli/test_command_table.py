@@ -12,7 +12,7 @@ import pytest
 from muster.cli import base, main, reference
 from tests.cli import driver
 
-COMMANDS = {path[1:]: command for path, command in reference.walk(main.muster, ("muster",))}
+COMMANDS = {tuple(context.command_path.split()[1:]): context.command for context in reference.walk()}
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)

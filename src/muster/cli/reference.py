@@ -29,6 +29,8 @@ Made from the source; do not edit.
   `MUSTER_HOME`, `MUSTER_PROFILE`, `MUSTER_DEBUG`.
 """
 
+WIDTH = 100
+
 MEANINGS = {
     0: "done",
     1: "something else went wrong",
@@ -42,15 +44,19 @@ MEANINGS = {
 }
 
 
-def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command below, itself first."""
-    yield path, command
+def walk(
+    command: click.Command = main.muster, name: str = "muster", parent: click.Context | None = None
+) -> Iterator[click.Context]:
+    """A context for every command there is, each below its group's."""
+    context = click.Context(
+        command, info_name=name, parent=parent, terminal_width=WIDTH, **command.context_settings
+    )
+    yield context
     if isinstance(command, click.Group):
-        context = click.Context(command, info_name=path[-1])
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
             assert found is not None
-            yield from walk(found, (*path, name))
+            yield from walk(found, below, context)
 
 
 def exit_codes() -> dict[int, list[type[errors.MusterError]]]:
@@ -71,8 +77,6 @@ def page() -> str:
     for code, kinds in sorted(codes.items()):
         lines.append(f"| {code} | {MEANINGS[code]} | {', '.join(f'`{kind.code}`' for kind in kinds)} |")
     lines.append("")
-    for path, command in walk(main.muster, ("muster",)):
-        context = click.Context(command, info_name=" ".join(path), **command.context_settings)
-        context.terminal_width = 100
-        lines += [f"## `{' '.join(path)}`", "", "```text", command.get_help(context), "```", ""]
+    for context in walk():
+        lines += [f"## `{context.command_path}`", "", "```text", context.get_help(), "```", ""]
     return "\n".join(lines)

@@ -387,3 +387,24 @@ def test_durations_are_read_as_the_engine_writes_them():
     assert topology.seconds("467µs") == pytest.approx(0.000467)
     assert topology.seconds("1h0m0s") == 3600
     assert topology.seconds("") is None
+
+
+def test_a_connection_to_a_member_we_never_named_is_the_link_to_its_cluster():
+    remotes = [
+        config.LeafRemote(id=id, urls=(f"nats-leaf://{id}:7422",), account=account)
+        for id, account in (("here", None), ("cluster", None), ("other", "ACC"))
+    ]
+    addresses = {"here": {("10.0.0.1", 7422)}, "cluster": {("10.0.0.2", 7422)}, "other": {("10.0.0.1", 7422)}}
+    page = {
+        "leafs": [
+            {"is_spoke": True, "account": "$G", "ip": "10.0.0.9", "port": 7422, "name": "unnamed"},
+            {"is_spoke": True, "account": "$G", "ip": "10.0.0.1", "port": 7422, "name": "here-1"},
+            {"is_spoke": False, "account": "ACC", "ip": "10.0.0.1", "port": 7422, "name": "guest"},
+        ]
+    }
+    found = {one.id: (one.up, one.far) for one in topology.of_leaves("near", remotes, addresses, page)}
+    assert found == {
+        "here": (True, "here-1"),
+        "cluster": (True, "unnamed"),
+        "other": (False, "nats-leaf://other:7422"),
+    }

@@ -243,8 +243,8 @@ class _Run:
     def _obey(self, instructions: Sequence[tenure.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case tenure.Store(record, revision):
-                    self._start(self._store(record, revision))
+                case tenure.Store():
+                    self._start(self._store(instruction))
                 case tenure.Remove(revision):
                     self._start(self._remove(revision))
                 case tenure.Look():
@@ -272,29 +272,29 @@ class _Run:
         self._alarm = None
         self._obey(self.candidate.tick(self._loop.time()))
 
-    async def _store(self, record: tenure.Record, revision: int | None) -> None:
+    async def _store(self, wanted: tenure.Store) -> None:
         sent_at = self._loop.time()
-        value = msgspec.json.encode(record)
+        value = msgspec.json.encode(wanted.record)
         try:
             async with asyncio.timeout(self._ttl_s):  # later than that the answer means nothing
-                if revision is None:
+                if wanted.revision is None:
                     revision = await self._bucket.create(self._name, value, ttl_s=self._ttl_s)
                 else:
                     revision = await self._bucket.update(
-                        self._name, value, revision=revision, ttl_s=self._ttl_s
+                        self._name, value, revision=wanted.revision, ttl_s=self._ttl_s
                     )
         except (errors.AlreadyExists, errors.Conflict) as error:
-            self._obey(self.candidate.conflicted(self._loop.time()))
+            self._obey(self.candidate.conflicted(wanted.attempt, self._loop.time()))
             if not self._wait and not self._gained.done():
                 self._gained.set_exception(error)
         except (errors.Unavailable, TimeoutError):
-            self._obey(self.candidate.failed(self._loop.time()))
+            self._obey(self.candidate.failed(wanted.attempt, self._loop.time()))
         except errors.MusterError as error:
-            self._obey(self.candidate.failed(self._loop.time()))
+            self._obey(self.candidate.failed(wanted.attempt, self._loop.time()))
             if not self._gained.done():
                 self._gained.set_exception(error)
         else:
-            self._obey(self.candidate.stored(revision, sent_at, self._loop.time()))
+            self._obey(self.candidate.stored(wanted.attempt, revision, sent_at, self._loop.time()))
 
     async def _remove(self, revision: int) -> None:
         with contextlib.suppress(errors.Conflict, errors.Unavailable):

@@ -67,6 +67,7 @@ class Store:
 
     record: Record
     revision: int | None
+    attempt: int  # to be told with the outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ class Candidate:
         self._record: Record | None = None  # another's, while waiting; None: the key is free
         self._known = False  # whether anything has been observed yet
         self._writing = False
+        self._attempt = 0
+        self._written_over: api.ConnectionId | None = None
         self._gained = False
         self._deadline = 0.0
         self._act_at = 0.0  # when to renew, or to look again
@@ -121,16 +124,20 @@ class Candidate:
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` is wanted at the latest."""
+        """When `tick` is wanted at the latest; None: only after another event."""
+        may_act = not self.ended and not self._writing and self._connection is not None
         if self.phase in (Phase.HELD, Phase.SUSPENDED):
-            return min(self._deadline, self._act_at) if not self._writing else self._deadline
-        return None if self.ended or self._writing else self._act_at
+            return min(self._deadline, self._act_at) if may_act else self._deadline
+        return self._act_at if may_act else None
 
     # Events.
 
     def connected(self, connection: api.ConnectionId, now: float) -> Sequence[Instruction]:
         self._connection = connection
+        self._writing = False  # what was under way over the old one may never be answered
         self._act_at = now
+        if self.phase is Phase.CLAIMING:
+            self.phase = Phase.WAITING
         return self.tick(now)
 
     def disconnected(self) -> None:
@@ -153,7 +160,7 @@ class Candidate:
             return ()
         if self.phase in (Phase.HELD, Phase.SUSPENDED):
             if record is None or record.claim != self._claim:
-                return self._lose("another has taken over" if record else "the record is gone")
+                return self._lose("another has taken over" if record else "the record is gone", now)
             self._revision = revision
             return self.tick(now)
         self._revision, self._record, self._known = revision, record, True
@@ -166,37 +173,41 @@ class Candidate:
             return self.tick(now)
         return self._claim_if_free(now) if self.phase is Phase.WAITING else ()
 
-    def stored(self, revision: int, sent_at: float, now: float) -> Sequence[Instruction]:
-        self._writing = False
-        self._revision = max(revision, self._revision)
+    def stored(self, attempt: int, revision: int, sent_at: float, now: float) -> Sequence[Instruction]:
         if self.ended:
             return (Remove(revision),)  # too late for us: let others have it
+        if attempt != self._attempt:
+            return ()  # superseded: the later attempt finds out how things stand
+        self._writing = False
+        self._revision = max(revision, self._revision)
         self.epoch = self.epoch or revision
         self._deadline = sent_at + self._ttl_s * (1 - MARGIN)
         self._act_at = sent_at + self._ttl_s / RENEWALS
-        if self._connection is None:
+        if self._connection is None or self._connection != self._written_over:
+            # The record names a connection that is no more: others may take it for dead. Write it anew.
             self.phase = Phase.SUSPENDED
-            return ()
+            self._act_at = now
+            return self.tick(now)
         if now >= self._deadline:
-            return self._lose("the acknowledgement came too late")
+            return self._lose("the acknowledgement came too late", now)
         self.phase = Phase.HELD
         if self._gained:
             return ()
         self._gained = True
         return (Gained(self.epoch),)
 
-    def conflicted(self, now: float) -> Sequence[Instruction]:
+    def conflicted(self, attempt: int, now: float) -> Sequence[Instruction]:
         """Somebody else stored something, or we did and never heard of it: look."""
-        return self._unsure(now, at_once=True)
+        return self._unsure(attempt, now, at_once=True)
 
-    def failed(self, now: float) -> Sequence[Instruction]:
+    def failed(self, attempt: int, now: float) -> Sequence[Instruction]:
         """Whether it was stored nobody knows."""
-        return self._unsure(now, at_once=False)
+        return self._unsure(attempt, now, at_once=False)
 
-    def _unsure(self, now: float, *, at_once: bool) -> Sequence[Instruction]:
-        self._writing = False
-        if self.ended:
+    def _unsure(self, attempt: int, now: float, *, at_once: bool) -> Sequence[Instruction]:
+        if self.ended or attempt != self._attempt:
             return ()
+        self._writing = False
         if self.phase is Phase.CLAIMING:
             self.phase = Phase.WAITING
         self._act_at = now + RETRY_S
@@ -205,10 +216,10 @@ class Candidate:
     def tick(self, now: float) -> Sequence[Instruction]:
         if self.phase in (Phase.HELD, Phase.SUSPENDED):
             if now >= self._deadline:
-                return self._lose("it could not be renewed in time")
+                return self._lose("it could not be renewed in time", now)
             if now >= self._act_at and not self._writing and self._connection is not None:
                 return self._store(self._revision)
-        elif self.phase is Phase.WAITING and now >= self._act_at:
+        elif self.phase is Phase.WAITING and now >= self._act_at and self._connection is not None:
             self._act_at = now + self._ttl_s
             return (Look(),)
         return ()
@@ -235,6 +246,8 @@ class Candidate:
     def _store(self, revision: int | None) -> Sequence[Instruction]:
         assert self._connection is not None
         self._writing = True
+        self._attempt += 1
+        self._written_over = self._connection
         record = Record(
             holder=self._holder,
             claim=self._claim,
@@ -243,8 +256,12 @@ class Candidate:
             ttl_s=self._ttl_s,
             epoch=self.epoch,
         )
-        return (Store(record, revision),)
+        return (Store(record, revision, self._attempt),)
 
-    def _lose(self, reason: str) -> Sequence[Instruction]:
+    def _lose(self, reason: str, now: float) -> Sequence[Instruction]:
+        if not self._gained:  # nobody was told of it: it was only a claim
+            self.phase, self.epoch, self._known = Phase.WAITING, 0, False
+            self._act_at = now + RETRY_S
+            return ()
         self.phase = Phase.LOST
         return (Lost(reason),)

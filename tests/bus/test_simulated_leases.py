@@ -1,0 +1,138 @@
+"""Leases under a seeded nemesis, in virtual time: workload, nemesis, history, checker.
+
+One seed is one run: a failure names it, and `run(seed)` repeats it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from muster.bus import leases
+from muster.bus.memory import connection, network
+from muster.core import errors
+from muster.testing import clock
+
+NAME = "sim.lease"
+TTL_S = 3.0
+MINUTES_S = 90.0
+
+
+class Checker:
+    """Judges every act as a receiver without a fence would suffer it, and as one with a fence sees it."""
+
+    def __init__(self) -> None:
+        self.holders: dict[str, leases.Lease] = {}
+        self.history: list[str] = []
+        self.fence = leases.Fence()
+        self.tenures = 0
+
+    def gained(self, who: str, lease: leases.Lease) -> None:
+        self.tenures += 1
+        self.holders[who] = lease
+        self.history.append(f"{asyncio.get_running_loop().time():.3f} {who} holds epoch {lease.epoch}")
+        assert lease.epoch > self.fence.epoch, f"epochs must grow: {self.history}"
+        self.fence.check(lease.epoch)
+
+    def look(self) -> None:
+        acting = [who for who, lease in self.holders.items() if lease.held]
+        assert len(acting) <= 1, f"{acting} act at once: {self.history}"
+
+
+async def candidate(who: str, net: network.Network, checker: Checker, chance: random.Random) -> None:
+    """A process that wants the lease, works, sometimes lets go, and starts again when it was killed."""
+    while True:
+        try:
+            bus = await net.connect(who)
+            mine = await leases.Leases.open(bus, ttl_s=TTL_S)
+            while True:
+                lease = await mine.acquire(NAME)
+                checker.gained(who, lease)
+                try:
+                    async with asyncio.timeout(chance.uniform(1, 20)):
+                        await lease.lost.wait()
+                except TimeoutError:
+                    await lease.release()
+        except errors.Unavailable:
+            await asyncio.sleep(chance.uniform(0.1, 2))
+
+
+async def nemesis(net: network.Network, chance: random.Random, history: list[str]) -> None:
+    while True:
+        await asyncio.sleep(chance.uniform(0.5, 8))
+        victims: list[connection.Bus] = [bus for bus in net._buses if chance.random() < 0.4]
+        act = chance.choice(["cut", "heal", "disconnect", "crash"])
+        history.append(f"{asyncio.get_running_loop().time():.3f} {act} {[bus.identity for bus in victims]}")
+        if act == "cut":
+            net.cut(*(bus.node for bus in victims))
+        elif act == "heal":
+            net.heal()
+        for bus in victims:
+            if act == "disconnect":
+                net.disconnect(bus)
+            elif act == "crash":
+                net.crash(bus)
+
+
+async def simulate(seed: int) -> Checker:
+    chance = random.Random(seed)
+    faults = network.Faults(
+        delay_s_max=chance.choice([0.001, 0.2]),
+        loss=chance.choice([0, 0.05]),
+        silence_s=chance.uniform(1, 20),
+    )
+    net, checker = network.Network(seed, faults=faults), Checker()
+    tasks = [
+        asyncio.create_task(candidate(f"n{n}", net, checker, random.Random(f"{seed}/{n}"))) for n in range(3)
+    ]
+    tasks.append(asyncio.create_task(nemesis(net, chance, checker.history)))
+    loop = asyncio.get_running_loop()
+    while loop.time() < MINUTES_S:
+        await asyncio.sleep(0.05)
+        checker.look()
+        for task in tasks:
+            if task.done():
+                task.result()
+    tasks[-1].cancel()
+    net.heal()
+    net.faults = network.Faults()
+    before = checker.tenures
+    while not any(lease.held for lease in checker.holders.values()):
+        await asyncio.sleep(0.05)
+        checker.look()
+        assert loop.time() < MINUTES_S + 60, f"nobody holds it after the network healed: {checker.history}"
+    checker.history.append(f"healed after {checker.tenures - before} more")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return checker
+
+
+def run(seed: int) -> Checker:
+    return clock.run_virtual(simulate(seed))
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_never_two_at_once_and_always_one_again(first: int):
+    tenures = 0
+    for seed in range(first, first + 20):
+        try:
+            tenures += run(seed).tenures
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    assert tenures > 100, "the lease changed hands"
+
+
+@pytest.mark.slow
+def test_a_thousand_seeds():
+    for seed in range(1000, 2000):
+        try:
+            run(seed)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_a_seed_is_a_run():
+    assert run(3).history == run(3).history

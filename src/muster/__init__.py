@@ -7,12 +7,14 @@ the two): ``cli``, ``app``, ``testing``, then the services, then ``bus``, ``stor
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from muster import blocking
     from muster.connecting import connect
 
-__all__ = ["__version__", "connect"]
+__all__ = ["__version__", "blocking", "connect"]
 __version__ = "0.1.0"
 
 
@@ -22,4 +24,6 @@ def __getattr__(name: str) -> object:
         from muster import connecting
 
         return connecting.connect
+    if name == "blocking":
+        return importlib.import_module("muster.blocking")
     raise AttributeError(f"module 'muster' has no attribute {name!r}")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import muster
-from muster.bus import api, client
+from muster.bus import api, client, locator
 from muster.bus.brokers import broker, config, network
 from muster.core import errors, metrics, trace
 from muster.testing.eventually import eventually
@@ -80,7 +80,7 @@ class TestCredentials:
 
     async def test_credentials_that_expire_end_the_connection_with_the_reason(self, trusted):
         running, trust = trusted
-        trust.issue("m1", roles.Role.MANAGER, lifetime_s=1)
+        trust.issue("m1", roles.Role.MANAGER, lifetime_s=2)
         bus = await muster.connect(running.url, creds=trust.credentials("m1"))
         subscription = await bus.subscribe("muster.manage.from.*.x")
         await eventually(lambda: bus.state is api.ConnectionState.CLOSED)
@@ -140,6 +140,17 @@ class TestConnecting:
     async def test_the_first_that_answers_is_taken(self, plain):
         async with await muster.connect(["nats://127.0.0.1:1", plain.url, "nats://127.0.0.1:2"]) as bus:
             assert bus.broker == "b"
+
+    async def test_a_locator_says_where(self, plain):
+        async with (
+            locator.Locator([plain.url]) as guide,
+            await muster.connect(locator=["http://127.0.0.1:1", guide.url]) as bus,
+        ):
+            assert bus.broker == "b"
+        with pytest.raises(errors.Unavailable):
+            await muster.connect(locator="http://127.0.0.1:1")
+        with pytest.raises(errors.InvalidInput):
+            await muster.connect(plain.url, locator="http://127.0.0.1:1")
 
     @pytest.mark.parametrize("server", ["", "nats://", "nats://h:port", "http://127.0.0.1:80"])
     async def test_bad_addresses(self, server):

@@ -23,6 +23,7 @@ from muster.bus import api, forms, groups, jetstream, wire
 from muster.core import errors
 
 PATIENCE_S = 5.0  # how long a round waits for its acknowledgements before the next may go
+GRACE_S = 0.5  # the same, after a new connection: what the old one lost will not be answered
 MAX_PENDING_BYTES = 64 << 20
 
 _PREFIX = b"NATS/1.0\r\n"
@@ -253,9 +254,18 @@ class Committer:
             except errors.MusterError as error:
                 received(place, error)
         if sends and not done.done():
-            alarm = loop.call_later(PATIENCE_S, done.cancel)
-            await asyncio.wait([done])
-            alarm.cancel()
+            alarms = [loop.call_later(PATIENCE_S, done.cancel)]
+
+            def reconnected() -> None:
+                alarms.append(loop.call_later(GRACE_S, done.cancel))
+
+            self._wire.on_reconnected.add(reconnected)
+            try:
+                await asyncio.wait([done])
+            finally:
+                self._wire.on_reconnected.discard(reconnected)
+                for alarm in alarms:
+                    alarm.cancel()
         return answers
 
     def _outcome(self, answer: wire.Answer | errors.MusterError) -> int | errors.MusterError:

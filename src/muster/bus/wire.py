@@ -154,6 +154,7 @@ class Wire(nats_client.Client):
         self._auth_failures = 0
         self.cause: errors.MusterError | None = None  # why it is closed, if not because we asked
         self.generation = 0  # grows with each connection made
+        self.on_reconnected: set[Callable[[], object]] = set()
 
     # Connecting.
 
@@ -272,6 +273,8 @@ class Wire(nats_client.Client):
         self.generation += 1
         self._counts.add(counting.Count.RECONNECTED)
         self._on_change("connected")
+        for tell in list(self.on_reconnected):
+            tell()
 
     async def _closed_for_good(self) -> None:
         if self.cause is None:

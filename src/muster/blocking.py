@@ -1,0 +1,261 @@
+"""The bus for programs without an event loop: the same words, and each call waits.
+
+    with muster.blocking.connect("nats://127.0.0.1:4222") as bus:
+        bus.publish("news.today", b"hello")
+        print(bus.request("time.now", b"").data)
+
+A small part of `muster.bus.api`: messages, streams and key/value.  Behind it one thread runs an event loop
+with the real connection; any number of threads may call.  Handlers, leases and consumers need a loop of their
+own anyway: use `muster.connect` for those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Self, TypeVar
+
+from muster import connecting
+from muster.bus import api
+from muster.core import errors, trace
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="muster-blocking", daemon=True)
+        self._thread.start()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            work.close()
+            raise errors.NotConnected("the connection is closed")
+        future = asyncio.run_coroutine_threadsafe(_under(trace.current.get(), work), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # for an interrupt; does nothing where the work itself failed
+            raise
+
+    def stop(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _under(working_for: trace.Trace | None, work: Coroutine[Any, Any, T]) -> T:
+    trace.current.set(working_for)
+    return await work
+
+
+class Message:
+    """See `api.Message`."""
+
+    def __init__(self, message: api.Message, loop: _Loop) -> None:
+        self._message = message
+        self._loop = loop
+        self.subject = message.subject
+        self.data = message.data
+        self.headers = message.headers
+        self.reply = message.reply
+        self.trace = message.trace
+
+    def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
+        self._loop.wait(self._message.respond(data, headers=headers))
+
+
+class Subscription:
+    """Iterate it (without end, until it is closed), or take the `next` within a time."""
+
+    def __init__(self, subscription: api.Subscription, loop: _Loop) -> None:
+        self._subscription = subscription
+        self._loop = loop
+
+    def next(self, *, timeout_s: float | None = None) -> Message:
+        return Message(self._loop.wait(self._subscription.next(timeout_s=timeout_s)), self._loop)
+
+    def messages(self, *, timeout_s: float | None = None) -> Iterator[Message]:
+        """Until none came for ``timeout_s``, or the subscription has ended."""
+        while True:
+            try:
+                yield self.next(timeout_s=timeout_s)
+            except (errors.TimedOut, errors.NotConnected):
+                return
+
+    def __iter__(self) -> Iterator[Message]:
+        return self.messages()
+
+    def close(self) -> None:
+        self._loop.wait(self._subscription.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Stream:
+    """See `api.Stream`."""
+
+    def __init__(self, stream: api.Stream, loop: _Loop) -> None:
+        self._stream = stream
+        self._loop = loop
+        self.name = stream.name
+
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: api.Headers | None = None,
+        message_id: str | None = None,
+        timeout_s: float = api.DURABLE_TIMEOUT_S,
+    ) -> int:
+        return self._loop.wait(
+            self._stream.publish(subject, data, headers=headers, message_id=message_id, timeout_s=timeout_s)
+        )
+
+    def publish_batch(
+        self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
+    ) -> int:
+        return self._loop.wait(self._stream.publish_batch(messages, timeout_s=timeout_s))
+
+    def get(self, sequence: int) -> api.StoredMessage:
+        return self._loop.wait(self._stream.get(sequence))
+
+    def read(
+        self, first: int, last: int | None = None, *, subject: str | None = None, gaps: bool = False
+    ) -> Iterator[api.StoredMessage]:
+        messages = self._stream.read(first, last, subject=subject, gaps=gaps)
+        while True:
+            message = self._loop.wait(_next(messages))
+            if message is None:
+                return
+            yield message
+
+    def state(self) -> api.StreamState:
+        return self._loop.wait(self._stream.state())
+
+
+async def _next(messages: AsyncIterator[api.StoredMessage]) -> api.StoredMessage | None:
+    return await anext(messages, None)
+
+
+class KeyValue:
+    """See `api.KeyValue`."""
+
+    def __init__(self, bucket: api.KeyValue, loop: _Loop) -> None:
+        self._bucket = bucket
+        self._loop = loop
+
+    def get(self, key: str) -> api.Entry | None:
+        return self._loop.wait(self._bucket.get(key))
+
+    def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+        return self._loop.wait(self._bucket.create(key, value, ttl_s=ttl_s))
+
+    def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+        return self._loop.wait(self._bucket.put(key, value, ttl_s=ttl_s))
+
+    def update(self, key: str, value: bytes, *, revision: int, ttl_s: float | None = None) -> int:
+        return self._loop.wait(self._bucket.update(key, value, revision=revision, ttl_s=ttl_s))
+
+    def delete(self, key: str, *, revision: int | None = None) -> None:
+        self._loop.wait(self._bucket.delete(key, revision=revision))
+
+    def keys(self, pattern: str = ">") -> list[str]:
+        return self._loop.wait(self._bucket.keys(pattern))
+
+
+class Bus:
+    """See `api.Bus`; made by `connect`."""
+
+    def __init__(self, bus: api.Bus, loop: _Loop) -> None:
+        self._bus = bus
+        self._loop = loop
+
+    @property
+    def identity(self) -> str:
+        return self._bus.identity
+
+    @property
+    def state(self) -> api.ConnectionState:
+        return self._bus.state
+
+    def publish(
+        self, subject: str, data: bytes, *, headers: api.Headers | None = None, reply: str | None = None
+    ) -> None:
+        self._loop.wait(self._bus.publish(subject, data, headers=headers, reply=reply))
+
+    def subscribe(
+        self,
+        subject: str,
+        *,
+        group: str | None = None,
+        max_pending: int = 65_536,
+        overflow: api.Overflow = api.Overflow.DROP_OLDEST,
+    ) -> Subscription:
+        made = self._bus.subscribe(subject, group=group, max_pending=max_pending, overflow=overflow)
+        return Subscription(self._loop.wait(made), self._loop)
+
+    def request(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: api.Headers | None = None,
+        timeout_s: float = api.DEFAULT_TIMEOUT_S,
+    ) -> Message:
+        answer = self._bus.request(subject, data, headers=headers, timeout_s=timeout_s)
+        return Message(self._loop.wait(answer), self._loop)
+
+    def gather(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        enough: int | None = None,
+        timeout_s: float = api.DEFAULT_TIMEOUT_S,
+    ) -> list[Message]:
+        answers = self._loop.wait(self._bus.gather(subject, data, enough=enough, timeout_s=timeout_s))
+        return [Message(answer, self._loop) for answer in answers]
+
+    def stream(self, settings: api.StreamSettings) -> Stream:
+        return Stream(self._loop.wait(self._bus.stream(settings)), self._loop)
+
+    def open_stream(self, name: str) -> Stream:
+        return Stream(self._loop.wait(self._bus.open_stream(name)), self._loop)
+
+    def key_value(self, settings: api.KeyValueSettings) -> KeyValue:
+        return KeyValue(self._loop.wait(self._bus.key_value(settings)), self._loop)
+
+    def flush(self, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> None:
+        self._loop.wait(self._bus.flush(timeout_s=timeout_s))
+
+    def close(self) -> None:
+        if self._bus.state is not api.ConnectionState.CLOSED:
+            self._loop.wait(self._bus.close())
+        self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(servers: str | Iterable[str] | None = None, **options: Any) -> Bus:
+    """As `muster.connect`, with the same options."""
+    loop = _Loop()
+    try:
+        return Bus(loop.wait(connecting.connect(servers, **options)), loop)
+    except BaseException:
+        loop.stop()
+        raise

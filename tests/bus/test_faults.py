@@ -1,0 +1,129 @@
+"""Brokers killed under load: nothing that was acknowledged is lost, and clients find their way.
+
+Workload: many publishers of one connection.  Nemesis: kill -9.  History: who was told what.  Checker: what
+was acknowledged stands in the stream where it was said to, and what has an id stands there once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import signal
+
+import muster
+from muster.bus import api, client
+from muster.bus.brokers import broker as brokers
+from muster.bus.brokers import network
+from muster.core import errors
+from muster.testing.eventually import eventually
+
+LOG = api.StreamSettings("log", ("log.>",), max_bytes=64 << 20)
+
+
+class Load:
+    """Publishers with and without message ids, and what they were told."""
+
+    def __init__(self, stream: api.Stream) -> None:
+        self._stream = stream
+        self._stop = asyncio.Event()
+        self.acknowledged: dict[bytes, int] = {}
+        self.unsure: list[bytes] = []
+
+    async def publisher(self, number: int, *, safe: bool) -> None:
+        count = 0
+        while not self._stop.is_set():
+            count += 1
+            data = b"%d/%d" % (number, count)
+            try:
+                self.acknowledged[data] = await self._stream.publish(
+                    f"log.{number}",
+                    data,
+                    message_id=data.decode() if safe else None,
+                    timeout_s=30 if safe else 3,
+                )
+            except errors.TimedOut:
+                assert not safe, "with an id it can be repeated, so it is never in doubt for long"
+                self.unsure.append(data)
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        async with asyncio.TaskGroup() as group:
+            for number in range(40):
+                group.create_task(self.publisher(number, safe=number % 2 == 0))
+            yield
+            self._stop.set()
+
+    def more(self, count: int):
+        """A condition: so many have been acknowledged since."""
+        wanted = len(self.acknowledged) + count
+        return lambda: len(self.acknowledged) >= wanted
+
+    async def check(self, stream: api.Stream) -> None:
+        stored = [message async for message in stream.read(1)]
+        assert [message.sequence for message in stored] == list(range(1, len(stored) + 1))
+        by_sequence = {message.sequence: message.data for message in stored}
+        lost = {data: at for data, at in self.acknowledged.items() if by_sequence.get(at) != data}
+        assert not lost, f"{len(lost)} of {len(self.acknowledged)} acknowledged messages are not there"
+        copies = collections.Counter(message.data for message in stored)
+        doubled = [data for data, count in copies.items() if count > 1]
+        assert not doubled
+        for number in range(40):
+            mine = [
+                int(data.split(b"/")[1]) for data in by_sequence.values() if data.startswith(b"%d/" % number)
+            ]
+            assert mine == sorted(mine), "the order of one publisher is kept"
+
+
+async def test_a_broker_killed_under_load_loses_nothing_it_acknowledged(broker: brokers.Broker):
+    async with await muster.connect(broker.url) as bus:
+        stream = await bus.stream(LOG)
+        load = Load(stream)
+        async with load.running():
+            for _ in range(2):
+                await eventually(load.more(300), timeout_s=30)
+                assert broker.pid
+                os.kill(broker.pid, signal.SIGKILL)
+            await eventually(load.more(300), timeout_s=30)
+        assert bus.statistics().reconnects >= 2
+        await load.check(stream)
+
+
+async def leader_of(bus: client.Client, stream: str) -> str:
+    report = await bus._durable.api.call(f"STREAM.INFO.{stream}")
+    return str(report["cluster"]["leader"])
+
+
+async def test_the_leader_killed_under_load_loses_nothing_and_clients_roam(cluster: network.Network):
+    async with await muster.connect(cluster.urls, identity="writer") as bus:
+        await bus.stream(api.StreamSettings("log", ("log.>",), max_bytes=64 << 20, replicas=3))
+        leader = await leader_of(bus, "log")
+    others = [one.url for one in cluster.brokers.values() if one.name != leader]
+    async with (
+        await muster.connect(cluster[leader].url, identity="writer") as bus,
+        await muster.connect(others, identity="reader") as reader,
+    ):
+        stream, seen = await bus.open_stream("log"), []
+        listening = await reader.subscribe("news")
+
+        async def follow() -> None:
+            async with (await reader.open_stream("log")).follow(1) as following:
+                async for message in following:
+                    seen.append(message.sequence)  # noqa: PERF401 - it is cancelled in the middle
+
+        following = asyncio.create_task(follow())
+        load = Load(stream)
+        async with load.running():
+            await eventually(load.more(300), timeout_s=30)
+            await cluster[leader].kill()
+            await eventually(lambda: bus.broker in cluster.brokers and bus.broker != leader)
+            await bus.publish("news", b"roamed")
+            assert (await listening.next(timeout_s=10)).data == b"roamed"
+            await eventually(load.more(300), timeout_s=30)
+        await load.check(stream)
+        last = (await stream.state()).last_sequence
+        await eventually(lambda: len(seen) >= last, timeout_s=30)
+        assert seen == list(range(1, last + 1)), "the follower missed nothing, and saw nothing twice"
+        following.cancel()
+        await asyncio.wait([following])

@@ -149,8 +149,6 @@ class TestConnecting:
             assert bus.broker == "b"
         with pytest.raises(errors.Unavailable):
             await muster.connect(locator="http://127.0.0.1:1")
-        with pytest.raises(errors.InvalidInput):
-            await muster.connect(plain.url, locator="http://127.0.0.1:1")
 
     @pytest.mark.parametrize("server", ["", "nats://", "nats://h:port", "http://127.0.0.1:80"])
     async def test_bad_addresses(self, server):

@@ -1,0 +1,290 @@
+"""The analytic model of a hierarchy: how long a report takes, how old it is, how many machines it carries.
+
+The terms are the paper's (`seeds` 004).  Level 0 is the sensor; level i receives from n_i senders below.
+
+    (1)  prop(0) = hold(0)
+    (2)  prop(1) = prop(0) + in(1)
+    (3)  prop(i) = prop(i-1) + hold(i-1) + out(i-1) + in(i)                          for i >= 2
+    (4)  prop(i) = sum hold(0..i-1) + sum out(1..i-1) + sum in(1..i)
+    (5)  stale(i) = prop(i) + period of the application's own report
+
+Holding times are settings.  Input and output times depend on the load, for which the paper measured curves.
+Ours come from four measured costs (`Costs`): a message and a row, in and out.  From them follows the CPU load
+of a channel; the input time is the service time of a message and what it waits in line for (the mean of a
+queue with steady service, which grows without bound as the load nears 1, as the paper saw); the output time
+grows with the rows to be sent on, and so linearly with the senders below.
+
+Pure arithmetic: no clock, nothing measured here.  `PAPER` is inferred: the paper's figures are lost, but its
+text says that two levels carry about five times what one carries, and some thousands of machines in all;
+that fixes both the ratio of the two costs and their size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from muster.core import errors
+
+TARGET_LOAD = 0.7  # of a core: above that a queue is more often long than not
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU seconds of one core."""
+
+    message_s: float  # to take a message in, besides its rows
+    row_s: float  # to take a row in
+    out_message_s: float = 0.0
+    out_row_s: float = 0.0
+
+
+PAPER = Costs(message_s=0.05625, row_s=0.005, out_message_s=0.01, out_row_s=0.001)  # XML; inferred, see above
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of channels. ``senders``: how many send to each channel of it (n_i)."""
+
+    senders: int
+    hold_s: float
+    costs: Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Sensors of one period below levels of channels, the last of which is the root.
+
+    ``latest``: a channel passes on only the latest report of each machine, as the paper's do, rather than all
+    that came in its holding time.
+    """
+
+    name: str
+    period_s: float  # hold(0): how often a sensor reports
+    levels: tuple[Level, ...]
+    latest: bool = False
+
+    @property
+    def depth(self) -> int:
+        return len(self.levels)
+
+    @property
+    def machines(self) -> int:
+        return math.prod(level.senders for level in self.levels)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelFigures:
+    messages_s: float  # that a channel of it receives
+    rows_s: float
+    load: float  # of one core; 1 and above: saturated
+    in_s: float
+    out_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    machines: int
+    levels: tuple[LevelFigures, ...]
+    propagation_s: float  # until it is in the root; infinite where a level is saturated
+    staleness_s: float
+    limit: int | None  # the first level that is saturated
+
+    @property
+    def root_load(self) -> float:
+        return self.levels[-1].load
+
+
+def figures(hierarchy: Hierarchy, *, service_period_s: float = 0.0) -> Figures:
+    """Equations (1) to (5) for a balanced tree. ``service_period_s``: how often an application reports."""
+    found: list[LevelFigures] = []
+    machines_below = 1
+    sent_every_s = hierarchy.period_s
+    for level in hierarchy.levels:
+        machines = machines_below * level.senders
+        fresh_every_s = sent_every_s if hierarchy.latest else hierarchy.period_s
+        messages_s = level.senders / sent_every_s
+        rows_s = machines / fresh_every_s
+        rows_in_message = rows_s / messages_s
+        service_s = level.costs.message_s + rows_in_message * level.costs.row_s
+        forward_every_s = level.hold_s or sent_every_s
+        rows_out = machines if hierarchy.latest else rows_s * forward_every_s
+        out_s = level.costs.out_message_s + rows_out * level.costs.out_row_s
+        load = messages_s * service_s + out_s / forward_every_s
+        found.append(LevelFigures(messages_s, rows_s, load, queue_s(service_s, load), out_s))
+        machines_below, sent_every_s = machines, max(sent_every_s, level.hold_s)
+    holds = [hierarchy.period_s, *(level.hold_s for level in hierarchy.levels)]
+    propagation = propagation_s(holds, [one.in_s for one in found], [one.out_s for one in found])
+    limit = next((place for place, one in enumerate(found, start=1) if one.load >= 1), None)
+    return Figures(machines_below, tuple(found), propagation, propagation + service_period_s, limit)
+
+
+def propagation_s(holds_s: Sequence[float], ins_s: Sequence[float], outs_s: Sequence[float]) -> float:
+    """Equation (4) for the top level h: ``holds_s`` are of levels 0 to h - 1 (or h), ``ins_s`` of 1 to h."""
+    depth = len(ins_s)
+    return sum(holds_s[:depth]) + sum(outs_s[: depth - 1]) + sum(ins_s)
+
+
+def queue_s(service_s: float, load: float) -> float:
+    """Service and waiting time where work comes at random and each piece takes as long (M/D/1)."""
+    if load >= 1:
+        return math.inf
+    return service_s * (1 + load / (2 * (1 - load)))
+
+
+def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0) -> int:
+    """The most machines: senders of the root are varied until some level would pass ``load_max``."""
+
+    def fits(senders: int) -> bool:
+        *below, root = hierarchy.levels
+        grown = replace(hierarchy, levels=(*below, replace(root, senders=senders)))
+        return all(one.load <= load_max for one in figures(grown).levels)
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, high * 2
+        if high > 1 << 40:
+            raise errors.InvalidInput("these costs are zero: there is no limit to find")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * math.prod(level.senders for level in hierarchy.levels[:-1])
+
+
+def table_2(costs: Costs = PAPER, *, root_senders: int = 1) -> tuple[Hierarchy, ...]:
+    """The paper's four hierarchies. What it varied is the number of senders of the top level."""
+
+    def made(name: str, period_s: float, *levels: tuple[int, float]) -> Hierarchy:
+        below = tuple(Level(senders, hold_s, costs) for senders, hold_s in levels)
+        return Hierarchy(name, period_s, (*below, Level(root_senders, 0.0, costs)), latest=True)
+
+    return (
+        made("single-level", 60.0),
+        made("two-level, 50 sensors", 30.0, (50, 30.0)),
+        made("two-level, 100 sensors", 30.0, (100, 30.0)),
+        made("three-level", 10.0, (10, 30.0), (10, 30.0)),
+    )
+
+
+# -- planning our own ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What our parts cost, as ``bench-monitor`` and ``bench-pipeline`` measured on 2 shared cores."""
+
+    channel: Costs = Costs(message_s=4e-6, row_s=5e-6, out_message_s=2e-4, out_row_s=6e-7)  # noqa: RUF009
+    inner: Costs = Costs(message_s=2e-4, row_s=1.3e-6, out_message_s=2e-4, out_row_s=6e-7)  # noqa: RUF009
+    root: Costs = Costs(message_s=1e-4, row_s=7e-6)  # noqa: RUF009  (Spark: roll-up, staleness, history)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    machines: int
+    period_s: float
+    hierarchy: Hierarchy
+    figures: Figures
+    channels: tuple[int, ...]  # how many at each level, the root not counted
+    root_cores: float
+    limits: str  # in words: what would have to grow first
+
+
+def plan(
+    machines: int,
+    period_s: float,
+    *,
+    hold_s: float = 1.0,
+    trigger_s: float = 10.0,
+    root_cores: float = 2.0,
+    load: float = TARGET_LOAD,
+    measured: Measured | None = None,
+) -> Plan:
+    """The smallest tree that carries the fleet, with Spark as its root (its trigger is the holding time).
+
+    Sensors go to as few first-level channels as the load allows; a level is put between where there are more
+    channels than the root should have senders.
+    """
+    if machines < 1 or period_s <= 0 or hold_s <= 0 or trigger_s <= 0 or root_cores <= 0:
+        raise errors.InvalidInput("machines, period, holding time, trigger and cores must be above zero")
+    costs = measured or Measured()
+    a_row_s = costs.channel.message_s + costs.channel.row_s + costs.channel.out_row_s
+    per_channel = max(1, int((load - costs.channel.out_message_s / hold_s) * period_s / a_row_s))
+    counts = [math.ceil(machines / per_channel)]
+    levels = [Level(math.ceil(machines / counts[0]), hold_s, costs.channel)]
+    rows_s = machines / period_s
+    per_core = costs.inner.row_s + costs.inner.out_row_s
+    while counts[-1] > max(64, math.ceil(rows_s * per_core / load)):
+        above = max(1, math.ceil(rows_s * per_core / load), math.ceil(counts[-1] / 64))
+        levels.append(Level(math.ceil(counts[-1] / above), hold_s, costs.inner))
+        counts.append(above)
+    root = msgspec.structs.replace(
+        costs.root, message_s=costs.root.message_s / root_cores, row_s=costs.root.row_s / root_cores
+    )
+    tree = Hierarchy("plan", period_s, (*levels, Level(counts[-1], trigger_s, root)))
+    found = figures(tree, service_period_s=period_s)
+    # In our root a report counts once its batch has been computed: the trigger is waited for as well.
+    batch_s = rows_s * trigger_s * root.row_s
+    total_s = found.propagation_s + trigger_s + batch_s
+    found = replace(found, propagation_s=total_s, staleness_s=total_s + period_s)
+    return Plan(
+        machines,
+        period_s,
+        tree,
+        found,
+        tuple(counts),
+        found.root_load * root_cores,
+        _limits(found, load, root_cores),
+    )
+
+
+def _limits(found: Figures, load: float, root_cores: float) -> str:
+    if found.root_load >= 1:
+        needed = math.ceil(found.root_load * root_cores / load)
+        return f"the root: {root_cores:g} cores are not enough, {needed} would be"
+    if found.root_load > load:
+        return f"the root is loaded to {found.root_load:.0%}: a longer trigger or another core comes next"
+    room = load / found.root_load if found.root_load else math.inf
+    return f"the root comes first, at {room:.1f} times this fleet; channels are added as needed"
+
+
+# -- against what was measured ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    predicted_s: float
+    measured_s: float
+    ratio: float
+    holds: bool
+
+
+def check(predicted_s: float, ages_s: Sequence[float], *, tolerance: float = 0.2) -> Check:
+    """The model's worst case against the oldest measured: it holds if it is within ``tolerance`` of it."""
+    if not ages_s:
+        raise errors.InvalidInput("nothing was measured")
+    worst_s = max(ages_s)
+    ratio = predicted_s / worst_s if worst_s > 0 else math.inf
+    return Check(predicted_s, worst_s, ratio, abs(predicted_s - worst_s) <= tolerance * worst_s)
+
+
+def fit(points: Sequence[tuple[float, float, float]]) -> Costs:
+    """Costs of a message and of a row from (messages, rows, CPU seconds), by least squares."""
+    sums = [
+        sum(values)
+        for values in zip(*((m * m, m * r, r * r, m * c, r * c) for m, r, c in points), strict=True)
+    ]
+    if len(points) < 2:
+        raise errors.InvalidInput("two measurements at least, with different rows in a message")
+    mm, mr, rr, mc, rc = sums
+    determinant = mm * rr - mr * mr
+    if determinant <= 1e-12 * mm * rr:
+        raise errors.InvalidInput(
+            "all measurements have as many rows in a message: the costs cannot be told apart"
+        )
+    message_s = (mc * rr - rc * mr) / determinant
+    row_s = (rc * mm - mc * mr) / determinant
+    return Costs(message_s=max(0.0, message_s), row_s=max(0.0, row_s))

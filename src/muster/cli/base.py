@@ -118,6 +118,24 @@ class Group(Command, click.Group):
         return list(self.commands)
 
 
+def program() -> str:
+    """What to type to call this command again: ``muster`` where the shell finds it, else where it is."""
+    import shutil
+    import sys
+
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return "python -m muster"
+    if shutil.which(called.name) is not None:
+        return called.name
+    return str(shown(called.absolute()))
+
+
+def shown(path: Path) -> Path:
+    """``path`` as a person here would write it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run an async command to its end."""
     import asyncio

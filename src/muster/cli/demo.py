@@ -72,7 +72,7 @@ def _play(invocation: base.Invocation, place: home.Home, settings: catalogue.Set
 
     printer = invocation.printer
     if printer.for_people:
-        printer.note(f"starting a domain in {_shown(place)}")
+        printer.note(f"starting a domain in {base.shown(place.root)}")
     began = time.perf_counter()
     running = domain.Domain(settings, parts=catalogue.parts(settings))
 
@@ -95,21 +95,15 @@ def _play(invocation: base.Invocation, place: home.Home, settings: catalogue.Set
 def _suggest(printer: output.Printer, place: home.Home, *, stay: bool) -> None:
     if not printer.for_people:
         return
-    option = f"--home {_shown(place)}"
+    muster, option = base.program(), f"--home {base.shown(place.root)}"
     if stay:
         lines = [
-            "It stays up until Ctrl-C. Try in another terminal:",
-            f"  muster status {option}",
-            f"  muster sub 'demo/>' {option}",
-            f"  muster pub demo/hello world {option}",
+            "It stays up until Ctrl-C. What to try next, in another terminal:",
+            f"  {muster} status {option}",
+            f"  {muster} sub 'demo/>' {option}",
+            f"  {muster} pub demo/hello world {option}",
         ]
     else:
-        lines = [
-            f"What to try next: muster up --detach {option} && muster status {option}",
-        ]
+        lines = [f"What to try next: {muster} up --detach {option} && {muster} status {option}"]
     sys.stdout.write("\n".join(["", *lines, ""]))
     sys.stdout.flush()
-
-
-def _shown(place: home.Home) -> Path:
-    return place.root.relative_to(Path.cwd()) if place.root.is_relative_to(Path.cwd()) else place.root

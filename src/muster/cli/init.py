@@ -82,7 +82,7 @@ def init(
         f"{place.root} is the home of the domain {name}\n"
         f"  settings  {facts['settings']}\n"
         f"  keys      {facts['keys']} (keep a copy elsewhere)\n"
-        f"next: muster up{option}",
+        f"next: {base.program()} up{option}",
     )
 
 

@@ -94,7 +94,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     mark = item.get_closest_marker("may_block")
     if mark is None:
         return (yield)
-    _reason(mark)
+    _need_reason(mark)
     with blocking.allowed():
         return (yield)
 
@@ -102,18 +102,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 def may_leak(item: pytest.Item) -> frozenset[str]:
     kinds: set[str] = set()
     for mark in item.iter_markers("may_leak"):
-        _reason(mark)
+        _need_reason(mark)
         if unknown := set(mark.args) - LEAK_KINDS:
             raise pytest.UsageError(f"may_leak knows {sorted(LEAK_KINDS)}, not {sorted(unknown)}")
         kinds.update(mark.args)
     return frozenset(kinds)
 
 
-def _reason(mark: pytest.Mark) -> str:
-    reason = mark.kwargs.get("reason")
-    if not isinstance(reason, str) or not reason:
+def _need_reason(mark: pytest.Mark) -> None:
+    if not mark.kwargs.get("reason"):
         raise pytest.UsageError(f"{mark.name} needs a reason: @pytest.mark.{mark.name}(…, reason='…')")
-    return reason
 
 
 @pytest.hookimpl(wrapper=True)

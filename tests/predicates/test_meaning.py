@@ -263,6 +263,8 @@ def test_one_key_for_all_ways_to_say_the_same() -> None:
     keys = {normal.canonical(parser.parse(expression)) for expression in said}
     assert len(keys) == 1
     assert hash(keys.pop()) == hash(normal.canonical(parser.parse(said[0])))
+    runs = ["x LIKE 'a%%b%'", "x LIKE 'a%b%%' ESCAPE '!'"]
+    assert len({normal.canonical(parser.parse(expression)) for expression in runs}) == 1
     # These three differ where a type is unlike or a value missing.
     others = ["c <> 'x'", "NOT c = 'x'", "c <> 'x' OR c IS NULL"]
     assert len({normal.canonical(parser.parse(expression)) for expression in others}) == 3

@@ -40,6 +40,11 @@ COMMAND: dict[str, object] = {
     "sender._command_region": "national",
 }
 STRANGER: dict[str, object] = {"alert": True, "threat_level": 5, "sender.entity": "Macrocorp"}
+MESSAGES = {
+    "accepted alert": (ALERT, True),
+    "accepted command": (COMMAND, True),
+    "refused, sender's attributes NULL": (STRANGER, False),
+}
 
 FOUR = "(load < 0.25 AND region = 'r7') OR NOT (load < 0.9 OR application = 'a3')"
 WORDS = {"application": 64, "region": 100}  # how many there are of each
@@ -53,61 +58,40 @@ def run(quick: bool) -> list[harness.Row]:
 
 def one_message(quick: bool) -> list[harness.Row]:
     condition = parser.parse(POLICY, home="event")
-    matches = closure.compile(condition)
-    tree = tree_of_closures(condition)
+    matches, tree = closure.compile(condition), tree_of_closures(condition)
     by_hand = eval(f"lambda get: {POLICY_IN_PYTHON.strip()}")  # noqa: S307  our own constant, above
-    rows = []
-    for label, message, accepted in (
-        ("accepted alert", ALERT, True),
-        ("accepted command", COMMAND, True),
-        ("refused, sender's attributes NULL", STRANGER, False),
-    ):
-        get = message.get
-        assert matches(get) is accepted
-        assert (tree(get) is True) is accepted
-        found = measure.in_turns(
-            {
-                "ours": functools.partial(nanoseconds, matches, get, quick),
-                "tree": functools.partial(nanoseconds, tree, get, quick),
-            },
-            rounds=3,
-        )
-        rows.append(
-            harness.Row(
-                metric=f"the paper's policy on one message: {label}",
-                ours=min(found["ours"]),
-                unit="ns",
-                better="lower",
-                peer=min(found["tree"]),
-                peer_name="tree of closures",
-                goal=300,
-            )
-        )
-    found = measure.in_turns(
-        {
-            "ours": functools.partial(nanoseconds, matches, ALERT.get, quick),
-            "by hand": functools.partial(nanoseconds, by_hand, ALERT.get, quick),
-        },
-        rounds=3,
-    )
-    rows.append(
+    sides: dict[str, Callable[[], float]] = {"by hand": functools.partial(nanoseconds, by_hand, ALERT)}
+    for label, (message, accepted) in MESSAGES.items():
+        assert matches(message.get) is (tree(message.get) is True) is accepted
+        sides[label] = functools.partial(nanoseconds, matches, message)
+        sides[f"{label}, tree"] = functools.partial(nanoseconds, tree, message)
+    found = {name: min(took) for name, took in measure.in_turns(sides, rounds=8 if quick else 25).items()}
+    rows = [
         harness.Row(
-            metric="the same alert, against Python that knows no NULL and no types",
-            ours=min(found["ours"]),
+            metric=f"the paper's policy on one message: {label}",
+            ours=found[label],
             unit="ns",
             better="lower",
-            peer=min(found["by hand"]),
-            peer_name="written by hand",
+            peer=found[f"{label}, tree"],
+            peer_name="tree of closures",
+            goal=300,
         )
+        for label in MESSAGES
+    ]
+    versus = harness.Row(
+        metric="the same alert, against Python that knows no NULL and no types",
+        ours=found["accepted alert"],
+        unit="ns",
+        better="lower",
+        peer=found["by hand"],
+        peer_name="written by hand",
     )
-    return rows
+    return [*rows, versus]
 
 
-def nanoseconds(matches: Callable[[Any], object], get: Callable[[str], object], quick: bool) -> float:
+def nanoseconds(matches: Callable[[Any], object], message: dict[str, object]) -> float:
     # Many short rounds: on a busy machine, some of them fall between the neighbours' turns.
-    return measure.nanoseconds_a_call(
-        functools.partial(matches, get), rounds=20 if quick else 50, round_s=0.01
-    )
+    return measure.nanoseconds_a_call(functools.partial(matches, message.get), rounds=8, round_s=0.01)
 
 
 def tree_of_closures(condition: ast.Condition) -> Callable[[Callable[[str], object]], bool | None]:

@@ -29,6 +29,7 @@ import msgspec
 
 from muster.core import errors
 
+ROOT_SENDERS_MAX = 64
 TARGET_LOAD = 0.7  # of a core: above that a queue is more often long than not
 
 
@@ -41,7 +42,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     out_row_s: float = 0.0
 
 
-PAPER = Costs(message_s=0.05625, row_s=0.005, out_message_s=0.01, out_row_s=0.001)  # XML; inferred, see above
+PAPER = Costs(message_s=0.0675, row_s=0.005, out_message_s=0.01, out_row_s=0.001)  # XML; inferred, see above
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +217,9 @@ def plan(
     counts = [math.ceil(machines / per_channel)]
     levels = [Level(math.ceil(machines / counts[0]), hold_s, costs.channel)]
     rows_s = machines / period_s
-    per_core = costs.inner.row_s + costs.inner.out_row_s
-    while counts[-1] > max(64, math.ceil(rows_s * per_core / load)):
-        above = max(1, math.ceil(rows_s * per_core / load), math.ceil(counts[-1] / 64))
+    while counts[-1] > ROOT_SENDERS_MAX and (
+        above := _between(counts[-1], rows_s, hold_s, load, costs.inner)
+    ):
         levels.append(Level(math.ceil(counts[-1] / above), hold_s, costs.inner))
         counts.append(above)
     root = msgspec.structs.replace(
@@ -231,14 +232,21 @@ def plan(
     total_s = found.propagation_s + trigger_s + batch_s
     found = replace(found, propagation_s=total_s, staleness_s=total_s + period_s)
     return Plan(
-        machines,
-        period_s,
-        tree,
-        found,
-        tuple(counts),
-        found.root_load * root_cores,
-        _limits(found, load, root_cores),
+        machines=machines,
+        period_s=period_s,
+        hierarchy=tree,
+        figures=found,
+        channels=tuple(counts),
+        root_cores=found.root_load * root_cores,
+        limits=_limits(found, load, root_cores),
     )
+
+
+def _between(below: int, rows_s: float, hold_s: float, load: float, costs: Costs) -> int:
+    """How many channels to put above ``below`` ones; 0 where that would not make them fewer."""
+    a_sender_s = costs.message_s / hold_s + rows_s / below * (costs.row_s + costs.out_row_s)
+    senders = int((load - costs.out_message_s / hold_s) / a_sender_s)
+    return math.ceil(below / senders) if senders > 1 else 0
 
 
 def _limits(found: Figures, load: float, root_cores: float) -> str:
@@ -273,18 +281,13 @@ def check(predicted_s: float, ages_s: Sequence[float], *, tolerance: float = 0.2
 
 def fit(points: Sequence[tuple[float, float, float]]) -> Costs:
     """Costs of a message and of a row from (messages, rows, CPU seconds), by least squares."""
-    sums = [
-        sum(values)
-        for values in zip(*((m * m, m * r, r * r, m * c, r * c) for m, r, c in points), strict=True)
-    ]
     if len(points) < 2:
         raise errors.InvalidInput("two measurements at least, with different rows in a message")
-    mm, mr, rr, mc, rc = sums
+    products = [(m * m, m * r, r * r, m * c, r * c) for m, r, c in points]
+    mm, mr, rr, mc, rc = (sum(values) for values in zip(*products, strict=True))
     determinant = mm * rr - mr * mr
     if determinant <= 1e-12 * mm * rr:
-        raise errors.InvalidInput(
-            "all measurements have as many rows in a message: the costs cannot be told apart"
-        )
+        raise errors.InvalidInput("every message had as many rows: the two costs cannot be told apart")
     message_s = (mc * rr - rc * mr) / determinant
     row_s = (rc * mm - mc * mr) / determinant
     return Costs(message_s=max(0.0, message_s), row_s=max(0.0, row_s))

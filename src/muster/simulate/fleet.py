@@ -1,0 +1,263 @@
+"""A fleet that is not there: what each of its machines would report at each tick. Pure and seeded.
+
+Load is correlated as in a real fleet: a day's wave that all share, moods of each zone and each group that
+drift slowly, a level of its own for each machine, and noise.  The other metrics follow from the load, each in
+its way.  The same seed gives the same fleet, whatever part of it is asked for and in which order; so several
+processes can each play a share.
+
+Faults are put on part of the fleet for some time, in words: ``hot group=web at 30s for 60s``.
+
+    silent      reports nothing                     hot         load goes to the top
+    leak        memory fills                        slow        reports carry a time a minute ago
+    skewed      reports carry a time an hour ahead  twice       every message is sent twice
+    garbage     messages are cut off in the middle
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from muster.core import errors, reports, units
+
+Floats = npt.NDArray[np.float64]
+
+FAULTS = ("silent", "hot", "leak", "slow", "skewed", "twice", "garbage")
+DAY_S = 86400.0
+DRIFT = 0.95  # how much of a mood is left at the next tick
+MOOD_TICKS = 64  # a mood is the sum of so many past shocks, so any tick can be computed by itself
+LEAK_PERCENT_S = 0.2
+_FAULT = re.compile(
+    r"(?P<kind>[a-z]+)(?:\s+(?P<what>group|zone|share)=(?P<which>\S+))?"
+    r"(?:\s+at\s+(?P<at>\S+))?(?:\s+for\s+(?P<lasts>\S+))?\Z"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: str
+    what: str = "share"  # group, zone or share of all machines
+    which: str = "1"
+    from_s: float = 0.0  # since the fleet's start
+    to_s: float = math.inf
+
+    @classmethod
+    def parse(cls, text: str, *, now_s: float = 0.0) -> Fault:
+        """``hot zone=z3 at 30s for 60s``; without ``at`` it begins now, without ``for`` it stays."""
+        match = _FAULT.match(text.strip())
+        if match is None or match["kind"] not in FAULTS:
+            raise errors.InvalidInput(
+                f"{text[:80]!r} is no fault: one of {', '.join(FAULTS)}, as in 'hot group=g3 at 30s for 1m'"
+            )
+        from_s = units.parse_duration_s(match["at"]) if match["at"] else now_s
+        lasts_s = units.parse_duration_s(match["lasts"]) if match["lasts"] else math.inf
+        found = cls(match["kind"], match["what"] or "share", match["which"] or "1", from_s, from_s + lasts_s)
+        if found.what == "share":
+            found.share()
+        return found
+
+    def share(self) -> float:
+        try:
+            share = float(self.which)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise errors.InvalidInput(f"a share is between 0 and 1, not {self.which[:20]!r}")
+        return share
+
+    def holds(self, at_s: float) -> bool:
+        return self.from_s <= at_s < self.to_s
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the fleet is. ``first`` and ``count`` name the share of it that is played here."""
+
+    machines: int
+    period_s: float = 10.0
+    groups: int = 100
+    zones: int = 8
+    seed: int = 1
+    prefix: str = "sim"
+    rows_per_message: int = 1000
+    first: int = 0
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.machines < 1 or self.groups < 1 or self.zones < 1 or self.rows_per_message < 1:
+            raise errors.InvalidInput("machines, groups, zones and rows must be at least one")
+        if not 0 < self.period_s <= 86400:
+            raise errors.InvalidInput("a period is between 0 and a day")
+
+    def share(self, number: int, of: int) -> Plan:
+        """The part of process ``number`` (from 1) ``of`` so many: whole messages."""
+        if not 1 <= number <= of:
+            raise errors.InvalidInput(f"share {number} of {of}")
+        slots = math.ceil(self.machines / self.rows_per_message)
+        low, high = (slots * place // of * self.rows_per_message for place in (number - 1, number))
+        return replace(self, first=low, count=max(0, min(high, self.machines) - low))
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The machines that report in one message."""
+
+    number: int
+    names: pa.Array
+    groups: pa.Array
+    zones: pa.Array
+    group_numbers: npt.NDArray[np.int64]
+    zone_numbers: npt.NDArray[np.int64]
+    level: Floats  # of load, its own
+    cores: Floats
+    luck: Floats  # between 0 and 1, fixed: whom a fault of a share of machines hits
+
+
+class Fleet:
+    def __init__(self, plan: Plan, *, boot: int = 1, faults: tuple[Fault, ...] = ()) -> None:
+        self.plan = plan
+        self.faults = list(faults)
+        self._boot = boot
+        count = plan.machines - plan.first if plan.count is None else plan.count
+        ends = range(plan.first, plan.first + count, plan.rows_per_message)
+        self.slots = [
+            self._slot(first, min(first + plan.rows_per_message, plan.first + count)) for first in ends
+        ]
+
+    @property
+    def machines(self) -> int:
+        return sum(len(slot.names) for slot in self.slots)
+
+    def add_fault(self, fault: Fault) -> None:
+        self.faults.append(fault)
+
+    def active(self, at_s: float, *kinds: str) -> list[Fault]:
+        return [fault for fault in self.faults if fault.kind in kinds and fault.holds(at_s)]
+
+    def batch(self, slot: Slot, tick: int, at_ms: int) -> pa.RecordBatch:
+        """What the machines of a slot report at tick ``tick`` (from 0), the wall time being ``at_ms``."""
+        at_s = tick * self.plan.period_s
+        chance = np.random.default_rng((self.plan.seed, 3, tick, slot.number))
+        load = self._load(slot, tick, chance)
+        for fault in self.active(at_s, "hot"):
+            load = np.where(self._hit(slot, fault), 97.0 + 3 * chance.random(len(load)), load)
+        load = np.clip(load, 0.5, 100.0)
+        columns = self._metrics(slot, load, at_s, chance)
+        rows = len(load)
+        reported_ms = np.full(rows, at_ms, np.int64)
+        for fault in self.active(at_s, "slow", "skewed"):
+            shift_ms = -60_000 if fault.kind == "slow" else 3_600_000
+            reported_ms = np.where(self._hit(slot, fault), at_ms + shift_ms, reported_ms)
+        known: dict[str, Any] = {
+            "machine": slot.names,
+            "group": slot.groups,
+            "zone": slot.zones,
+            "boot": np.full(rows, self._boot, np.int64),
+            "sequence": np.full(rows, tick + 1, np.int64),
+            "reported_at": pa.array(reported_ms * 1000).cast(pa.timestamp("us", tz="UTC")),
+            "period_s": np.full(rows, self.plan.period_s),
+            "state": _repeated("up", rows),
+            "dropped": np.zeros(rows, np.int64),
+            "partial": _repeated(False, rows),
+            "extra": _nothing("extra", rows),
+            "services": _nothing("services", rows),
+            **columns,
+        }
+        arrays = [
+            one if isinstance(one := known[field.name], pa.Array) else pa.array(one, field.type)
+            for field in reports.node_schema()
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=reports.node_schema())
+        silent = self.active(at_s, "silent")
+        if not silent:
+            return batch
+        speaks = ~functools.reduce(np.logical_or, (self._hit(slot, fault) for fault in silent))
+        return batch.filter(pa.array(speaks))
+
+    def _load(self, slot: Slot, tick: int, chance: np.random.Generator) -> Floats:
+        day = 12 * math.sin(2 * math.pi * tick * self.plan.period_s / DAY_S)
+        groups, zones = self._moods(tick)
+        mood = groups[slot.group_numbers] + zones[slot.zone_numbers]
+        return slot.level + day + mood + chance.normal(0, 4, len(slot.level))
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019  (every slot of a tick asks for the same)
+    def _moods(self, tick: int) -> tuple[Floats, Floats]:
+        weights = DRIFT ** np.arange(MOOD_TICKS)
+        groups = np.zeros(self.plan.groups)
+        zones = np.zeros(self.plan.zones)
+        for back, weight in enumerate(weights):
+            if tick < back:
+                break
+            shocks = np.random.default_rng((self.plan.seed, 2, tick - back))
+            groups += weight * shocks.normal(0, 2.0, self.plan.groups)
+            zones += weight * shocks.normal(0, 1.0, self.plan.zones)
+        return groups, zones
+
+    def _metrics(
+        self, slot: Slot, load: Floats, at_s: float, chance: np.random.Generator
+    ) -> dict[str, Floats]:
+        rows = len(load)
+        memory = np.clip(25 + slot.level * 0.6 + load * 0.15 + chance.normal(0, 1, rows), 1, 100)
+        for fault in self.active(at_s, "leak"):
+            grown = (at_s - fault.from_s) * LEAK_PERCENT_S
+            memory = np.where(self._hit(slot, fault), np.minimum(memory + grown, 99.9), memory)
+        traffic = np.exp(chance.normal(11, 0.4, rows)) * (0.2 + load / 50)
+        values = {
+            "cpu_percent": load,
+            "load_1m": load / 100 * slot.cores + np.abs(chance.normal(0, 0.1, rows)),
+            "memory_percent": memory,
+            "memory_used_bytes": np.floor(memory / 100 * slot.cores * 4e9),
+            "swap_percent": np.clip((memory - 90) * 5, 0, 100),
+            "disk_percent": np.minimum(20 + slot.luck * 60 + at_s / DAY_S, 100),
+            "disk_read_bytes_s": np.floor(traffic * 0.3),
+            "disk_write_bytes_s": np.floor(traffic * 0.5),
+            "network_in_bytes_s": np.floor(traffic),
+            "network_out_bytes_s": np.floor(traffic * 1.7),
+            "processes": np.floor(120 + slot.cores * 8 + load),
+            "uptime_s": np.full(rows, at_s) + np.floor(slot.luck * 1e6),
+        }
+        return {name: np.round(values[name], 2) for name in reports.STANDARD_METRICS}
+
+    def _hit(self, slot: Slot, fault: Fault) -> npt.NDArray[np.bool_]:
+        if fault.what == "share":
+            return slot.luck < fault.share()
+        names, numbers = ("g", slot.group_numbers) if fault.what == "group" else ("z", slot.zone_numbers)
+        wanted = fault.which.removeprefix(names)
+        hit: npt.NDArray[np.bool_] = numbers == (int(wanted) if wanted.isdecimal() else -1)
+        return hit
+
+    def _slot(self, first: int, end: int) -> Slot:
+        plan = self.plan
+        numbers = np.arange(first, end)
+        # Machines of a message are of one group as far as possible, as those of a first channel would be.
+        group_numbers = (numbers // plan.rows_per_message) % plan.groups
+        zone_numbers = numbers % plan.zones
+        own = np.random.default_rng((plan.seed, 1, first))
+        return Slot(
+            number=first,
+            names=pa.array([f"{plan.prefix}.{number:07}" for number in numbers.tolist()]),
+            groups=pa.array([f"g{number}" for number in group_numbers.tolist()]),
+            zones=pa.array([f"z{number}" for number in zone_numbers.tolist()]),
+            group_numbers=group_numbers,
+            zone_numbers=zone_numbers,
+            level=own.gamma(4.0, 8.0, len(numbers)),
+            cores=own.choice([2.0, 4.0, 8.0, 16.0, 32.0], len(numbers)),
+            luck=own.random(len(numbers)),
+        )
+
+
+@functools.lru_cache(maxsize=16)
+def _repeated(value: Any, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value), rows)
+
+
+@functools.lru_cache(maxsize=16)
+def _nothing(column: str, rows: int) -> pa.Array:
+    return pa.nulls(rows, reports.node_schema().field(column).type)

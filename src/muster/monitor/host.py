@@ -37,7 +37,7 @@ class Host:
         metrics: dict[str, float] = {"cpu_percent": psutil.cpu_percent()}
         for read in (self._memory, self._storage, self._network, self._system):
             # A container or an odd system may lack a figure; the others are still worth having.
-            with contextlib.suppress(OSError, RuntimeError, AttributeError, NotImplementedError):
+            with contextlib.suppress(OSError, RuntimeError, AttributeError):
                 metrics.update(read())
         return metrics
 

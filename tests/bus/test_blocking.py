@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -106,5 +108,8 @@ def test_nobody_there():
 def test_importing_muster_is_cheap():
     """`muster --help` must be quick: nothing of the engine is imported before it is used."""
     script = "import sys, muster; print([m for m in ('nats', 'cryptography', 'asyncio') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    here = {**os.environ, "PYTHONPATH": str(Path(muster.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=here
+    )
     assert done.stdout.strip() == "[]"

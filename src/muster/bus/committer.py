@@ -256,14 +256,14 @@ class Committer:
         if sends and not done.done():
             alarms = [loop.call_later(PATIENCE_S, done.cancel)]
 
-            def reconnected() -> None:
+            def another_connection() -> None:
                 alarms.append(loop.call_later(GRACE_S, done.cancel))
 
-            self._wire.on_reconnected.add(reconnected)
+            self._wire.on_news.add(another_connection)
             try:
                 await asyncio.wait([done])
             finally:
-                self._wire.on_reconnected.discard(reconnected)
+                self._wire.on_news.discard(another_connection)
                 for alarm in alarms:
                     alarm.cancel()
         return answers

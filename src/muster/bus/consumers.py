@@ -13,6 +13,7 @@ from muster.core import errors, subjects
 
 ITERATE_COUNT = 100
 ITERATE_S = 5.0
+RETRY_S = 0.25
 GRACE_S = 1.0  # beyond the time the broker was given to answer
 
 
@@ -158,11 +159,10 @@ class Consumer:
         while not self._closed:
             try:
                 found = await self.fetch(ITERATE_COUNT, timeout_s=ITERATE_S)
-            except errors.NotConnected:
-                raise
             except errors.Unavailable:
-                # No leader now (elections take seconds): what was delivered and not acknowledged comes again.
-                await asyncio.sleep(0.2)
+                # No connection or no leader now: what was delivered and not acknowledged comes again.
+                self._wire.check_open()
+                await asyncio.sleep(RETRY_S)
                 continue
             for delivery in found:
                 yield delivery

@@ -21,6 +21,7 @@ from muster.core import errors
 
 BEAT_S = 5.0
 BEATS_MISSED = 2.5
+RETRY_S = 0.25
 
 
 class Following:
@@ -108,7 +109,12 @@ class Following:
     async def _run(self) -> None:
         try:
             while True:
-                await self._once()
+                self._wire.check_open()
+                try:
+                    await self._once()
+                except errors.Unavailable:
+                    # No connection or no leader, for however long: only a closed connection ends it.
+                    await asyncio.sleep(RETRY_S)
         except errors.MusterError as error:
             self._error = error
             self._arrived.set()
@@ -120,9 +126,9 @@ class Following:
         self._broken.clear()
         self._consumer_sequence = 0
         self._beat_at = loop.time()
-        generation = self._wire.generation
         inbox = self._wire.fresh_inbox()
         number = await self._wire.listen(inbox, "", self._take, timeout_s=jetstream.TRY_S)
+        self._wire.on_news.add(self._broken.set)
         try:
             report = await self._api.call(
                 f"CONSUMER.CREATE.{self._stream}.{name}",
@@ -136,16 +142,18 @@ class Following:
                 and report["delivered"]["consumer_seq"] == 0
             ):
                 self._catch_up()
-            while self._wire.generation == generation and not self._broken.is_set():
-                silent_s = loop.time() - self._beat_at
-                if silent_s > BEAT_S * BEATS_MISSED:
-                    break
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(1.0, BEAT_S)):
+            while not self._broken.is_set():
+                left_s = self._beat_at + BEAT_S * BEATS_MISSED - loop.time()
+                try:
+                    async with asyncio.timeout(max(0.0, left_s)):
                         await self._broken.wait()
+                except TimeoutError:
+                    if loop.time() - self._beat_at >= BEAT_S * BEATS_MISSED:
+                        break  # silence
         except jetstream.Refusal as error:
             raise errors.InvalidInput(error.message) from error
         finally:
+            self._wire.on_news.discard(self._broken.set)
             self._wire.forget(number)
             if not self._wire.is_closed and self._wire.is_connected:
                 # Nobody waits for the answer; a consumer we cannot reach goes by itself after a while.

@@ -154,7 +154,7 @@ class Wire(nats_client.Client):
         self._auth_failures = 0
         self.cause: errors.MusterError | None = None  # why it is closed, if not because we asked
         self.generation = 0  # grows with each connection made
-        self.on_reconnected: set[Callable[[], object]] = set()
+        self.on_news: set[Callable[[], object]] = set()  # called when it is made anew, and when it is closed
 
     # Connecting.
 
@@ -273,8 +273,7 @@ class Wire(nats_client.Client):
         self.generation += 1
         self._counts.add(counting.Count.RECONNECTED)
         self._on_change("connected")
-        for tell in list(self.on_reconnected):
-            tell()
+        self._tell()
 
     async def _closed_for_good(self) -> None:
         if self.cause is None:
@@ -282,6 +281,11 @@ class Wire(nats_client.Client):
         for call in list(self._calls.values()):
             call.fail(self.cause)
         self._on_change("closed")
+        self._tell()
+
+    def _tell(self) -> None:
+        for hear in list(self.on_news):
+            hear()
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         if not self.is_connected:  # nowhere to send it, and nats-py would trip over the attempt

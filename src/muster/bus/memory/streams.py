@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PAGE = 500
 LOOK_AGAIN_S = 5.0
+RETRY_S = 0.25
 
 
 class Stream:
@@ -140,6 +141,9 @@ class Stream:
         if strict and position <= last:
             raise self.dropped(position, last)
 
+    def check_open(self) -> None:
+        self._bus.check_open()
+
     def dropped(self, first: int, last: int) -> errors.NotFound:
         return errors.NotFound(f"{self._name!r} does not hold {first} to {last} any more")
 
@@ -229,13 +233,17 @@ class Following:
         while not self._ready:
             if self._closed.is_set():
                 raise StopAsyncIteration
-            await self._look()
+            try:
+                await self._look()
+            except errors.Unavailable:
+                self._stream.check_open()
+                await asyncio.sleep(RETRY_S)
         return self._ready.pop(0)
 
     async def _look(self) -> None:
         if self._last_of_each:
-            self._last_of_each = False
             newest, last = await self._stream.newest_of_each(self._patterns[0])
+            self._last_of_each = False
             self._ready += [*newest, None]
             self._next, self._caught_up = last + 1, True
             return

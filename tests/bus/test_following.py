@@ -1,0 +1,134 @@
+"""Followers and watchers on a real broker that fails under them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+import muster
+from muster.bus import api, client, following, wire
+from muster.bus.brokers import broker as brokers
+from muster.core import errors
+from muster.testing.eventually import eventually
+from tests.bus import contract
+
+
+def cut(bus: client.Client) -> None:
+    over: Any = bus._wire._transport
+    over._io_writer.transport.abort()
+
+
+async def test_nothing_is_missed_over_cut_connections_and_a_killed_broker(broker: brokers.Broker):
+    async with (
+        await muster.connect(broker.url, identity="writer") as writer,
+        await muster.connect(broker.url, identity="reader") as reader,
+    ):
+        stream = await writer.stream(contract.settings())
+        bucket = await writer.key_value(api.KeyValueSettings("b"))
+        seen: list[int] = []
+        values: dict[str, bytes | None] = {}
+
+        async def follow() -> None:
+            async with (await reader.open_stream("log")).follow(1) as messages:
+                async for message in messages:
+                    seen.append(message.sequence)  # noqa: PERF401 - it is cancelled in the middle
+
+        async def watch() -> None:
+            async with await (await reader.key_value(api.KeyValueSettings("b"))).watch() as entries:
+                async for entry in entries:
+                    if entry is not None:
+                        values[entry.key] = entry.value
+
+        tasks = [asyncio.create_task(follow()), asyncio.create_task(watch())]
+
+        async def write(first: int) -> None:
+            for number in range(first, first + 30):
+                await stream.publish("log.a", b"", message_id=str(number))
+                await bucket.put(f"k{number % 7}", b"%d" % number)
+            await bucket.delete(f"k{first % 7}")
+
+        await write(0)
+        cut(reader)
+        await write(100)
+        cut(reader)
+        assert broker.pid
+        os.kill(broker.pid, signal.SIGKILL)
+        await write(200)
+
+        async def same() -> bool:
+            there = {key: await bucket.get(key) for key in (f"k{n}" for n in range(7))}
+            return values == {key: entry.value if entry else None for key, entry in there.items()}
+
+        await eventually(lambda: len(seen) >= 90, timeout_s=20)
+        await eventually(same, timeout_s=20)
+        assert seen == list(range(1, 91))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def test_a_lost_consumer_is_noticed_and_made_again(bus: client.Client, monkeypatch):
+    monkeypatch.setattr(following, "BEAT_S", 0.2)
+    stream = await bus.stream(contract.settings())
+    async with stream.follow(1) as messages:
+        reading = asyncio.create_task(contract.take(messages, 2))
+        await stream.publish("log.a", b"1")
+        await eventually(lambda: messages._consumer_sequence == 1)
+        names = (await bus._durable.api.call("CONSUMER.NAMES.log"))["consumers"]
+        for name in names:
+            await bus._durable.api.call(f"CONSUMER.DELETE.log.{name}")
+        await stream.publish("log.a", b"2")
+        assert [m.sequence for m in await reading] == [1, 2]
+
+
+async def test_a_slow_reader_holds_the_broker_back(bus: client.Client):
+    stream = await bus.stream(api.StreamSettings("log", ("log.>",), max_bytes=64 << 20))
+    await asyncio.gather(*(stream.publish("log.a", b"x" * 20_000) for _ in range(1500)))
+    async with stream.follow(1) as messages:
+        assert [m.sequence for m in await contract.take(messages, 1)] == [1]
+        sizes = [-1]
+
+        def settled() -> bool:
+            sizes.append(len(messages._queue))
+            return sizes[-1] == sizes[-2] > 0
+
+        await eventually(settled)
+        await bus.flush()
+        assert len(messages._queue) < 1200, "not all 30 MB wait in our memory"
+        assert [m.sequence for m in await contract.take(messages, 1499)] == list(range(2, 1501))
+
+
+async def test_what_retention_takes_from_under_a_follower_is_told(
+    bus: client.Client, broker: brokers.Broker, monkeypatch
+):
+    stream = await bus.stream(contract.settings())
+    for _ in range(5):
+        await stream.publish("log.a", b"")
+    async with (
+        await muster.connect(broker.url, identity="reader") as reader,
+        (await reader.open_stream("log")).follow(1) as messages,
+    ):
+        await contract.take(messages, 5)
+        monkeypatch.setattr(wire, "RECONNECT_BASE_S", 2.0)  # long enough for what happens meanwhile
+        cut(reader)
+        await stream.publish("log.a", b"")
+        await stream.publish("log.a", b"")
+        await stream.purge(before=7)
+        with pytest.raises(errors.NotFound, match="does not hold 6 to 6"):
+            await contract.take(messages, 1)
+
+
+async def test_a_closed_connection_ends_it(broker: brokers.Broker):
+    bus = await muster.connect(broker.url)
+    stream = await bus.stream(contract.settings())
+    messages = stream.follow(1)
+    reading = asyncio.create_task(contract.take(messages, 1))
+    await eventually(lambda: messages._caught_up)
+    await bus.close()
+    with pytest.raises(errors.NotConnected):
+        await reading
+    await messages.close()

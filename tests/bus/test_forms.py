@@ -1,0 +1,139 @@
+"""Pure parts under hostile and random input: subjects, headers, keys, patterns, groups."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.bus import forms, groups, jetstream, keyvalue, matching
+from muster.core import errors
+
+TEXT = st.text(max_size=40)
+TOKENS = st.lists(st.sampled_from(["a", "b", "*", ">", "é"]), min_size=1, max_size=5)
+
+
+@given(TEXT)
+def test_a_subject_is_refused_or_harmless(text: str):
+    with contextlib.suppress(errors.InvalidInput):
+        forms.check_subject(text, wildcards=True)
+        line = f"PUB {text} 0\r\n"
+        assert line.count("\r\n") == 1
+        assert len(line.split()) == 3, "it cannot smuggle a second word into the protocol"
+        assert all(text.split("."))
+
+
+@given(st.dictionaries(TEXT, TEXT, max_size=4))
+def test_headers_are_refused_or_come_back(headers: dict[str, str]):
+    with contextlib.suppress(errors.InvalidInput):
+        raw = forms.encode_headers(headers)
+        assert forms.decode_headers(raw) == headers
+        assert raw.count(b"\r\n\r\n") == 1
+        assert raw.endswith(b"\r\n\r\n")
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_as_headers_are_survived(raw: bytes):
+    forms.decode_headers(raw)
+    forms.status_of(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [(b"NATS/1.0 503\r\n\r\n", 503), (b"NATS/1.0\r\nA: b\r\n\r\n", 0), (None, 0), (b"NATS/1.0 x\r\n\r\n", 0)],
+)
+def test_status_lines(raw: bytes | None, status: int):
+    assert forms.status_of(raw) == status
+
+
+@given(st.text(st.characters(), max_size=60))
+def test_any_key_comes_back_and_is_a_subject(key: str):
+    encoded = keyvalue.encode_key(key)
+    assert keyvalue.decode_key(encoded) == key
+    forms.check_subject(f"$KV.b.{encoded}")
+
+
+@given(TEXT, TEXT)
+def test_different_keys_stay_different(one: str, other: str):
+    assert (keyvalue.encode_key(one) == keyvalue.encode_key(other)) == (one == other)
+
+
+def matches_by_definition(pattern: list[str], subject: list[str]) -> bool:
+    if not pattern or not subject:
+        return not pattern and not subject
+    if pattern == [">"]:
+        return True
+    return pattern[0] in ("*", subject[0]) and matches_by_definition(pattern[1:], subject[1:])
+
+
+@given(TOKENS, TOKENS)
+def test_patterns_match_as_defined(pattern: list[str], subject: list[str]):
+    if ">" in pattern[:-1]:
+        return
+    wanted = matches_by_definition(pattern, subject)
+    assert matching.matches(".".join(pattern), ".".join(subject)) == (wanted or pattern == subject)
+    assert matching.Patterns([".".join(pattern)]).match(".".join(subject)) == (wanted or pattern == subject)
+
+
+@given(st.integers(0, 2**62))
+def test_times_come_back(at_ns: int):
+    assert jetstream.nanoseconds(jetstream.stamp(at_ns)) == at_ns
+
+
+@pytest.mark.parametrize(
+    ("text", "at_ns"),
+    [
+        ("2026-11-15T19:33:52.098413693Z", 1794771232098413693),
+        ("2026-11-15T19:33:52Z", 1794771232000000000),
+        ("2026-11-15T19:33:52.1Z", 1794771232100000000),
+    ],
+)
+def test_times(text: str, at_ns: int):
+    assert jetstream.nanoseconds(text) == at_ns
+
+
+@dataclass
+class Waiting:
+    subject: str
+    size: int
+    alone: bool
+    guarded: bool
+    message_id: str | None
+
+
+WAITING = st.builds(
+    Waiting,
+    subject=st.sampled_from("abcdef"),
+    size=st.sampled_from([100, 100, 100, 1 << 20]),
+    alone=st.sampled_from([False] * 20 + [True]),
+    guarded=st.sampled_from([False] * 5 + [True]),
+    message_id=st.sampled_from([None] * 10 + ["1", "2", "3"]),
+)
+
+
+@given(st.lists(WAITING, min_size=1, max_size=60))
+def test_rounds_make_progress_and_batches_are_such_as_the_broker_takes(waiting: list[Waiting]):
+    left = list(waiting)
+    while left:
+        count, together = groups.next_round(left)
+        assert 1 <= count <= len(left)
+        batch, left = left[:count], left[count:]
+        if together:
+            assert groups.MIN_BATCH <= len(batch) <= groups.MAX_BATCH
+            assert sum(one.size for one in batch) <= groups.MAX_BATCH_BYTES
+            assert not any(one.alone for one in batch)
+            ids = [one.message_id for one in batch if one.message_id]
+            assert len(ids) == len(set(ids))
+            for place, one in enumerate(batch):
+                assert not (one.guarded and one.subject in {earlier.subject for earlier in batch[:place]})
+        else:
+            assert len(batch) <= groups.MIN_BATCH
+
+
+def test_many_waiting_go_together():
+    many = [Waiting(f"s{n}", 100, False, True, str(n)) for n in range(2000)]
+    assert groups.next_round(many) == (groups.MAX_BATCH, True)
+    assert groups.next_round(many[: groups.MIN_BATCH - 1]) == (groups.MIN_BATCH - 1, False)

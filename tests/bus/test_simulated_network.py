@@ -1,0 +1,193 @@
+"""The simulated network's faults, and what the bus promises in spite of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from muster.bus import api
+from muster.bus.memory import connection, network
+from muster.core import errors
+from muster.testing import clock
+from muster.testing.eventually import eventually
+from tests.bus import contract
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def say(bus: connection.Bus, count: int) -> None:
+    for number in range(count):
+        await bus.publish("n", b"%d" % number)
+    await bus.flush()
+
+
+async def heard(net: network.Network, count: int = 1000) -> list[int]:
+    """What a receiver gets of ``count`` messages."""
+    sender, receiver = await net.connect("sender"), await net.connect("receiver")
+    subscription = await receiver.subscribe("n")
+    await say(sender, count)
+    await receiver.flush()
+    await asyncio.sleep(10)
+    return [int(m.data) for m in await contract.take(subscription, subscription.statistics().pending)]
+
+
+async def test_a_good_network_delivers_everything_in_order():
+    assert await heard(network.Network(1)) == list(range(1000))
+
+
+async def test_loss_is_as_asked_and_counted():
+    net = network.Network(1, faults=network.Faults(loss=0.1))
+    got = await heard(net)
+    assert 850 < len(got) < 950
+    assert len(got) + net.lost == 1000
+    assert got == sorted(got), "loss alone does not change the order"
+
+
+async def test_duplication_and_reordering():
+    net = network.Network(1, faults=network.Faults(duplication=0.1))
+    got = await heard(net)
+    assert len(got) == 1000 + net.duplicated
+    assert set(got) == set(range(1000))
+    got = await heard(network.Network(1, faults=network.Faults(reordering=0.2)))
+    assert sorted(got) == list(range(1000))
+    assert got != sorted(got)
+
+
+async def test_delay_is_within_its_bounds():
+    net = network.Network(1, faults=network.Faults(delay_s_min=1, delay_s_max=2))
+    bus = await net.connect("one")
+    loop = asyncio.get_running_loop()
+    for _ in range(20):
+        began = loop.time()
+        await bus.flush()
+        assert 2 <= loop.time() - began <= 4, "there and back"
+
+
+async def test_a_cut_node_reaches_only_those_cut_with_it():
+    net = network.Network(1)
+    near, far, here = await net.connect("near"), await net.connect("far"), await net.connect("here")
+    ears = {bus: await bus.subscribe("n") for bus in (near, far, here)}
+    bucket = await near.key_value(api.KeyValueSettings("b"))
+    net.cut("near", "far")
+    await here.publish("n", b"from here")
+    await asyncio.sleep(1)
+    assert [ear.statistics().pending for ear in ears.values()] == [0, 0, 1]
+    with pytest.raises(errors.TimedOut):
+        await bucket.put("k", b"")
+    with pytest.raises(errors.TimedOut):
+        await near.request("n", b"", timeout_s=1)
+    with pytest.raises(errors.NotConnected):
+        await net.connect("near", node="near")
+    net.heal()
+    await bucket.put("k", b"")
+    await here.publish("n", b"again")
+    await asyncio.sleep(1)
+    assert [ear.statistics().pending for ear in ears.values()] == [1, 1, 2]
+
+
+async def test_both_ends_give_up_a_connection_that_is_silent_too_long():
+    net = network.Network(1, faults=network.Faults(silence_s=5))
+    bus, witness = await net.connect("bus"), await net.connect("witness")
+    reports = await witness.subscribe("muster.bus.all.connections.disconnect")
+    states: list[api.ConnectionState] = []
+    bus.on_state(states.append)
+    before = bus.connection
+    net.cut("bus")
+    assert before is not None
+    assert f'"id": {before.number}' in (await reports.next(timeout_s=10)).data.decode()
+    assert states == [api.ConnectionState.RECONNECTING]
+    await asyncio.sleep(60)
+    assert bus.connection is None
+    net.heal()
+    await eventually(lambda: bus.state is api.ConnectionState.CONNECTED)
+    assert bus.connection != before
+    await bus.flush()
+
+
+async def test_a_killed_process_says_nothing_more():
+    net = network.Network(1)
+    bus, witness = await net.connect("bus"), await net.connect("witness")
+    reports = await witness.subscribe("muster.bus.all.connections.disconnect")
+    asking = asyncio.create_task(bus.request("muster.bus.all.connections.disconnect", b"", timeout_s=100))
+    await asyncio.sleep(1)
+    await reports.next()
+    net.crash(bus)
+    await reports.next(timeout_s=5)
+    with pytest.raises(errors.NotConnected):
+        await asking
+    with pytest.raises(errors.NotConnected):
+        await bus.publish("n", b"")
+
+
+async def test_a_follower_misses_nothing_whatever_the_network_does():
+    net = network.Network(5, faults=network.Faults(loss=0.2, delay_s_max=0.5, silence_s=2))
+    writer, reader = await net.connect("writer"), await net.connect("reader")
+    stream = await writer.stream(contract.settings())
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for message in (await reader.open_stream("log")).follow(1):
+            seen.append(message.sequence)  # noqa: PERF401 - it is cancelled in the middle
+
+    following = asyncio.create_task(follow())
+    for number in range(100):
+        if number % 10 == 0:
+            net.cut("reader")
+        elif number % 10 == 5:
+            net.heal()
+        await stream.publish("log.a", b"", message_id=str(number), timeout_s=600)
+    net.heal()
+    await eventually(lambda: len(seen) >= 100, timeout_s=600)
+    assert seen == list(range(1, 101)), "and an id makes a publish happen once, however often it is sent"
+    following.cancel()
+    await asyncio.wait([following])
+
+
+async def test_work_is_delivered_at_least_once_and_an_acknowledged_one_never_again():
+    net = network.Network(6, faults=network.Faults(loss=0.2))
+    bus = await net.connect("worker")
+    stream = await bus.stream(contract.settings())
+    for number in range(50):
+        await stream.publish("log.a", b"%d" % number, message_id=str(number), timeout_s=600)
+    consumer = await stream.consumer(api.ConsumerSettings("c", ack_wait_s=2))
+    delivered: set[int] = set()
+    acknowledged: set[int] = set()
+    for _ in range(200):
+        for delivery in await consumer.fetch(10):
+            sequence = delivery.message.sequence
+            assert sequence not in acknowledged
+            delivered.add(sequence)
+            with contextlib.suppress(errors.TimedOut):  # then nobody knows: it may come again
+                await delivery.ack(confirmed=True)
+                acknowledged.add(sequence)
+    assert delivered == set(range(1, 51))
+    assert len(acknowledged) > 25
+
+
+def run(seed: int) -> list[str]:
+    async def main() -> list[str]:
+        chance = random.Random(seed)
+        faults = network.Faults(loss=0.1, duplication=0.1, reordering=0.1, delay_s_max=0.1)
+        net, story = network.Network(seed, faults=faults), []
+        buses = [await net.connect(f"n{n}") for n in range(4)]
+        for bus in buses:
+
+            def heard(message: api.Message, who: str = bus.identity) -> None:
+                story.append(f"{asyncio.get_running_loop().time():.6f} {who} {message.data!r}")
+
+            await bus.subscribe("n", handler=heard, group=chance.choice(["", "g"]))
+        for number in range(100):
+            await chance.choice(buses).publish("n", b"%d" % number)
+            await asyncio.sleep(chance.random() / 10)
+        await asyncio.sleep(5)
+        return story
+
+    return clock.run_virtual(main())
+
+
+def test_a_seed_is_a_run():
+    assert run(1) == run(1)
+    assert run(1) != run(2)

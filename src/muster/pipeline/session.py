@@ -33,6 +33,10 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
         ),
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # A row of ours is a message of a thousand reports: a thousand such rows at a time would be too much.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
+        "spark.shuffle.compress": "false",  # numbers of Arrow hardly compress, and the shuffle is local
+        "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -8,6 +8,7 @@ Options:
 
 ``servers``       addresses of brokers, separated by commas
 ``credentials``   a credentials file (none: no authentication)
+``ca``            a file with the authority of the brokers' certificates (none: the system's)
 ``streams``       names of streams, separated by commas; several are the shards of one
 ``payload``       ``raw`` (default): one row for each message, with `RAW_SCHEMA`; ``arrow``: message bodies
                   are Arrow record batches, and the rows are theirs, brought to the schema that
@@ -15,6 +16,7 @@ Options:
 ``maxMessages``   bound of one micro-batch (default 10000)
 ``splits``        partitions for each stream (default 2)
 ``onLoss``        ``fail`` (default) or ``skip``, when retention took messages before they were read
+``after``         where a new checkpoint starts: behind this sequence (default: at the first message there is)
 
 With ``payload=arrow`` a message that cannot be read is not an error of the query: it becomes one row in which
 only the columns `SEQUENCE` and `FAULT` are filled, where the schema asks for them.  Let it: that is how
@@ -28,6 +30,7 @@ and there is none to look after in between.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
@@ -60,16 +63,20 @@ class Access:
 
     servers: tuple[str, ...]
     credentials: str | None
+    ca: str | None = None
 
     async def connect(self) -> client.Client:
         return await connecting.connect(
-            self.servers, creds=self.credentials, identity=None if self.credentials else "spark"
+            self.servers,
+            creds=self.credentials,
+            identity=None if self.credentials else "spark",
+            tls=ssl.create_default_context(cafile=self.ca) if self.ca else None,
         )
 
     @classmethod
     def of(cls, options: MutableMapping[str, str]) -> Access:
         servers = _names(options, "servers")
-        return cls(servers, options.get("credentials") or None)
+        return cls(servers, options.get("credentials") or None, options.get("ca") or None)
 
 
 @dataclass
@@ -91,11 +98,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fail_on_loss = _choice(options, "onLoss", "fail", "skip") == "fail"
         self._max_messages = _positive(options, "maxMessages", 10_000)
         self._splits = _positive(options, "splits", 2)
-        self._schema = to_arrow_schema(schema)
+        self._after = _positive(options, "after", 0, least=0)
+        self._schema = to_arrow_schema(schema, timezone="UTC")
         self._until: dict[str, int] | None = None  # fixed for a run of "what is available now"
 
     def initialOffset(self) -> dict[str, int]:
-        return {name: state.first_sequence - 1 for name, state in self._states().items()}
+        return {
+            name: max(state.first_sequence - 1, min(self._after, state.last_sequence))
+            for name, state in self._states().items()
+        }
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._max_messages)
@@ -249,8 +260,8 @@ def _choice(options: MutableMapping[str, str], key: str, *choices: str) -> str:
     return value
 
 
-def _positive(options: MutableMapping[str, str], key: str, default: int) -> int:
+def _positive(options: MutableMapping[str, str], key: str, default: int, *, least: int = 1) -> int:
     value = options.get(key, str(default))
-    if not value.isdecimal() or int(value) < 1:
-        raise errors.InvalidInput(f"the option {key!r} takes a positive number, not {value!r}")
+    if not value.isdecimal() or int(value) < least:
+        raise errors.InvalidInput(f"the option {key!r} takes a number from {least} on, not {value!r}")
     return int(value)

@@ -34,7 +34,7 @@ LEASES = "leases"  # bucket; a lease's key starts with the part it belongs to
 # The streams of a part. Its bucket has the part's own name and needs no line.
 STREAMS = {
     "monitor": ("reports", "summaries"),
-    "pipeline": ("alerts", "decisions"),
+    "pipeline": ("alerts", "decisions", "system"),
     "notify": ("events", "parties"),
     "inform": ("contexts",),
     "message": ("messages",),

@@ -1,0 +1,137 @@
+"""What users, the web, the command line and the simulator call.
+
+Questions go to the running pipeline, which answers from memory; whoever may read streams (an operator, a
+service) also gets the latest report from the stream when no pipeline runs, and can follow alerts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from muster.bus import api
+from muster.core import errors, messages, reports
+from muster.pipeline import alerts as alerts_
+from muster.pipeline import protocol
+
+M = TypeVar("M", bound=messages.Message)
+
+
+class Client:
+    def __init__(self, bus: api.Bus, *, pipeline: str = "pipeline") -> None:
+        self._bus = bus
+        self._pipeline = pipeline
+
+    # Reports
+
+    async def system(self) -> reports.SystemReport | None:
+        """The latest; None before the first window is over."""
+        return await self._latest("system", "", reports.SystemReport)
+
+    async def group(self, name: str) -> reports.GroupReport | None:
+        return await self._latest("group", name, reports.GroupReport)
+
+    async def zone(self, name: str) -> reports.GroupReport | None:
+        return await self._latest("zone", name, reports.GroupReport)
+
+    async def top(self) -> protocol.Top | None:
+        return await self._latest("top", "", protocol.Top)
+
+    async def _latest(self, level: str, name: str, kind: type[M]) -> M | None:
+        try:
+            found = await self._ask(protocol.read, "latest", level=level, name=name)
+        except errors.Unavailable:
+            try:
+                stream = await self._bus.open_stream(reports.SYSTEM_STREAM)
+            except errors.NotFound:
+                return None
+            stored = await stream.last_for(reports.result_subject(self._pipeline, level, name))
+            return None if stored is None else messages.decode(stored.data, kind)
+        return None if found is None else messages.decode(msgspec.json.encode(found), kind)
+
+    # Alerts
+
+    async def alerts(self) -> list[messages.Alert]:
+        """All that are not resolved."""
+        found = await self._ask(protocol.read, "alerts")
+        return [messages.decode(msgspec.json.encode(one), messages.Alert) for one in found]
+
+    async def follow_alerts(self, *, first: int | None = None) -> AsyncIterator[tuple[int, messages.Alert]]:
+        """Each change as it is stored, with its place in the stream; from ``first`` on, or from now on.
+
+        What is not an alert is passed over.
+        """
+        stream = await self._bus.open_stream(protocol.ALERTS_STREAM)
+        start = (await stream.state()).last_sequence + 1 if first is None else first
+        async with stream.follow(start, gaps=True) as following:
+            async for stored in following:
+                try:
+                    yield stored.sequence, messages.decode(stored.data, messages.Alert)
+                except errors.MusterError:
+                    continue
+
+    async def acknowledge(self, rule: str, about: str) -> None:
+        """Somebody has it in hand."""
+        await self._ask(protocol.request, "acknowledge", rule=rule, about=about)
+
+    async def silence(
+        self, covers: str, *, for_s: float, from_ms: int | None = None, reason: str = ""
+    ) -> alerts_.Silence:
+        """Nobody is told of what ``covers`` selects. With a later ``from_ms`` it is a maintenance window."""
+        found = await self._ask(
+            protocol.request, "silence", covers=covers, for_s=for_s, from_ms=from_ms, reason=reason
+        )
+        return msgspec.convert(found, alerts_.Silence)
+
+    async def unsilence(self, id: str) -> None:
+        await self._ask(protocol.request, "unsilence", id=id)
+
+    async def silences(self) -> list[alerts_.Silence]:
+        return msgspec.convert(await self._ask(protocol.read, "silences"), list[alerts_.Silence])
+
+    # The job
+
+    async def progress(self) -> protocol.Progress:
+        """`errors.Unavailable` if no pipeline runs."""
+        found = await self._ask(protocol.read, "status")
+        return messages.decode(msgspec.json.encode(found), protocol.Progress)
+
+    async def follow_progress(self) -> AsyncIterator[protocol.Progress]:
+        async with await self._bus.subscribe(protocol.progress(self._pipeline)) as subscription:
+            async for message in subscription:
+                yield messages.decode(message.data, protocol.Progress)
+
+    async def stop(self) -> None:
+        """Ask it to end after the batch it works on."""
+        await self._ask(protocol.request, "stop")
+
+    async def _ask(self, subject: Any, verb: str, **arguments: Any) -> Any:
+        try:
+            message = await self._bus.request(
+                subject(self._bus.identity, verb), msgspec.json.encode(arguments), timeout_s=10.0
+            )
+        except errors.TimedOut:
+            raise
+        except errors.Unavailable as error:
+            raise errors.Unavailable(
+                "no pipeline runs on this bus", hint="start one with `muster pipeline run`"
+            ) from error
+        answer = msgspec.json.decode(message.data)
+        if told := answer.get("error"):
+            raise _KINDS.get(told["code"], errors.MusterError)(told["message"], hint=told["hint"])
+        return answer["result"]
+
+
+_KINDS: dict[str, type[errors.MusterError]] = {
+    kind.code: kind
+    for kind in (
+        errors.InvalidInput,
+        errors.Forbidden,
+        errors.NotFound,
+        errors.Conflict,
+        errors.LimitExceeded,
+        errors.Unavailable,
+    )
+}

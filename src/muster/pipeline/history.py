@@ -1,0 +1,131 @@
+"""The history: Parquet files that anything can read, written exactly once.
+
+    nodes/run=<run>/batch=<n>/part-<p>.parquet     node reports, as they came
+    levels/run=<run>/batch=<n>/part-0.parquet      group, zone and system reports, one row for each metric
+    alerts/run=<run>/batch=<n>/part-0.parquet      alerts as they changed
+    hours/day=<date>/hour=<hh>/part-0.parquet      node reports of a finished hour, each once, in order
+    days/day=<date>/part-0.parquet                 machines by the hour: count, mean, least, greatest
+    compacted.json                                 which batches the hours have taken in
+
+A run is the life of one checkpoint, and a batch one of Spark's micro-batches.  A file appears under its name
+whole or not at all, and a batch that is done again after a crash writes the same rows under the same names:
+so whatever moment the driver is killed at, nothing is missing and nothing is doubled.  Compaction lists what
+it took in before it removes it, and a reader passes over what is listed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from muster.core import errors, reports
+
+NODES, LEVELS, ALERTS, HOURS, DAYS = "nodes", "levels", "alerts", "hours", "days"
+SEQUENCE = "stream_sequence"
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BATCH = re.compile(r"run=([^/]+)/batch=(\d+)\Z")
+
+
+class Full(errors.LimitExceeded):
+    """There is no room for the history. The pipeline goes on without, and counts."""
+
+    code = "history-full"
+
+
+class Compacted(msgspec.Struct):
+    version: int = 1
+    batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…
+    hours: list[str] = msgspec.field(default_factory=list)  # day=…/hour=…
+    days: list[str] = msgspec.field(default_factory=list)
+
+
+def node_schema() -> pa.Schema:
+    return reports.node_schema().append(pa.field(SEQUENCE, pa.int64(), nullable=False))
+
+
+def batch_folder(root: Path, kind: str, run: str, batch: int) -> Path:
+    return root / kind / f"run={run}" / f"batch={batch}"
+
+
+def write(table: pa.Table, path: Path, *, compression: str = "zstd") -> None:
+    """Put ``table`` under ``path``, whole or not at all; `Full` where there is no room."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with fresh.open("wb") as file:
+            pq.write_table(table, file, compression=compression, compression_level=1, store_schema=True)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        if error.errno in _FULL or "No space left" in str(error):
+            raise Full(f"no room for the history in {path.parent}: {error}") from error
+        raise
+
+
+def compacted(root: Path) -> Compacted:
+    try:
+        return msgspec.json.decode((root / "compacted.json").read_bytes(), type=Compacted)
+    except FileNotFoundError:
+        return Compacted()
+
+
+def save_compacted(root: Path, told: Compacted) -> None:
+    fresh = root / f".compacted.json.{os.getpid()}"
+    with fresh.open("wb") as file:
+        file.write(msgspec.json.encode(told))
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(root / "compacted.json")
+
+
+def batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
+    """The folders of batches, each with the name by which `Compacted` lists it."""
+    for folder in sorted((root / kind).glob("run=*/batch=*")):
+        if found := _BATCH.search(folder.as_posix()):
+            yield found[0], folder
+
+
+def files(root: Path, kind: str) -> list[Path]:
+    """What a reader of this kind reads: every row once."""
+    if kind == NODES:
+        done = compacted(root)
+        taken = set(done.batches)
+        hours = [root / HOURS / hour / "part-0.parquet" for hour in done.hours]
+        fresh = [
+            path for name, folder in batches(root, NODES) if name not in taken for path in _parts(folder)
+        ]
+        return [*(path for path in hours if path.exists()), *fresh]
+    if kind == DAYS:
+        return [
+            path for day in compacted(root).days if (path := root / DAYS / day / "part-0.parquet").exists()
+        ]
+    return [path for _, folder in batches(root, kind) for path in _parts(folder)]
+
+
+def last_sequence(root: Path) -> int:
+    """The highest position in the stream that the node history holds; 0 if none."""
+    highest = 0
+    for path in files(root, NODES):
+        found = pq.ParquetFile(path)
+        column = found.schema_arrow.get_field_index(SEQUENCE)
+        for number in range(found.metadata.num_row_groups):
+            # Statistics are by leaf; the last leaf is the sequence, which is the last column.
+            group = found.metadata.row_group(number)
+            statistics = group.column(group.num_columns - 1).statistics
+            if column >= 0 and statistics is not None and statistics.has_min_max:
+                highest = max(highest, int(statistics.max))
+    return highest
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("part-*.parquet"))

@@ -1,0 +1,125 @@
+"""The wire of the pipeline: subjects, streams and message types.
+
+    muster.pipeline.from.<pipeline>.report.<level>[.<name>]  group, zone and system; kept in ``system``
+    muster.pipeline.from.<pipeline>.report.top               the machines with the highest values
+    muster.pipeline.from.<pipeline>.alert.<rule>             alerts (core.messages); kept in ``alerts``
+    muster.pipeline.from.<pipeline>.progress                 how the job fares; not kept
+    muster.pipeline.from.<user>.read.<verb>                  asks for status, alerts, silences, latest
+    muster.pipeline.from.<user>.request.<verb>               acknowledge, silence, unsilence, stop
+    muster.monitor.from.<pipeline>.batch.root.tick           nothing, so that time passes for Spark even
+                                                             when the whole fleet is silent
+
+A question is a JSON object, an answer ``{"result": …}`` or ``{"error": {"code", "message", "hint"}}``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.bus import api
+from muster.core import messages, reports, subjects
+
+PART = "pipeline"
+ALERTS_STREAM = "alerts"
+ALERTS = subjects.said_by(PART, "*", "alert", ">")
+REPORTS = subjects.said_by(PART, "*", "report", ">")
+PROGRESS = subjects.said_by(PART, "*", "progress")
+READS = subjects.said_by(PART, "*", "read", "*")
+REQUESTS = subjects.said_by(PART, "*", "request", "*")
+TICK = "tick"
+
+Counts = dict[str, int]
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    machine: str
+    value: float
+
+
+class Top(messages.Message, frozen=True, kw_only=True, tag="top/1"):
+    """The machines with the highest values of some metrics in one window."""
+
+    from_ms: messages.TimeMs
+    to_ms: messages.TimeMs
+    metrics: dict[str, list[Ranked]]
+
+
+class Progress(messages.Message, frozen=True, kw_only=True, tag="pipeline-progress/1", omit_defaults=True):
+    """One micro-batch of the job, and what has been counted since it started."""
+
+    state: str = "running"  # starting, running, stopping, failed
+    reason: str = ""
+    at_ms: messages.TimeMs = 0
+    batch: int = -1
+    batch_s: float = 0.0
+    rows: int = 0  # reports in the batch
+    rows_s: float = 0.0
+    messages: int = 0
+    lag_messages: int = 0  # in the stream, and not yet read
+    lag_s: float = 0.0  # how old the newest report was that the batch read, when it was done
+    state_bytes: int = 0
+    state_rows: int = 0
+    machines: int = 0
+    stages_ms: Counts = msgspec.field(default_factory=dict)
+    counts: Counts = msgspec.field(
+        default_factory=dict
+    )  # refused, late, duplicated, …: by reason, since the start
+    total_rows: int = 0
+
+
+def alert(pipeline: str, rule: str) -> str:
+    return subjects.said_by(PART, pipeline, "alert", rule)
+
+
+def progress(pipeline: str) -> str:
+    return subjects.said_by(PART, pipeline, "progress")
+
+
+def top(pipeline: str) -> str:
+    return reports.result_subject(pipeline, "top")
+
+
+def read(user: str, verb: str) -> str:
+    return subjects.said_by(PART, user, "read", verb)
+
+
+def request(user: str, verb: str) -> str:
+    return subjects.said_by(PART, user, "request", verb)
+
+
+def tick(pipeline: str) -> str:
+    return subjects.said_by("monitor", pipeline, "batch", "root", TICK)
+
+
+def is_tick(subject: str) -> bool:
+    return subject.endswith(f".batch.root.{TICK}")
+
+
+def streams(
+    *,
+    alerts_max_bytes: int = 256 << 20,
+    alerts_max_age_s: float = 30 * 86400.0,
+    system_max_bytes: int = 256 << 20,
+    kept: int = 8,
+    replicas: int = 1,
+) -> list[api.StreamSettings]:
+    """Where results are kept. Repeats are dropped: of reports for an hour, of alerts for a day."""
+    return [
+        api.StreamSettings(
+            name=reports.SYSTEM_STREAM,
+            subjects=(REPORTS,),
+            max_bytes=system_max_bytes,
+            max_age_s=7 * 86400.0,
+            max_messages_per_subject=kept,
+            replicas=replicas,
+            duplicate_window_s=3600.0,
+        ),
+        api.StreamSettings(
+            name=ALERTS_STREAM,
+            subjects=(ALERTS,),
+            max_bytes=alerts_max_bytes,
+            max_age_s=alerts_max_age_s,
+            replicas=replicas,
+            duplicate_window_s=86400.0,
+        ),
+    ]

@@ -1,0 +1,239 @@
+"""What the driver makes of a batch: reports of groups, zones and the system, judged by the rules. Pure.
+
+Shards close a window in the same batch, since they are told the same clock; so the upper levels are sums over
+the cells at hand, and nothing has to be kept between batches but the baselines of anomaly detection.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from muster.core import reports
+from muster.pipeline import alerts, cells, fleet, protocol, rules
+from muster.predicates import closure
+
+ALL = "*"  # the group of a zone's report: every group
+GROUPS_LISTED = 1000  # in a system report
+
+#: Scales the median of absolute deviations to the standard deviation of a normal distribution.
+_MAD_TO_SIGMA = 1.4826
+_LEAST_SPREAD = 0.01  # of the median: what never changed at all would make any change infinitely odd
+
+
+@dataclass(slots=True)
+class Many:
+    """A level's sums over one window."""
+
+    level: str
+    name: str
+    from_ms: int
+    cell: cells.Cell = field(default_factory=cells.Cell)
+    known: int = 0
+    stale: int = 0
+
+    @property
+    def about(self) -> str:
+        return self.level if self.level == "system" else f"{self.level}:{self.name}"
+
+
+def levels(closed: Iterable[fleet.Closed]) -> list[Many]:
+    """Groups, zones and the system, for each window in turn."""
+    found: dict[tuple[int, str, str], Many] = {}
+    for one in closed:
+        for level, name in (("group", one.group), ("zone", one.zone), ("system", "")):
+            key = (one.from_ms, level, name)
+            many = found.get(key)
+            if many is None:
+                many = found[key] = Many(level, name, one.from_ms)
+            many.cell.add(cells.Cell.unpack(one.cell))
+            many.known += one.known
+            many.stale += one.stale
+    return [found[key] for key in sorted(found)]
+
+
+class Baselines:
+    """The recent history of each metric's mean, of each group, zone and the system: what is usual here.
+
+    The robust z-score of a value is its distance from the median, in units of the median absolute deviation:
+    a few odd values among those remembered do not move it.
+    """
+
+    def __init__(self, length: int = 120, least: int = 20) -> None:
+        self._length = length
+        self._least = least  # remembered values, before anything is called odd
+        self._kept: dict[tuple[str, str], collections.deque[np.ndarray[Any, Any]]] = {}
+        self._last_ms: dict[tuple[str, str], int] = {}
+
+    def scores(self, level: str, name: str, at_ms: int, means: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """How odd each of ``means`` is; and remember them. NaN where it cannot be said."""
+        key = (level, name)
+        kept = self._kept.setdefault(key, collections.deque(maxlen=self._length))
+        scores = np.full(len(means), np.nan)
+        if len(kept) >= self._least:
+            past = np.stack(kept)
+            known = (~np.isnan(past)).sum(axis=0) >= self._least
+            if known.any():
+                middle = np.nanmedian(past[:, known], axis=0)
+                spread = np.nanmedian(np.abs(past[:, known] - middle), axis=0) * _MAD_TO_SIGMA
+                floor = np.maximum(np.abs(middle) * _LEAST_SPREAD, 1e-9)
+                scores[known] = (means[known] - middle) / np.maximum(spread, floor)
+        if at_ms > self._last_ms.get(key, -1):  # a batch that is done again teaches nothing
+            kept.append(means)
+            self._last_ms[key] = at_ms
+        return scores
+
+
+def facts(many: Many, scores: np.ndarray[Any, Any] | None = None) -> dict[str, Any]:
+    """What rules may ask about this level: the attributes of `rules.MODELS`."""
+    cell = many.cell
+    found: dict[str, Any] = {
+        "name": many.name or many.level,
+        "machines": cell.machines,
+        "reports": cell.total,
+        "known": many.known,
+        "stale": many.stale,
+        "stale_share": many.stale / many.known if many.known else 0.0,
+        "dropped": sum(cell.dropped.values()),
+        "partial": cell.partial,
+    }
+    for name, one in cell.rollups().items():
+        if name in cells.METRICS:
+            found |= {f"{name}_{part}": getattr(one, part) for part in ("min", "max", "p50", "p95", "p99")}
+            found[f"{name}_mean"] = one.sum / one.count
+    if scores is not None:
+        found |= {
+            f"{name}_z": float(score)
+            for name, score in zip(cells.METRICS, scores, strict=True)
+            if not np.isnan(score)
+        }
+    return found
+
+
+def means(cell: cells.Cell) -> np.ndarray[Any, Any]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(cell.count > 0, cell.sum / cell.count, np.nan)
+
+
+class Judge:
+    """Applies the rules about groups, zones and the system, and passes on what shards said of machines."""
+
+    def __init__(self, known: Sequence[rules.Rule], baselines: Baselines, window_ms: int) -> None:
+        self._rules = [
+            (rule, closure.compile(rule.condition), closure.compile(rule.release))
+            for rule in known
+            if rule.level != "node"
+        ]
+        self._scored = {rule.level for rule, _, _ in self._rules if any(n.endswith("_z") for n in rule.names)}
+        self._baselines = baselines
+        self._window_ms = window_ms
+
+    def judge(self, found: Sequence[Many], on_before: Set[tuple[str, str]]) -> list[alerts.Judgement]:
+        """``on_before``: which rules were true of what, so far."""
+        judgements: list[alerts.Judgement] = []
+        is_on = dict.fromkeys(on_before, True)
+        for many in self._expected(found):
+            applying = [one for one in self._rules if _applies(one[0], many)]
+            if not applying:
+                continue
+            scores = None
+            if many.level in self._scored:
+                scores = self._baselines.scores(many.level, many.name, many.from_ms, means(many.cell))
+            known = facts(many, scores)
+            for rule, when, until in applying:
+                key = (rule.name, many.about)
+                on = not until(known.get) if is_on.get(key) else when(known.get)
+                is_on[key] = on
+                value = known.get(rule.measured) if rule.measured else None
+                judgements.append(
+                    alerts.Judgement(
+                        rule.name,
+                        many.about,
+                        on,
+                        many.from_ms + self._window_ms,
+                        None if value is None else float(value),
+                        many.name if many.level == "group" else "",
+                    )
+                )
+        return judgements
+
+    def _expected(self, found: Sequence[Many]) -> list[Many]:
+        """With those that rules name and of which nothing was heard."""
+        there = {(many.level, many.name, many.from_ms) for many in found}
+        windows = {many.from_ms for many in found}
+        missing = {
+            (rule.level, name, from_ms)
+            for rule, _, _ in self._rules
+            for name in rule.only
+            for from_ms in windows
+        } - there
+        return sorted(
+            [*found, *(Many(level, name, from_ms) for level, name, from_ms in missing)],
+            key=lambda many: (many.from_ms, many.level, many.name),
+        )
+
+
+def _applies(rule: rules.Rule, many: Many) -> bool:
+    return rule.level == many.level and (not rule.only or many.name in rule.only)
+
+
+def of_machines(changes: Iterable[fleet.Change]) -> list[alerts.Judgement]:
+    return [
+        alerts.Judgement(one.rule, f"node:{one.machine}", one.on, one.at_ms, one.value, one.group)
+        for one in changes
+    ]
+
+
+def group_report(many: Many, window_ms: int) -> reports.GroupReport:
+    zone = many.name if many.level == "zone" else None
+    return reports.GroupReport(
+        group=ALL if zone is not None else many.name, zone=zone, **_common(many, window_ms)
+    )
+
+
+def system_report(many: Many, groups: Iterable[Many], window_ms: int) -> reports.SystemReport:
+    """With its groups in short: their metrics are in their own reports."""
+    listed = tuple(
+        reports.GroupReport(
+            group=one.name,
+            from_ms=one.from_ms,
+            to_ms=one.from_ms + window_ms,
+            machines=one.cell.machines,
+            reports=one.cell.total,
+            stale=one.stale,
+            states=one.cell.states,
+        )
+        for one in list(groups)[:GROUPS_LISTED]
+    )
+    return reports.SystemReport(groups=listed, **_common(many, window_ms))
+
+
+def top(many: Many, window_ms: int) -> protocol.Top:
+    return protocol.Top(
+        from_ms=many.from_ms,
+        to_ms=many.from_ms + window_ms,
+        metrics={
+            name: [protocol.Ranked(one.machine, one.value) for one in found]
+            for name, found in many.cell.top.items()
+        },
+    )
+
+
+def _common(many: Many, window_ms: int) -> Mapping[str, Any]:
+    cell = many.cell
+    return {
+        "from_ms": many.from_ms,
+        "to_ms": many.from_ms + window_ms,
+        "machines": cell.machines,
+        "reports": cell.total,
+        "stale": many.stale,
+        "states": cell.states,
+        "metrics": cell.rollups(),
+        "oldest_ms": cell.oldest_ms,
+        "dropped": cell.dropped,
+        "partial": cell.partial,
+    }

@@ -1,0 +1,125 @@
+"""The pipeline's section of a domain's settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from muster.core import errors, settings
+
+doc = settings.doc
+
+
+class Pipeline(settings.Section, frozen=True, kw_only=True):
+    """Spark at the root of the monitoring hierarchy. Needs `muster-fabric[spark]`."""
+
+    enabled: Annotated[
+        bool,
+        doc(
+            "Start the pipeline with the domain, as a process of its own. It takes a gigabyte or two of "
+            "memory and some seconds; `muster pipeline run` starts it by hand."
+        ),
+    ] = False
+    name: Annotated[str, doc("Its identity on the bus.")] = "pipeline"
+    master: Annotated[
+        str,
+        doc(
+            "Where Spark runs: `local[*]`, `spark://HOST:PORT`, `yarn`, `k8s://URL`. Away from this machine, "
+            "`history_dir` and `checkpoint_dir` must be on storage that all of its machines share."
+        ),
+    ] = "local[*]"
+    memory: Annotated[
+        str, doc("Spark's heap. A million machines at a period of 10 s ran well with 1 to 2 GB.")
+    ] = "1g"
+    trigger_s: Annotated[
+        float,
+        doc(
+            "Time between micro-batches: results are up to this late. Each batch costs half a second of CPU "
+            "however little is in it.",
+            gt=0,
+            le=3600,
+        ),
+    ] = 10.0
+    window_s: Annotated[
+        float, doc("Length of the windows over which reports are rolled up.", gt=0, le=86400)
+    ] = 10.0
+    delay_s: Annotated[
+        float,
+        doc(
+            "The watermark: a window closes this long after its end, and what comes later is counted as "
+            "late. At least the holding times of all channels on the way up.",
+            ge=0,
+            le=86400,
+        ),
+    ] = 10.0
+    skew_s: Annotated[
+        float,
+        doc("A report whose time is further ahead of the broker's clock than this is refused.", ge=0),
+    ] = 60.0
+    stale_after: Annotated[
+        float, doc("A machine that is silent for more than so many of its periods is stale.", gt=0)
+    ] = 3.0
+    forget_s: Annotated[
+        float, doc("A machine that is silent for so long is no longer one of the fleet.", gt=0)
+    ] = 86400.0
+    top: Annotated[int, doc("How many machines the ranking of a metric holds.", ge=0, le=1000)] = 10
+    top_metrics: Annotated[tuple[str, ...], doc("Which metrics are ranked.")] = (
+        "cpu_percent",
+        "memory_percent",
+    )
+    rules: Annotated[settings.FilePath, doc("The file with alert rules and receivers. Empty: none.")] = ""
+    max_messages: Annotated[
+        int,
+        doc(
+            "Most messages in one micro-batch: bounds memory and the length of batches when the pipeline has "
+            "to catch up. A message of a thousand reports is some 150 kB.",
+            ge=1,
+        ),
+    ] = 4000
+    splits: Annotated[
+        int, doc("Parts of a batch that are read at once. Fixed for the life of a checkpoint.", ge=1, le=1024)
+    ] = 2
+    shards: Annotated[
+        int,
+        doc(
+            "Parts of the fleet's state, each of some groups. More spread over more cores, and cost more for "
+            "each batch. Fixed for the life of a checkpoint.",
+            ge=1,
+            le=4096,
+        ),
+    ] = 16
+    partitions: Annotated[
+        int,
+        doc(
+            "Spark's shuffle partitions: shards worked on at once. Fixed for the life of a checkpoint.",
+            ge=1,
+            le=1024,
+        ),
+    ] = 2
+    checkpoint_dir: Annotated[
+        settings.FilePath, doc("Spark's checkpoint. Empty: `pipeline/checkpoint` in the domain's folder.")
+    ] = ""
+    history_dir: Annotated[
+        settings.FilePath, doc("The Parquet history. Empty: `history` in the domain's folder.")
+    ] = ""
+    compact: Annotated[bool, doc("Compact the history when an hour and a day are over.")] = True
+    operators: Annotated[
+        tuple[str, ...],
+        doc("Who may acknowledge, silence and stop: identities, or `*` for everyone on the bus."),
+    ] = ("admin",)
+    webhooks_allowed: Annotated[
+        tuple[str, ...], doc("Notices go to webhooks only below these addresses (https://hooks.example/).")
+    ] = ()
+    mail_allowed: Annotated[
+        tuple[str, ...], doc("Notices go by mail only to these addresses, or `@example.org` for all there.")
+    ] = ()
+    mail_server: Annotated[str, doc("HOST:PORT of the server that takes our mail. Empty: no mail.")] = ""
+    mail_from: Annotated[str, doc("The sender of our mail.")] = "muster@localhost"
+    mail_security: Annotated[
+        Literal["starttls", "tls", "off"], doc("`off` is refused but for a server on loopback.")
+    ] = "starttls"
+    mail_user: Annotated[str, doc("Name to log in with. Empty: no login.")] = ""
+    mail_password: Annotated[settings.Secret, doc("Its password.")] = ""
+
+    def __post_init__(self) -> None:
+        if self.stale_after * 1.0 < 1:
+            raise errors.InvalidInput("stale_after: a machine is not stale before its next report is due")

@@ -1,0 +1,152 @@
+"""What the pipeline remembers of a fleet: windows, staleness, repeats, rules about machines."""
+
+import math
+
+import numpy as np
+import pytest
+
+from muster.core import reports
+from muster.pipeline import cells, fleet, rules
+from tests.pipeline import traffic
+
+T0 = 1_700_000_000_000  # the start of a window of ten seconds
+
+
+def arrival(rows, stored_ms: int, sequence: int = 1, group: str = "default", **facts) -> fleet.Arrival:
+    return fleet.Arrival(sequence, stored_ms, group, reports.to_batch(rows), reports.Facts(**facts))
+
+
+def closed(output: fleet.Output) -> dict[tuple[str, str, int], cells.Cell]:
+    return {
+        (one.group, one.zone, (one.from_ms - T0) // 1000): cells.Cell.unpack(one.cell)
+        for one in output.closed
+    }
+
+
+def again(known: fleet.Fleet, plan: fleet.Plan) -> fleet.Fleet:
+    """As it comes back from Spark's state."""
+    return fleet.Fleet.unpack(known.pack(), plan)
+
+
+def test_a_window_closes_when_the_brokers_clock_has_passed_it_by_the_delay():
+    plan = fleet.Plan()
+    known = fleet.Fleet(plan)
+    rows = [traffic.report(f"m{n}", 1, T0 + 10 * n, metrics={"cpu_percent": float(n)}) for n in range(100)]
+    assert closed(known.feed([arrival(rows, T0 + 3000)], T0 + 3000)) == {}
+    known = again(known, plan)
+    assert ("default", "default", 0) not in closed(known.feed([], T0 + 19_999))
+    found = closed(known.feed([], T0 + 20_000))
+    assert list(found) == [("default", "default", 0)]
+    cell = found["default", "default", 0]
+    assert (cell.total, cell.machines, cell.states) == (100, 100, {"up": 100})
+    cpu = cell.rollups()["cpu_percent"]
+    assert (cpu.count, cpu.sum, cpu.min, cpu.max) == (100, 4950.0, 0.0, 99.0)
+    assert cpu.p50 == pytest.approx(49.5, rel=0.06)
+    assert cpu.p99 == pytest.approx(98, rel=0.06)
+
+
+def test_quantiles_are_off_by_no_more_than_said_and_cells_add_up_in_any_order():
+    random = np.random.default_rng(7)
+    values = random.lognormal(3, 2, (len(cells.METRICS), 3000))
+    values[3, :100] = np.nan
+    whole, parts = cells.Cell(), cells.Cell()
+    whole.fold(values)
+    for part in np.array_split(values, 7, axis=1):
+        one = cells.Cell()
+        one.fold(part)
+        parts.add(cells.Cell.unpack(one.pack()))
+    assert whole.rollups()["load_1m"].p95 == parts.rollups()["load_1m"].p95
+    for row, name in enumerate(cells.METRICS):
+        found, exact = whole.rollups()[name], values[row][~np.isnan(values[row])]
+        assert found.count == len(exact)
+        for share, said in ((50, found.p50), (95, found.p95), (99, found.p99)):
+            assert said == pytest.approx(
+                np.percentile(exact, share, method="lower"), rel=1.01 * cells.RELATIVE_ERROR
+            )
+
+
+def test_a_report_counts_once_even_if_reports_overtake_each_other():
+    plan = fleet.Plan()
+    known = fleet.Fleet(plan)
+    first = [traffic.report("a", n, T0 + n) for n in (1, 2, 4)]
+    assert known.feed([arrival(first, T0 + 10)], T0 + 10).counts == {}
+    known = again(known, plan)
+    rest = [traffic.report("a", n, T0 + n) for n in (1, 2, 3, 4, 3)]
+    assert known.feed([arrival(rest, T0 + 20, 2)], T0 + 20).counts == {"duplicated": 4}
+    restarted = [traffic.report("a", n, T0 + n, boot=9) for n in (1, 2)]
+    assert known.feed([arrival(restarted, T0 + 30, 3)], T0 + 30).counts == {}
+    cell = closed(known.feed([], T0 + 20_000))["default", "default", 0]
+    assert (cell.total, cell.machines) == (6, 1)
+
+
+def test_late_and_future_reports_are_counted_and_change_nothing_else():
+    known = fleet.Fleet(fleet.Plan())
+    known.feed([arrival([traffic.report("a", 1, T0)], T0)], T0 + 30_000)
+    rows = [traffic.report("a", 2, T0 + 1), traffic.report("b", 1, T0 + 30_000 + 61_000)]
+    output = known.feed([arrival(rows, T0 + 30_000, 2)], T0 + 40_000)
+    assert output.counts == {"late": 1, "future": 1}
+    assert sum(cell.total for cell in closed(output).values()) == 0
+
+
+def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_themselves():
+    known = fleet.Fleet(fleet.Plan(top=2))
+    rows = [
+        traffic.report(
+            f"m{n}", 1, T0 + n, zone=f"z{n % 2}", metrics={"cpu_percent": float(n), "gpu": 2.0 * n}
+        )
+        for n in range(10)
+    ]
+    known.feed([arrival(rows, T0, dropped={"overflow": 3}, partial=True)], T0)
+    found = closed(known.feed([], T0 + 20_000))
+    assert {key[1] for key in found} == {"z0", "z1"}
+    odd = found["default", "z1", 0]
+    assert odd.rollups()["gpu"] == reports.Rollup(count=5, sum=50.0, min=2.0, max=18.0)
+    assert [one.machine for one in odd.top["cpu_percent"]] == ["m9", "m7"]
+    assert odd.partial
+    assert sum(cell.dropped.get("overflow", 0) for cell in found.values()) == 3
+
+
+def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_end():
+    silent = rules.Rule(name="silent", level="node", when="age_s > 3 * period_s")
+    plan = fleet.Plan(rules=(silent,), forget_s=600)
+    known = fleet.Fleet(plan)
+    both = [traffic.report("a", 1, T0), traffic.report("b", 1, T0)]
+    assert not known.feed([arrival(both, T0)], T0).changes
+    only_a = known.feed([arrival([traffic.report("a", 2, T0 + 30_000)], T0 + 30_000, 2)], T0 + 31_000)
+    assert [(one.machine, one.on) for one in only_a.changes] == [("b", True)]
+    assert only_a.changes[0].value == 31.0
+    assert [(one.known, one.stale) for one in only_a.closed] == [(2, 1), (2, 1)]
+    known = again(known, plan)
+    back = known.feed([arrival([traffic.report("b", 2, T0 + 40_000)], T0 + 40_000, 3)], T0 + 41_000)
+    assert [(one.machine, one.on) for one in back.changes] == [("b", False)]
+    gone = known.feed([], T0 + 900_000)
+    assert gone.machines == 0
+    assert not known.feed([], T0 + 2_000_000).closed
+
+
+def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
+    hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90", until="cpu_percent < 70")
+    plan = fleet.Plan(rules=(hot,))
+    known = fleet.Fleet(plan)
+    told = []
+    for number, cpu in enumerate([50, 95, 99, 80, 69, 80, 91]):
+        row = traffic.report("a", number, T0 + number, metrics={"cpu_percent": float(cpu)})
+        known = again(known, plan)
+        output = known.feed([arrival([row], T0 + number, number)], T0 + number)
+        told += [(one.on, one.value, one.at_ms - T0) for one in output.changes]
+    assert told == [(True, 95.0, 1), (False, 69.0, 4), (True, 91.0, 6)]
+
+
+def test_changes_told_at_once_are_bounded_and_the_rest_is_counted():
+    hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
+    known = fleet.Fleet(fleet.Plan(rules=(hot,), changes_max=10))
+    rows = [traffic.report(f"m{n}", 1, T0, metrics={"cpu_percent": 99.0}) for n in range(50)]
+    output = known.feed([arrival(rows, T0)], T0)
+    assert len(output.changes) == 10
+    assert output.counts == {"untold hot": 40}
+
+
+def test_a_metric_that_nobody_measured_has_no_roll_up():
+    cell = cells.Cell()
+    cell.fold(np.full((len(cells.METRICS), 3), math.nan))
+    assert cell.rollups() == {}

@@ -1,0 +1,36 @@
+"""Reports for the tests of this folder: small fleets, messages as channels send them."""
+
+import time
+
+from muster.bus import api, client
+from muster.core import messages, reports
+
+SUBJECT = "muster.monitor.from.c1.batch.root.0"
+STREAM = api.StreamSettings(reports.REPORTS_STREAM, (reports.REPORTS_SUBJECTS,))
+
+
+def report(machine: str, sequence: int, at_ms: int, **more) -> messages.NodeReport:
+    metrics = {"cpu_percent": 10.0, "memory_percent": 20.0, **more.pop("metrics", {})}
+    return messages.NodeReport(
+        machine=machine,
+        sequence=sequence,
+        at_ms=at_ms,
+        period_s=more.pop("period_s", 10.0),
+        metrics=metrics,
+        **more,
+    )
+
+
+def body(rows: list[messages.NodeReport], **facts) -> bytes:
+    return reports.encode(reports.to_batch(rows), reports.Facts(channel="c1", **facts))
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+async def store(url: str, *bodies: bytes) -> None:
+    async with await client.connect([url], identity="c1") as bus:
+        stream = await bus.stream(STREAM)
+        for start in range(0, len(bodies), 500):
+            await stream.publish_batch([api.Outgoing(SUBJECT, one) for one in bodies[start : start + 500]])

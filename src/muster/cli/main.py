@@ -41,6 +41,18 @@ COMMANDS: dict[str, Entry] = {
     "pub": Entry("messages", "Messages", "Publish a message to a topic."),
     "sub": Entry("messages", "Messages", "Print the messages of a topic as they come."),
     "request": Entry("messages", "Messages", "Ask a topic and print the answer."),
+    "sensor": Entry("sensor", "Monitoring", "Report this machine and the services on it."),
+    "channel": Entry("channel", "Monitoring", "Take reports, hold them, and pass them on as columns."),
+    "top": Entry(
+        "top", "Monitoring", "Show the fleet live: groups, the busiest first, and those that are stale."
+    ),
+    "report": Entry("report", "Monitoring", "Print the report of the system, of a group or of a machine."),
+    "capacity": Entry(
+        "capacity",
+        "Monitoring",
+        "Say what a fleet of this size needs, how old its reports are, and what limits it.",
+    ),
+    "simulate": Entry("simulate", "Monitoring", "Play virtual fleets onto the bus."),
     "profile": Entry("profile", "This command", "Named connection settings."),
     "completion": Entry("completion", "This command", "Print the completion script of a shell."),
     "version": Entry("version", "This command", "Print the versions of Muster and what it stands on."),

@@ -11,18 +11,31 @@ from __future__ import annotations
 
 import http.client
 import os
+import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from muster.bus import api
-from muster.core import errors, health, messages
+from muster.core import errors, health, messages, reports
 from muster.monitor import protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SENSOR_VARIABLE = "MUSTER_SENSOR"
 SENSOR_URL = "http://127.0.0.1:9125"
 PUSH_TIMEOUT_S = 2.0
+
+
+class Recent(NamedTuple):
+    """A batch as it reached the top."""
+
+    batch: pa.RecordBatch
+    facts: reports.Facts
+    stored_at_ms: int
 
 
 def push(
@@ -84,3 +97,52 @@ async def find(
         ):
             found.append(producer)
     return sorted(found, key=lambda one: (-one.level, one.name))
+
+
+async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = None) -> list[Recent]:
+    """The batches that reached the top in the ``window_s`` before ``at_ms`` (now, if None), oldest first.
+
+    `errors.NotFound` where no channel ever stored one.
+    """
+    stream = await bus.open_stream(reports.REPORTS_STREAM)
+    until_ns = at_ms * 1_000_000 if at_ms is not None else time.time_ns() + 10**9
+    state = await stream.state()
+    if not state.messages:
+        return []
+    first = await _first_since(stream, state, until_ns - int(window_s * 1e9))
+    found = []
+    async for message in stream.read(first, state.last_sequence, gaps=True):
+        if message.stored_at_ns > until_ns:
+            break
+        try:
+            batch, facts = reports.decode(message.data)
+        except errors.MusterError:
+            continue  # rubbish in the stream is the pipeline's to count
+        found.append(Recent(batch, facts, message.stored_at_ns // 1_000_000))
+    return found
+
+
+async def results(bus: api.Bus, level: str, name: str = "") -> AsyncIterator[bytes]:
+    """What pipelines published of a level (``system``, ``group``), oldest first; nothing where none runs."""
+    try:
+        stream = await bus.open_stream(reports.SYSTEM_STREAM)
+    except errors.NotFound:
+        return
+    state = await stream.state()
+    if state.messages:
+        subject = reports.result_subject("*", level, name)
+        async for message in stream.read(state.first_sequence, state.last_sequence, subject=subject):
+            yield message.data
+
+
+async def _first_since(stream: api.Stream, state: api.StreamState, since_ns: int) -> int:
+    """The first sequence stored since then, by halving."""
+    low, high = state.first_sequence, state.last_sequence
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            earlier = (await stream.get(middle)).stored_at_ns < since_ns
+        except errors.NotFound:  # taken away meanwhile, or long ago
+            earlier = True
+        low, high = (middle + 1, high) if earlier else (low, middle)
+    return low

@@ -1,0 +1,108 @@
+"""What the commands of the monitor share: a connection under a name of their own, a life until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from muster.cli import base, connection
+from muster.cli import config as config_
+
+if TYPE_CHECKING:
+    from muster.bus import api
+    from muster.trust import roles
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Duration(click.ParamType[float]):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from muster.core import errors, units
+
+        if isinstance(value, (int, float)):
+            return float(value)
+        try:
+            found = units.parse_duration_s(str(value))
+        except errors.InvalidInput as error:
+            self.fail(error.message, param, ctx)
+        if found <= 0:
+            self.fail(f"{value!r} is not above zero", param, ctx)
+        return found
+
+
+DURATION = Duration()
+
+
+def duration(name: str, default: str | None, words: str, *, dest: str | None = None) -> Callable[[F], F]:
+    """An option such as ``--period 10s``, handed over in seconds as ``period_s``."""
+    return click.option(
+        name,
+        dest or f"{name.removeprefix('--')}_s",
+        type=DURATION,
+        default=default,
+        show_default=default is not None,
+        help=words,
+    )
+
+
+def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
+    split = [one.partition("=") for one in given]
+    for name, equals, value in split:
+        if not (name and equals and value):
+            raise click.BadParameter(f"{name!r} is not NAME=VALUE", param_hint=option)
+    return {name: value for name, _, value in split}
+
+
+async def connect_as(
+    invocation: base.Invocation, to: connection.Options, name: str, role: roles.Role
+) -> api.Bus:
+    """A connection named ``name``. In a home it is given credentials for ``role`` if it has none."""
+    from muster import connecting
+
+    if to.servers and to.creds is None:
+        return await connecting.connect(to.servers, identity=name)
+    if to.servers or to.creds or invocation.profile:
+        return await connection.connect(invocation, to)
+    return await _from_home(invocation, name, role)
+
+
+async def _from_home(invocation: base.Invocation, name: str, role: roles.Role) -> api.Bus:
+    import ssl
+
+    from muster import connecting
+    from muster.app import home, identities
+    from muster.core import errors
+
+    settings = config_.load(invocation)
+    running = home.Folder(settings.domain.folder).running()
+    if running is None:
+        raise errors.Unavailable(
+            f"the domain {settings.domain.name} is not running",
+            hint="start it with `muster up`, or name another bus with --server or --profile",
+        )
+    trust = await asyncio.to_thread(identities.open_, settings)
+    creds = await asyncio.to_thread(identities.credentials, trust, name, role)
+    tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
+    return await connecting.connect(running.servers, creds=creds, tls=tls)
+
+
+@contextlib.asynccontextmanager
+async def until_signal() -> AsyncIterator[asyncio.Event]:
+    """An event that is set by SIGINT or SIGTERM, so that what runs can end in order."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, asked.set)
+    try:
+        yield asked
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,148 @@
+"""``muster report``: the state of the system, of a group, of a machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from muster.cli import base, connection, monitoring, output
+
+
+class Report(base.Command):
+    """Knows one more form of the answer: XML, in the published schema."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for param in self.params:
+            if param.name == "output":
+                param.type = click.Choice((*output.FORMATS, "xml"))
+
+
+@click.command(
+    cls=Report,
+    examples=[
+        ("muster report system", ""),
+        ("muster report group web -o xml", "in the schema docs/schemas/report.xsd"),
+        ("muster report node web-7 --at 2026-11-15T12:00:00Z", "as it was then"),
+    ],
+)
+@click.argument("level", type=click.Choice(["system", "group", "node"]))
+@click.argument("name", required=False)
+@click.option("--at", "at", metavar="TIME", help="As it was then: ISO 8601, or a duration ago such as 5m.")
+@monitoring.duration("--window", "60s", "How far back to look.")
+@connection.options
+@base.pass_invocation
+def report(
+    invocation: base.Invocation,
+    level: str,
+    name: str | None,
+    at: str | None,
+    window_s: float,
+    to: connection.Options,
+) -> None:
+    """Print the report of the system, of a group or of a machine.
+
+    The pipeline's report where one runs; otherwise it is made from what the channels stored last.
+    """
+    if level != "system" and not name:
+        raise click.UsageError(f"name the {level}")
+
+    async def ask() -> Any:
+        async with await connection.connect(invocation, to) as bus:
+            return await find(bus, level, name or "", _time_ms(at), window_s)
+
+    show(invocation, base.run(ask()))
+
+
+async def find(bus: Any, level: str, name: str, at_ms: int | None, window_s: float) -> Any:
+    import time
+
+    from muster.core import errors, messages, reports
+    from muster.monitor import client, view
+
+    if level != "node":
+        kind: Any = reports.SystemReport if level == "system" else reports.GroupReport
+        made = [messages.decode(data, kind) async for data in client.results(bus, level, name)]
+        fitting = [one for one in made if at_ms is None or one.to_ms <= at_ms]
+        if fitting:
+            return max(fitting, key=lambda one: one.to_ms)
+    batches = await client.recent(bus, window_s=window_s, at_ms=at_ms)
+    now_ms = at_ms or time.time_ns() // 1_000_000
+    nodes = view.latest(one.batch for one in batches)
+    if not nodes.num_rows:
+        raise errors.NotFound(
+            f"no report in the {window_s:g} s before then",
+            hint="widen --window, or look into `muster history`",
+        )
+    window = {"from_ms": now_ms - int(window_s * 1000), "to_ms": now_ms}
+    if level == "system":
+        return view.system_report(nodes, **window)
+    if level == "group":
+        found: Any = next((g for g in view.group_reports(nodes, **window) if g.group == name), None)
+    else:
+        found = view.node(nodes, name)
+    if found is None:
+        raise errors.NotFound(f"no report of the {level} {name!r} in the last {window_s:g} s")
+    return found
+
+
+def show(invocation: base.Invocation, found: Any) -> None:
+    import msgspec
+
+    from muster.core import messages
+
+    if invocation.output == "xml":
+        from muster.monitor import xml
+
+        sys.stdout.write(xml.encode(found).decode() + "\n")
+        return
+    facts = msgspec.to_builtins(found)
+    printer = output.Printer(invocation.output)
+    if not printer.for_people:
+        printer.facts(facts)
+        return
+    if isinstance(found, messages.NodeReport):
+        head = {key: value for key, value in facts.items() if key not in ("metrics", "services", "kind")}
+        printer.facts({**head, **{name: _figure(value) for name, value in found.metrics.items()}})
+        services = [{"service": one.name, "state": one.state.value, **one.metrics} for one in found.services]
+        if services:
+            printer.rows(services, ("service", "state"))
+        return
+    printer.facts(
+        {key: facts.get(key) for key in ("group", "machines", "stale", "states", "partial", "dropped")}
+    )
+    rows = [
+        {"metric": name, "mean": _figure(one.sum / one.count if one.count else None)}
+        | {key: _figure(getattr(one, key)) for key in ("min", "p50", "p95", "max")}
+        for name, one in found.metrics.items()
+    ]
+    printer.rows(rows, ("metric", "mean", "min", "p50", "p95", "max"))
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}" if abs(value) < 1e6 else f"{value:,.0f}"
+
+
+def _time_ms(text: str | None) -> int | None:
+    import datetime
+    import time
+
+    from muster.core import errors, units
+
+    if text is None:
+        return None
+    try:
+        return int((time.time() - units.parse_duration_s(text)) * 1000)
+    except errors.InvalidInput:
+        pass
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is neither a time (ISO 8601) nor a duration", param_hint="--at"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.astimezone()
+    return int(moment.timestamp() * 1000)

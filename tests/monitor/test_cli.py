@@ -1,0 +1,110 @@
+"""The commands, as processes of their own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from muster.core import messages, reports
+from muster.monitor import client as monitor_client
+from muster.monitor import xml
+from muster.testing import process
+from muster.testing.eventually import eventually
+from tests.cli import driver
+
+
+@pytest.fixture
+def muster(broker, start_process, tmp_path):
+    async def start(*arguments: str) -> process.Child:
+        command = [*driver.command_line(*arguments), "--server", broker.url]
+        child: process.Child = await start_process(
+            *command, env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"}
+        )
+        return child
+
+    return start
+
+
+async def ended(child: process.Child) -> str:
+    assert await child.wait(timeout_s=60) == 0, child.tail()
+    return "\n".join(child.lines)
+
+
+async def test_a_channel_killed_under_load_costs_nothing_that_is_counted_twice(muster, connect, rows, report):
+    """kill -9 of one of two channels; its sensor moves to the other within two periods."""
+    quick = ("--hold", "100ms", "--beat", "100ms")
+    victim, other = [await muster("channel", "--name", name, *quick) for name in ("c1", "c2")]
+    for child in (victim, other):
+        await child.line("is up", timeout_s=30)
+    sensor = await muster("sensor", "--name", "m1", "--period", "300ms", "--channel", "c1", "--channel", "c2")
+    await sensor.line("reporting m1", timeout_s=30)
+    bus = await connect("reader")
+
+    async def by_channel() -> dict[str, reports.Facts]:
+        found = await monitor_client.recent(bus)
+        return {facts.channel: facts for _, facts, _ in found}
+
+    await eventually(by_channel, timeout_s=20)
+    await victim.kill()
+
+    async def moved():
+        return "c2" in await by_channel()
+
+    await eventually(moved, timeout_s=20)
+    before = len(await rows(bus))
+
+    async def more():
+        return len(await rows(bus)) > before + 3
+
+    await eventually(more, timeout_s=20)
+    found = await rows(bus)
+    sequences = [row.sequence for row in found]
+    missing = set(range(1, max(sequences))) - set(sequences)
+    assert not missing
+    assert len(sequences) - len(set(sequences)) <= 1  # stored, and the word of it not yet out
+    await sensor.terminate()
+
+
+async def test_simulate_report_top_and_capacity(muster, connect):
+    played = await muster(
+        "simulate",
+        "sensors",
+        "--machines",
+        "300",
+        "--groups",
+        "3",
+        "--period",
+        "1s",
+        "--for",
+        "1s",
+        "-o",
+        "json",
+    )
+    facts = json.loads(await ended(played))
+    assert (facts["rows"], facts["failed"]) == (300, 0)
+    system = messages.decode(
+        (await ended(await muster("report", "system", "-o", "json", "--window", "1h"))).encode(),
+        reports.SystemReport,
+    )
+    assert system.machines == 300
+    assert system.groups[0].metrics["cpu_percent"].count > 0 or system.stale
+    as_xml = await ended(await muster("report", "node", "sim.0000007", "-o", "xml", "--window", "1h"))
+    node = xml.decode(as_xml.encode())
+    assert isinstance(node, messages.NodeReport)
+    assert (node.machine, node.zone) == ("sim.0000007", "z7")
+    table = await ended(await muster("top", "--once", "--window", "1h"))
+    assert "GROUP" in table
+    assert "g0" in table
+
+
+async def test_what_is_not_there_is_said(muster, connect):
+    child = await muster("report", "group", "web")
+    assert await child.wait(timeout_s=30) == 4
+    plan = driver.quick("capacity", "--machines", "1000000", "--period", "10s", "-o", "json").json()
+    assert plan["root_cores_used"] < 2
+    assert len(plan["channels"]) == 1
+    paper = driver.quick("capacity", "--paper", "-o", "json").json()
+    assert paper[0]["hierarchy"] == "single-level"
+    once = driver.quick("sensor", "--once", "-o", "json").json()
+    assert "cpu_percent" in once

@@ -116,9 +116,10 @@ WAITING = st.builds(
 
 @given(st.lists(WAITING, min_size=1, max_size=60))
 def test_rounds_make_progress_and_batches_are_such_as_the_broker_takes(waiting: list[Waiting]):
-    left = list(waiting)
+    left, costs = list(waiting), groups.Costs()
     while left:
-        count, together = groups.next_round(left)
+        count, together = groups.next_round(left, costs)
+        costs.observe(count, together, 0.001)
         assert 1 <= count <= len(left)
         batch, left = left[:count], left[count:]
         if together:
@@ -129,11 +130,30 @@ def test_rounds_make_progress_and_batches_are_such_as_the_broker_takes(waiting: 
             assert len(ids) == len(set(ids))
             for place, one in enumerate(batch):
                 assert not (one.guarded and one.subject in {earlier.subject for earlier in batch[:place]})
-        else:
-            assert len(batch) <= groups.MIN_BATCH
 
 
-def test_many_waiting_go_together():
+def test_many_waiting_go_together_and_few_do_not():
     many = [Waiting(f"s{n}", 100, False, True, str(n)) for n in range(2000)]
-    assert groups.next_round(many) == (groups.MAX_BATCH, True)
-    assert groups.next_round(many[: groups.MIN_BATCH - 1]) == (groups.MIN_BATCH - 1, False)
+    costs = groups.Costs()
+    assert groups.next_round(many, costs) == (groups.MAX_BATCH, True)
+    assert groups.next_round(many[: groups.MIN_BATCH - 1], costs) == (groups.MIN_BATCH - 1, False)
+
+
+@pytest.mark.parametrize(
+    ("single_s", "batch_s", "together"),
+    [(0.000_3, 0.003, True), (0.000_03, 0.002, False), (0.003, 0.03, True)],
+    ids=["synced", "sync off", "busy disk"],
+)
+@pytest.mark.parametrize("start", [0.000_001, 0.01])
+def test_costs_are_learned_from_the_rounds(single_s: float, batch_s: float, together: bool, start: float):
+    """50 senders in a closed loop, whatever it believed at first."""
+    costs = groups.Costs()
+    costs.single_s = start
+    many = [Waiting(f"s{n}", 100, False, False, None) for n in range(50)]
+    chosen = []
+    for _ in range(50 * groups.EXPLORE_EVERY):
+        count, as_one = groups.next_round(many, costs)
+        chosen.append(as_one)
+        costs.observe(count, as_one, batch_s + count * 0.000_02 if as_one else 0.000_2 + count * single_s)
+    late = chosen[-10 * groups.EXPLORE_EVERY :]
+    assert late.count(together) >= len(late) * 0.95

@@ -96,6 +96,7 @@ class Committer:
         self._queue: deque[Item] = deque()
         self._queued_bytes = 0
         self._task: asyncio.Task[None] | None = None
+        self._costs = groups.Costs()
         self._batch_prefix = secrets.token_hex(8)
         self._batches = itertools.count(1)
 
@@ -142,7 +143,10 @@ class Committer:
                 self._wire.check_open()
                 waiting = self._take_round()
                 if waiting:
+                    began = asyncio.get_running_loop().time()
                     again = await self._round(*waiting)
+                    took_s = asyncio.get_running_loop().time() - began
+                    self._costs.observe(len(waiting[0]), waiting[1], took_s)
                     if again:
                         self._queue.extendleft(reversed(again))
                         self._queued_bytes += sum(item.size for item in again)
@@ -160,7 +164,7 @@ class Committer:
         if not self._queue:
             return None
         head = list(itertools.islice(self._queue, groups.MAX_BATCH))
-        count, together = groups.next_round(head)
+        count, together = groups.next_round(head, self._costs)
         for item in head[:count]:
             self._queue.popleft()
             self._queued_bytes -= item.size

@@ -135,6 +135,12 @@ def test_something_that_is_not_text(not_text: Any) -> None:
         parser.parse(not_text)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 2**63, frozenset("a"), None, b"x"])
+def test_what_cannot_be_written_is_no_literal(value: Any) -> None:
+    with pytest.raises(errors.InvalidInput):
+        ast.Literal(value)
+
+
 def test_no_name_and_no_string_becomes_code() -> None:
     evil = "') or __import__('os').system('true') or ('"
     tree = ast.Or(
@@ -193,7 +199,7 @@ def test_like_against_trying_everything(pattern: str, escape: str, value: str) -
         return
     tree = ast.Like(ast.Name("x"), pattern, escape)
     wanted = reference.truth(tree, {"x": value})
-    assert bool(like.matcher(pattern, escape)(value)) is wanted
+    assert like.matcher(pattern, escape)(value) is wanted
     assert closure.compile(tree)({"x": value}.get) is wanted
     again, its_escape = like.canonical(form)
     assert like.shape(again, its_escape) == form

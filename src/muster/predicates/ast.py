@@ -16,10 +16,12 @@ three-valued logic, unlike types included:
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from muster.core import errors
 from muster.predicates import types
 
 Span = tuple[int, int]
@@ -50,7 +52,10 @@ OPPOSITE: dict[ComparisonOperator, ComparisonOperator] = {
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """``kind`` takes part in equality because Python thinks that 1, 1.0 and True are equal."""
+    """Something that can be written: no whole number beyond 64 bits, no infinity, no NaN.
+
+    ``kind`` takes part in equality because Python thinks that 1, 1.0 and True are equal.
+    """
 
     value: str | int | float | bool
     span: Span = field(default=NOWHERE, compare=False, repr=False)
@@ -58,7 +63,13 @@ class Literal:
 
     def __post_init__(self) -> None:
         kind = types.kind_of(self.value)
-        assert kind is not None
+        if (
+            kind is None
+            or kind is types.Kind.SET
+            or (kind is types.Kind.FLOAT and not math.isfinite(self.value))  # type: ignore[arg-type]
+            or (kind is types.Kind.INT and not types.INT.accepts(self.value))
+        ):
+            raise errors.InvalidInput(f"{self.value!r} cannot be written as a literal")
         object.__setattr__(self, "kind", kind)
 
 

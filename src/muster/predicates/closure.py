@@ -89,7 +89,7 @@ class _Writer:
         """A test for values of one class; a value of any other makes it false, and NULL unknown."""
         read = f"(v := {_read(name)})"
         if when:
-            return f"({read}.__class__ {fits} and {_truth(test)})"
+            return f"({read}.__class__ {fits} and {test})"
         return f"({read} is not None and v == v and not (v.__class__ {fits} and {test}))"
 
     def _against_constant(
@@ -155,8 +155,3 @@ class _Writer:
 
 def _read(name: ast.Name) -> str:
     return f"get({name.key!a})"
-
-
-def _truth(test: str) -> str:
-    # A regular expression's match is an object; callers get a bool.
-    return test if " in " in test else f"({test} and True or False)"

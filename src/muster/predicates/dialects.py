@@ -42,9 +42,9 @@ def _doubled(word: str) -> str:
 
 
 def _spark_string(word: str) -> str:
-    # Settings of Spark change what a backslash, a doubled quote and a double quote mean in a literal: what
-    # has any of them is given as bytes, which read the same under all of them.
-    if word.isascii() and word.isprintable() and "'" not in word and "\\" not in word:
+    # Settings of Spark change what a backslash and a doubled quote mean in a literal, and ${…} is replaced
+    # even there: what has any of them is given as bytes, which read the same under all settings.
+    if word.isascii() and word.isprintable() and not set("'\\$") & set(word):
         return f"'{word}'"
     return f"CAST(X'{word.encode().hex()}' AS STRING)"
 

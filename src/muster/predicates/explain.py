@@ -81,7 +81,8 @@ def truth_of(literal: normal.Literal, get: Callable[[str], object]) -> bool | No
         case ast.In():
             return kind is types.Kind.STRING and value in literal.words
         case ast.Like():
-            return kind is types.Kind.STRING and bool(like.matcher(literal.pattern, literal.escape)(value))  # type: ignore[arg-type]
+            matches = like.matcher(literal.pattern, literal.escape)
+            return kind is types.Kind.STRING and matches(value)  # type: ignore[arg-type]
         case ast.Contains():
             return kind is types.Kind.SET and literal.word in value  # type: ignore[operator]
 
@@ -92,6 +93,7 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, set | frozenset):
-        return "{" + ", ".join(sorted(value)) + "}"
-    shown = text.quoted(value) if isinstance(value, str) else repr(value)
+        shown = "{" + ", ".join(sorted(map(str, value))) + "}"
+    else:
+        shown = text.quoted(value) if isinstance(value, str) else repr(value)
     return shown if len(shown) <= 80 else shown[:79] + "…"

@@ -89,12 +89,11 @@ def regular_expression(form: Shape) -> str:
 
 
 @functools.lru_cache(1024)
-def matcher(pattern: str, escape: str = "") -> Callable[[str], object]:
-    """A function whose answer is true exactly for the values that match."""
+def matcher(pattern: str, escape: str = "") -> Callable[[str], bool]:
     first, *rest = shape(pattern, escape).segments
     if not rest:
-        literal = plain(first)
-        return literal.__eq__ if literal is not None else re.compile(_expression(first), re.S).fullmatch
+        whole = re.compile(_expression(first), re.S).fullmatch
+        return lambda value: whole(value) is not None
     *middle, last = rest
     start, end = plain(first), plain(last)
     if not middle and start is not None and end is not None:

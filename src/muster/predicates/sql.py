@@ -36,7 +36,10 @@ def write(
     *,
     column: Callable[[str], str] | None = None,
 ) -> str:
-    """``column`` gives the SQL of an attribute by its key; without it, columns are called as the keys are."""
+    """``column`` gives the SQL of an attribute by its key; without it, columns are called as the keys are.
+
+    The text is complete: run it without parameters, so that the driver looks for no ``%`` or ``?`` in it.
+    """
     return _Writer(model, dialect, column or dialect.identifier).condition(normal.negation_normal(condition))
 
 

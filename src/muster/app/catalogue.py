@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muster.app import team
+from muster.app import monitor, team
 from muster.core import ground
+from muster.monitor import settings as monitor_settings
 
-#: The whole of a domain's settings: the ground every process shares, and a section for each service.
-Settings = ground.Ground
+
+class Settings(ground.Ground, frozen=True, kw_only=True):
+    """The whole of a domain's settings: the ground every process shares, and a section for each service."""
+
+    channel: monitor_settings.Channel = monitor_settings.Channel()
+    sensor: monitor_settings.Sensor = monitor_settings.Sensor()
+
 
 #: From the settings to a part, or None where the settings do not want it on this machine.
 Factory = Callable[[Settings], team.Part | None]
 
-FACTORIES: Sequence[Factory] = ()
+FACTORIES: Sequence[Factory] = (
+    lambda wanted: monitor.Channel(wanted.channel) if wanted.channel.enabled else None,
+    lambda wanted: monitor.Sensor(wanted.sensor) if wanted.sensor.enabled else None,
+)
 
 
 def parts(settings: Settings) -> list[team.Part]:

@@ -1,0 +1,49 @@
+"""The monitor inside a domain, under the broker's permissions."""
+
+from __future__ import annotations
+
+from muster.app import catalogue, domain
+from muster.core import errors, settings
+from muster.monitor import client, protocol, sensor
+from muster.testing.eventually import eventually
+from muster.trust import roles
+from tests.monitor import conftest
+
+
+async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
+    flags = {
+        "domain.data_dir": str(tmp_path),
+        "channel.enabled": "true",
+        "channel.hold_s": "100ms",
+        "channel.beat_s": "100ms",
+        "sensor.enabled": "true",
+        "sensor.period_s": "200ms",
+        "sensor.http_port": "0",
+        "sensor.statsd_port": "0",
+        "sensor.processes": '["tests=pytest"]',
+    }
+    wanted = settings.load(catalogue.Settings, flags=flags)
+    async with domain.Domain(wanted, parts=catalogue.parts(wanted)) as running:
+        agent = await running.connect("web-7", roles.Role.AGENT)
+        other = sensor.Settings(buffer_dir=tmp_path / "buffer", period_s=0.2, group="web")
+        operator = await running.connect("op", roles.Role.OPERATOR)
+        async with agent, operator, sensor.Sensor(agent, other):
+
+            async def machines():
+                try:
+                    found = await conftest.stored(operator)
+                except errors.NotFound:
+                    return None
+                names = {name for batch, _ in found for name in batch["machine"].to_pylist()}
+                return names >= {"sensor", "web-7"}
+
+            await eventually(machines, timeout_s=20)
+            (producer,) = await client.find(operator)
+            assert producer.name == "channel"
+            # An agent reports as itself alone: the broker refuses the subject, the channel the name.
+            await agent.publish(protocol.report("sensor", "channel"), b"{}")
+            await eventually(lambda: agent.statistics().violations == 1)
+        parts = {one["name"]: one["state"] for one in (await running.status())["parts"]}
+        assert parts["channel"] == "up"
+        name = "muster_channel_forwarded_rows_total"
+        await eventually(lambda: running.metrics.value(name, channel="channel"))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muster.app import monitor, team
+from muster.app import monitor, pipeline, team
 from muster.core import ground
 from muster.monitor import settings as monitor_settings
+from muster.pipeline import settings as pipeline_settings
 
 
 class Settings(ground.Ground, frozen=True, kw_only=True):
@@ -19,6 +20,7 @@ class Settings(ground.Ground, frozen=True, kw_only=True):
 
     channel: monitor_settings.Channel = monitor_settings.Channel()
     sensor: monitor_settings.Sensor = monitor_settings.Sensor()
+    pipeline: pipeline_settings.Pipeline = pipeline_settings.Pipeline()
 
 
 #: From the settings to a part, or None where the settings do not want it on this machine.
@@ -27,6 +29,7 @@ Factory = Callable[[Settings], team.Part | None]
 FACTORIES: Sequence[Factory] = (
     lambda wanted: monitor.Channel(wanted.channel) if wanted.channel.enabled else None,
     lambda wanted: monitor.Sensor(wanted.sensor) if wanted.sensor.enabled else None,
+    lambda wanted: pipeline.PipelinePart(wanted.pipeline) if wanted.pipeline.enabled else None,
 )
 
 

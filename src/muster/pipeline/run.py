@@ -12,14 +12,14 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from muster import connecting
 from muster.core import errors, log
-from muster.pipeline import service
+from muster.pipeline import protocol, service
 from muster.pipeline import settings as settings_
 
 
@@ -31,14 +31,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     settings: settings_.Pipeline = msgspec.field(default_factory=settings_.Pipeline)
 
 
-async def run(options: Options) -> None:
+async def run(options: Options, *, on_progress: Callable[[protocol.Progress], None] | None = None) -> None:
     places = service.Places(Path(options.folder), options.servers, options.credentials, options.ca)
     tls = ssl.create_default_context(cafile=options.ca) if options.ca else None
     identity = None if options.credentials else options.settings.name
     async with await connecting.connect(
         options.servers, identity=identity, creds=options.credentials, tls=tls
     ) as bus:
-        running = await asyncio.to_thread(service.Service, bus, options.settings, places)
+        running = await asyncio.to_thread(
+            service.Service, bus, options.settings, places, on_progress=on_progress
+        )
         with _stopping(running):
             await running.run()
 
@@ -68,21 +70,12 @@ def main(path: str) -> int:
     end_log = log.configure(sys.stderr)
     try:
         asyncio.run(run(msgspec.json.decode(Path(path).read_bytes(), type=Options)))
-    except (errors.MusterError, BaseExceptionGroup) as raised:
-        error = _first(raised)
-        if not isinstance(error, errors.MusterError):
-            raise
+    except errors.MusterError as error:
         sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
         return error.exit_code
     finally:
         end_log()
     return 0
-
-
-def _first(raised: BaseException) -> BaseException:
-    while isinstance(raised, BaseExceptionGroup):
-        raised = raised.exceptions[0]
-    return raised
 
 
 if __name__ == "__main__":

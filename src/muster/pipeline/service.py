@@ -81,11 +81,13 @@ class Service:
         places: Places,
         *,
         spark: SparkSession | None = None,
+        on_progress: Callable[[protocol.Progress], None] | None = None,
     ) -> None:
         self._bus = bus
         self._settings = settings
         self._places = places
         self._given_spark = spark
+        self._on_progress = on_progress
         self._log = log.Events("pipeline", pipeline=bus.identity)
         self._rules, self._receivers = _load_rules(settings)
         self._label = checkpoint.open_(places.checkpoint(settings), settings)
@@ -119,17 +121,23 @@ class Service:
         async with contextlib.AsyncExitStack() as stack:
             for pattern in (protocol.READS, protocol.REQUESTS):
                 await stack.enter_async_context(await self._bus.subscribe(pattern, handler=self._answer))
-            async with asyncio.TaskGroup() as group:
-                side = [
-                    group.create_task(self._every(self._settings.trigger_s / 2, self._tick)),
-                    group.create_task(self._every(1.0, self._pass_time)),
-                    group.create_task(self._sender.run(self._save)),
-                ]
-                try:
-                    await self._run_query()
-                finally:
-                    for task in side:
-                        task.cancel()
+            side = [
+                asyncio.create_task(self._every(self._settings.trigger_s / 2, self._tick)),
+                asyncio.create_task(self._every(1.0, self._pass_time)),
+                asyncio.create_task(self._sender.run(self._save)),
+            ]
+            main = asyncio.create_task(self._run_query())
+            try:
+                await asyncio.wait((main, *side), return_when=asyncio.FIRST_COMPLETED)
+                for task in side:
+                    if task.done():
+                        task.result()  # they end only by failing
+                await main
+            finally:
+                self._stop.set()
+                for task in side:
+                    task.cancel()
+                await asyncio.gather(main, *side, return_exceptions=True)
         await asyncio.to_thread(self._save)
 
     def stop(self) -> None:
@@ -346,6 +354,8 @@ class Service:
         self._counts[reason] = self._counts.get(reason, 0) + count
 
     async def _say_progress(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._progress)
         with contextlib.suppress(errors.Unavailable):
             await self._bus.publish(protocol.progress(self._bus.identity), messages.encode(self._progress))
 

@@ -99,6 +99,7 @@ DUTIES = {
     Role.BOOTSTRAP: Duty(
         "starts the domain and its brokers, and watches budgets",
         serves=("manage", "bus"),
+        hears=("pipeline",),  # its responder turns alerts into notifications
         publish=("$JS.API.STREAM.LIST",),
     ),
     Role.NOTIFIER: Duty("matches events with receivers", serves=("notify",)),

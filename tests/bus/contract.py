@@ -597,6 +597,8 @@ class Consumers:
         await stream.delete_consumer("c")
         with pytest.raises(errors.NotFound):
             await stream.delete_consumer("c")
+        with pytest.raises(errors.NotFound):
+            await consumer.fetch(1)
 
     async def test_start_sequence_and_iteration(self, connect: Connect):
         bus = await connect("one")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import muster
-from muster.bus import api, client, locator
+from muster.bus import api, client, locator, wire
 from muster.bus.brokers import broker, config, network
 from muster.core import errors, metrics, trace
 from muster.testing.eventually import eventually
@@ -97,6 +97,16 @@ class TestCredentials:
         path = trust.credentials_path("m1")
         async with await muster.connect(running.url, creds=path) as bus:
             trust.renew("m1", lifetime_s=600)
+            await eventually(lambda: bus.statistics().reconnects == 1)
+            await bus.flush()
+
+    async def test_a_file_that_cannot_be_read_for_a_while_ends_nothing(self, trusted):
+        running, trust = trusted
+        trust.issue("m1", roles.Role.MANAGER)
+        path = trust.credentials_path("m1")
+        async with await muster.connect(running.url, creds=path) as bus:
+            path.unlink()
+            cut(bus)
             await eventually(lambda: bus.statistics().reconnects == 1)
             await bus.flush()
 
@@ -212,6 +222,40 @@ class TestReconnecting:
             with pytest.raises(errors.NotConnected):
                 await contract.fill(lambda _: bus.publish("other", b"x" * 100_000), 100)
             assert (await subscription.next(timeout_s=5)).data == b"x"
+
+    async def test_it_can_be_closed_while_it_is_away(self, plain):
+        bus = await muster.connect(plain.url)
+        await plain.kill()
+        await eventually(lambda: bus.state is api.ConnectionState.RECONNECTING)
+        began = time.monotonic()
+        await bus.close()
+        assert time.monotonic() - began < 3
+        assert bus.state is api.ConnectionState.CLOSED
+
+    async def test_complaints_that_leave_the_connection_open_do_too(self, plain):
+        async with await muster.connect(plain.url) as bus:
+            socket_of(bus)._io_reader.feed_data(b"-ERR 'maximum subscriptions exceeded'\r\n")
+            await bus.flush()
+            assert bus.statistics().reconnects == 0
+
+    async def test_what_was_given_up_is_not_done_later(self, tmp_path, monkeypatch):
+        async with (
+            broker.Broker(config.BrokerConfig(name="b", directory=tmp_path)) as running,
+            await muster.connect(running.url) as bus,
+            await muster.connect(running.url) as other,
+        ):
+            stream = await bus.stream(contract.settings())
+            questions = await other.subscribe("q")
+            monkeypatch.setattr(wire, "RECONNECT_BASE_S", 2.0)
+            cut(bus)
+            await eventually(lambda: bus.state is api.ConnectionState.RECONNECTING)
+            with pytest.raises(errors.TimedOut):
+                await stream.publish("log.a", b"late", timeout_s=0.1)
+            with pytest.raises(errors.NotConnected):
+                await bus.request("q", b"late", timeout_s=0.1)
+            await stream.publish("log.a", b"in time")
+            assert (await stream.state()).messages == 1
+            assert questions.statistics().pending == 0
 
     async def test_a_request_under_way_survives_a_new_connection(self, plain):
         async with await muster.connect(plain.url) as bus, await muster.connect(plain.url) as server:

@@ -2,7 +2,7 @@
 
 What a connection does by itself: it reconnects with jitter to another broker it knows of; it subscribes
 anew; and every `audit_s` it asks its broker which of its subscriptions the broker holds, and says again
-those it has lost (decision record 0004).
+those it has lost (docs/decisions/0009).
 """
 
 from __future__ import annotations
@@ -388,20 +388,22 @@ class Client:
         if self._state is api.ConnectionState.CLOSED:
             return
         mine = list(self._subscriptions.items())
+        connected = self._state is api.ConnectionState.CONNECTED
         for number, _ in mine:
             self._wire.forget(number, still_read=True)
         with contextlib.suppress(errors.Unavailable):
-            # Once the broker has read the last line, everything it sent before has been accepted.
-            await self._wire.round_trip(CLOSE_TIMEOUT_S)
+            if connected:
+                # Once the broker has read the last line, everything it sent before has been accepted.
+                await self._wire.round_trip(CLOSE_TIMEOUT_S)
         for _, subscription in mine:
             subscription.end()
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, errors.Unavailable):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 for _, subscription in mine:
                     await subscription.drained()
-                await self._durable.drained()
-        with contextlib.suppress(errors.Unavailable):
-            await self._wire.round_trip(CLOSE_TIMEOUT_S)
+                if connected:
+                    await self._durable.drained()
+                    await self._wire.round_trip(CLOSE_TIMEOUT_S)
         await self._wire.close()
 
     async def __aenter__(self) -> Self:

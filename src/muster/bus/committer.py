@@ -140,7 +140,7 @@ class Committer:
         try:
             await self._wire.ready()
             while self._queue:
-                self._wire.check_open()
+                await self._wire.connected()  # what was given up must not be stored when one is back
                 waiting = self._take_round()
                 if waiting:
                     began = asyncio.get_running_loop().time()

@@ -83,8 +83,10 @@ class Consumer:
     """See `api.Consumer`."""
 
     def __init__(self, storage: jetstream.Api, stream: str, name: str) -> None:
+        self._api = storage
         self._wire = storage.wire
-        self._next = f"{jetstream.PREFIX}.CONSUMER.MSG.NEXT.{stream}.{name}"
+        self._place = f"{stream}.{name}"
+        self._next = f"{jetstream.PREFIX}.CONSUMER.MSG.NEXT.{self._place}"
         self._about = f"the consumer {name!r} of {stream!r}"
         self._inbox = self._wire.fresh_inbox()
         self._number: int | None = None
@@ -105,7 +107,11 @@ class Consumer:
                 )
             # First whatever is there; if nothing is, wait for one, and then again take whatever is there. A
             # request for many that waits could not be ended early without leaving messages on the way.
-            found = await self._ask(count, 0.0)
+            try:
+                found = await self._ask(count, 0.0)
+            except errors.Unavailable:
+                await self._api.call(f"CONSUMER.INFO.{self._place}")  # says so if it is gone
+                raise
             left_s = deadline - loop.time()
             if not found and left_s > 0:
                 found = await self._ask(1, left_s)

@@ -22,7 +22,7 @@ def check_subject(subject: str, *, wildcards: bool = False) -> None:
     """Refuse what the broker would misread. Cached: a process uses few subjects and many messages."""
     if not subject or _BAD_IN_SUBJECT.search(subject):
         raise errors.InvalidInput(f"{subject[:100]!r} cannot be a subject: empty, or holds space or control")
-    if len(subject.encode()) > MAX_SUBJECT_BYTES:
+    if len(_utf8(subject)) > MAX_SUBJECT_BYTES:
         raise errors.InvalidInput(f"a subject of more than {MAX_SUBJECT_BYTES} bytes: {subject[:60]!r}…")
     tokens = subject.split(".")
     for place, token in enumerate(tokens):
@@ -33,6 +33,13 @@ def check_subject(subject: str, *, wildcards: bool = False) -> None:
                 raise errors.InvalidInput(f"{subject!r} names many subjects; to publish, name one")
             if token == ">" and place != len(tokens) - 1:
                 raise errors.InvalidInput(f"{subject!r}: '>' can only be the last level")
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.InvalidInput(f"{text[:100]!r} is not text: it holds half a character") from error
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
@@ -46,7 +53,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
             )
         lines.append(f"{name}: {value}")
     lines.append("\r\n")
-    return "\r\n".join(lines).encode()
+    return _utf8("\r\n".join(lines))
 
 
 def decode_headers(raw: bytes | None) -> dict[str, str]:

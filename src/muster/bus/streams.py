@@ -84,7 +84,7 @@ class Streams:
         return Stream(self, (await self.api.call(f"STREAM.INFO.{subjects.token(name)}"))["config"])
 
     async def names(self) -> list[str]:
-        return [name for page in await self._pages("STREAM.NAMES") for name in page or []]
+        return sorted(name for page in await self._pages("STREAM.NAMES") for name in page)
 
     async def budgets(self) -> list[api.Budget]:
         found = [
@@ -96,7 +96,7 @@ class Streams:
                 on_full=_on_full(info["config"]),
             )
             for page in await self._pages("STREAM.LIST")
-            for info in page or []
+            for info in page
         ]
         return sorted(found, key=lambda budget: -budget.used_ratio)
 

@@ -47,6 +47,7 @@ Reader = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply, 
 
 _NO_RESPONDERS = b"NATS/1.0 503"
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.*?)"')
+_HARMLESS = ("maximum subscriptions", "invalid subject", "invalid publish subject")
 _UNAUTHORIZED = ("authorization", "authentication", "revoked", "expired")
 
 RECONNECT_BASE_S = 0.05
@@ -183,7 +184,10 @@ class Wire(nats_client.Client):
 
             def sign(nonce: str) -> bytes:
                 nonlocal current
-                current = creds()  # anew for each attempt: they may have been renewed
+                try:
+                    current = creds()  # anew for each attempt: they may have been renewed
+                except errors.MusterError as error:  # unreadable now: those we have may still do
+                    events.warning("credentials-unreadable", error=error)
                 return current.answer(nonce)
 
             # nats-py asks for the signature first: the document is of the same reading.
@@ -303,9 +307,10 @@ class Wire(nats_client.Client):
         """An error line of the broker (in lower case, as the parser gives it)."""
         violation = _VIOLATION.search(err_msg)
         if violation is None:
-            # Everything else ends in the broker closing the connection: try again, perhaps elsewhere.
             events.warning("broker-error", said=err_msg.strip("'"))
-            await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
+            if not any(words in err_msg for words in _HARMLESS):
+                # The broker closes the connection after it: try again, perhaps elsewhere.
+                await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
             return
         kind, subject = violation.groups()
         self._counts.add(counting.Count.FORBIDDEN)
@@ -485,10 +490,34 @@ class Wire(nats_client.Client):
         calls[token] = _Call(subject, take, fail)
         return self._mux_prefix + token.decode(), lambda: calls.pop(token, None)
 
+    async def connected(self, timeout_s: float | None = None) -> None:
+        """Return when there is a connection; `errors.NotConnected` if there is none within ``timeout_s``."""
+        while not self.is_connected:
+            self.check_open()
+            news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def hear(news: asyncio.Future[None] = news) -> None:
+                if not news.done():
+                    news.set_result(None)
+
+            self.on_news.add(hear)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await news
+            except TimeoutError:
+                raise errors.NotConnected(f"no broker could be reached for {timeout_s:g} s") from None
+            finally:
+                self.on_news.discard(hear)
+
     async def ask(
         self, subject: str, data: bytes, raw_headers: bytes | None = None, *, timeout_s: float
     ) -> Answer:
-        """Send a request and wait for one answer; `errors.Unavailable` at once if nobody listens."""
+        """Send a request and wait for one answer; `errors.Unavailable` at once if nobody listens.
+
+        Without a connection nothing is sent: what was given up must not be done when one is back.
+        """
+        if not self.is_connected:
+            await self.connected(timeout_s)
         await self.ready()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()

@@ -22,7 +22,7 @@ async def sensors(url: str, machines: int, rate: float, total: int) -> None:
     rows = monitor_rows.reports_(machines)
     heads = [monitor_rows.head(row) for row in rows]
     async with await client.connect([url], identity="fleet", audit_s=0) as bus:
-        print("ready", flush=True)
+        print(json.dumps("ready"), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         subject = protocol.report("fleet", "c1")
         start = time.monotonic()

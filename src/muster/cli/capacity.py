@@ -45,9 +45,11 @@ def capacity(
     from muster.monitor import model
 
     if paper:
+        costs = model.Measured()
+        measured = model.table_2(costs.inner, first=costs.channel)
         rows = [
             {"hierarchy": xml.name, "xml_machines": model.capacity(xml), "our_machines": model.capacity(ours)}
-            for xml, ours in zip(model.table_2(), model.table_2(model.Measured().inner), strict=True)
+            for xml, ours in zip(model.table_2(), measured, strict=True)
         ]
         invocation.printer.rows(rows, ("hierarchy", "xml_machines", "our_machines"))
         return

@@ -274,17 +274,22 @@ class Aggregator:
             self.dropped["from-the-future"] += ahead
             self.dropped["too-old"] += batch.num_rows - ahead - pc.sum(good).as_py()
             batch = batch.filter(good)
-        is_new = self._is_new
-        fresh = [
-            is_new(machine, boot, sequence, now_ms, period_s * 1000)
-            for machine, boot, sequence, period_s in zip(
-                batch.column("machine").to_pylist(),
-                batch.column("boot").to_pylist(),
-                batch.column("sequence").to_pylist(),
-                batch.column("period_s").to_pylist(),
-                strict=True,
-            )
-        ]
+        known, is_new = self._young, self._is_new
+        fresh = []
+        for machine, boot, sequence, period_s in zip(
+            batch.column("machine").to_pylist(),
+            batch.column("boot").to_pylist(),
+            batch.column("sequence").to_pylist(),
+            batch.column("period_s").to_pylist(),
+            strict=True,
+        ):
+            before = known.get(machine)
+            if before is not None and before[1] + 1 == sequence and before[0] == boot:  # the usual case
+                known[machine] = (boot, sequence, before[2] << 1 & _KEPT | 1, now_ms, period_s * 1000)
+                fresh.append(True)
+            else:
+                fresh.append(is_new(machine, boot, sequence, now_ms, period_s * 1000))
+                known = self._young  # which may have been made anew
         return batch if all(fresh) else batch.filter(pa.array(fresh, pa.bool_()))
 
     def _is_new(self, machine: str, boot: int, sequence: int, now_ms: int, period_ms: float) -> bool:

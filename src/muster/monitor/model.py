@@ -156,12 +156,17 @@ def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0) -> int:
     return low * math.prod(level.senders for level in hierarchy.levels[:-1])
 
 
-def table_2(costs: Costs = PAPER, *, root_senders: int = 1) -> tuple[Hierarchy, ...]:
-    """The paper's four hierarchies. What it varied is the number of senders of the top level."""
+def table_2(costs: Costs = PAPER, *, first: Costs | None = None) -> tuple[Hierarchy, ...]:
+    """The paper's four hierarchies. What it varied is the number of senders of the top level: here it is 1.
 
-    def made(name: str, period_s: float, *levels: tuple[int, float]) -> Hierarchy:
-        below = tuple(Level(senders, hold_s, costs) for senders, hold_s in levels)
-        return Hierarchy(name, period_s, (*below, Level(root_senders, 0.0, costs)), latest=True)
+    ``first``: the costs of the level that hears the sensors, where they differ from the others'.
+    """
+
+    def made(name: str, period_s: float, *below: tuple[int, float]) -> Hierarchy:
+        shape = (*below, (1, 0.0))
+        levels = [Level(senders, hold_s, costs) for senders, hold_s in shape]
+        levels[0] = replace(levels[0], costs=first or costs)
+        return Hierarchy(name, period_s, tuple(levels), latest=True)
 
     return (
         made("single-level", 60.0),
@@ -178,8 +183,8 @@ def table_2(costs: Costs = PAPER, *, root_senders: int = 1) -> tuple[Hierarchy, 
 class Measured:
     """What our parts cost, as ``bench-monitor`` and ``bench-pipeline`` measured on 2 shared cores."""
 
-    channel: Costs = Costs(message_s=4e-6, row_s=5e-6, out_message_s=2e-4, out_row_s=6e-7)  # noqa: RUF009
-    inner: Costs = Costs(message_s=2e-4, row_s=1.3e-6, out_message_s=2e-4, out_row_s=6e-7)  # noqa: RUF009
+    channel: Costs = Costs(message_s=5e-6, row_s=7e-6, out_message_s=4e-4, out_row_s=6e-7)  # noqa: RUF009
+    inner: Costs = Costs(message_s=4e-4, row_s=1e-6, out_message_s=4e-4, out_row_s=4e-7)  # noqa: RUF009
     root: Costs = Costs(message_s=1e-4, row_s=7e-6)  # noqa: RUF009  (Spark: roll-up, staleness, history)
 
 

@@ -35,11 +35,11 @@ $(VENV)/.spark: requirements-spark.lock $(VENV)/.base
 demo: setup ## start a domain on this machine and say what to try next
 	@$(BIN)/muster demo
 
-test: setup ## all checks and all tests but the slow ones
+test: setup $(VENV)/.spark ## all checks and all tests but the slow ones
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/pytest -n 2
 
-test-all: setup ## the slow tests as well
+test-all: setup $(VENV)/.spark ## the slow tests as well
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/pytest -n 2 -m "slow or not slow"
 

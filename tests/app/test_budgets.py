@@ -4,7 +4,7 @@ import pytest
 
 from muster.app import budgets, domain
 from muster.bus import api
-from muster.core import messages, subjects
+from muster.core import errors, messages, subjects
 from muster.trust import roles
 
 WARNING, CRITICAL = messages.Level.WARNING, messages.Level.CRITICAL
@@ -67,3 +67,18 @@ async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_
             await watch.look()
             alert = messages.decode((await heard.next(timeout_s=5)).data, messages.Alert)
             assert alert.state is messages.AlertState.RESOLVED
+
+
+async def test_a_full_store_is_an_alert_too(made):
+    async with (
+        domain.Domain(made(store__max_bytes=1 << 20)) as running,
+        await running.connect("op", roles.Role.OPERATOR) as bus,
+        await bus.subscribe(subjects.announced("bus", "alert")) as heard,
+    ):
+        watch = running.part(budgets.BudgetWatch)
+        await running.store.put("big", "one", bytes(1_040_000))
+        await watch.look()
+        alert = messages.decode((await heard.next(timeout_s=5)).data, messages.Alert)
+        assert (alert.about, alert.level) == ("budget:store", CRITICAL)
+        with pytest.raises(errors.LimitExceeded, match="budget of 1048576 bytes"):
+            await running.store.put("big", "two", bytes(100_000))

@@ -42,3 +42,12 @@ def test_a_profile_needs_something_to_connect_to(muster):
     answer = muster("profile", "add", "empty")
     assert answer.code == errors.InvalidInput.exit_code
     assert "--server" in answer.err
+
+
+def test_a_profile_keeps_no_password(muster):
+    for option in ("--server", "--locator"):
+        answer = muster("profile", "add", "lab", option, "nats://me:hunter2@x:1")
+        assert answer.code == errors.InvalidInput.exit_code
+        assert "--creds" in answer.err
+        assert "hunter2" not in answer.err
+    assert muster("profile", "list", "-o", "json").json() == []

@@ -6,6 +6,7 @@ import os
 import pathlib
 import pwd
 
+import psycopg
 import pytest
 
 from muster.core import errors
@@ -37,3 +38,11 @@ def test_programs_that_nobody_may_read_are_copied(postgres_server, tmp_path):
     copy = postgres._reachable(tmp_path / "hidden" / found.name, room, account)
     assert copy == room / "install" / found.name
     assert postgres._reachable(copy, room, account) == copy
+
+
+async def test_it_keeps_text_as_utf_8(postgres_server):
+    async with await psycopg.AsyncConnection.connect(
+        postgres_server.url, password=postgres_server.password
+    ) as connection:
+        found = await (await connection.execute("SHOW server_encoding")).fetchone()
+    assert found == ("UTF8",)

@@ -1,4 +1,4 @@
-"""The watch over budgets: streams, key/value buckets, log files, the disk itself.
+"""The watch over budgets: streams, key/value buckets, the store, log files, the disk itself.
 
 A budget that is used beyond ``retention.alert_at`` is an alert, announced on the bus as a
 `muster.core.messages.Alert` and cleared when there is room again; one that is full is also counted.  Nothing
@@ -124,6 +124,7 @@ class BudgetWatch:
         context = self._context
         self._uses = [
             *(_of_stream(budget) for budget in await context.bus.budgets()),
+            await _of_store(context),
             *await asyncio.to_thread(_of_files, context),
         ]
         now = levels(self._uses, context.settings.retention.alert_at)
@@ -150,6 +151,11 @@ def _of_stream(budget: api.Budget) -> Use:
     return Use(
         budget.stream, budget.used_bytes, budget.limit_bytes, refuses=budget.on_full is api.OnFull.REFUSE
     )
+
+
+async def _of_store(context: context_.Context) -> Use:
+    used = await context.store.statistics()
+    return Use("store", used.record_bytes, context.settings.store.max_bytes, refuses=True)
 
 
 def _of_files(context: context_.Context) -> list[Use]:

@@ -265,7 +265,12 @@ class Domain:
         self.store = await database.open(
             f"sqlite:{self.folder.root / path}" if in_folder else wanted.url,
             settings=store_api.Settings(
-                sync=wanted.sync, pool=wanted.pool, busy_timeout_s=wanted.busy_timeout_s
+                sync=wanted.sync,
+                pool=wanted.pool,
+                busy_timeout_s=wanted.busy_timeout_s,
+                bytes_max=wanted.max_bytes,
+                history_changes_max=wanted.history_max_changes,
+                history_bytes_max=wanted.history_max_bytes,
             ),
             password=password,
         )

@@ -93,7 +93,7 @@ def print_(invocation: base.Invocation, changed: bool, overrides: tuple[str, ...
     resolved = resolve(invocation, overrides)
     if changed and invocation.printer.for_people:
         rows = [
-            {"key": field.key, "value": settings.value_of(resolved.settings, field.path), "source": source}
+            {"key": field.key, "value": settings.shown(resolved.settings, field.path), "source": source}
             for field in settings.fields(type(resolved.settings))
             if (source := resolved.sources.get(field.key))
         ]
@@ -110,5 +110,5 @@ def print_(invocation: base.Invocation, changed: bool, overrides: tuple[str, ...
         table = tree
         for section in sections:
             table = table.setdefault(section, {})
-        table[name] = settings.value_of(resolved.settings, field.path)
+        table[name] = settings.shown(resolved.settings, field.path)
     invocation.printer.facts(tree)

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from muster.core import errors, settings, subjects
+from muster.core import errors, ground, settings, subjects
 
 
 class Profile(settings.Section, frozen=True, kw_only=True):
@@ -37,6 +37,10 @@ class Profile(settings.Section, frozen=True, kw_only=True):
         settings.FilePath,
         settings.doc("A home on this machine: connect to the domain that runs there, as its administrator."),
     ] = ""
+
+    def __post_init__(self) -> None:
+        for url in (*self.servers, self.locator):
+            ground.without_password(url, "a profile", "it is kept in the clear: use --creds FILE")
 
 
 def folder() -> Path:

@@ -34,7 +34,8 @@ def is_loopback(host: str) -> bool:
     return bool(_LOOPBACK.match(host))
 
 
-def _without_password(url: str, field: str, instead: str) -> None:
+def without_password(url: str, field: str, instead: str) -> None:
+    """Refuse a URL that holds a password: it would be printed, logged and saved in the clear."""
     try:
         password = parse.urlsplit(url).password
     except ValueError as error:
@@ -154,12 +155,6 @@ class Bus(settings.Section, frozen=True, kw_only=True):
             le=256,
         ),
     ] = 4
-    leaf_of: Annotated[
-        tuple[str, ...],
-        doc(
-            "URLs of a parent's leaf listener: our brokers join that network as its leaf. Empty: they do not."
-        ),
-    ] = ()
     storage_brokers: Annotated[
         int,
         doc(
@@ -257,26 +252,6 @@ class Bus(settings.Section, frozen=True, kw_only=True):
     connect_timeout_s: Annotated[
         float, doc("Wait for one broker before the next is tried.", gt=0, le=300)
     ] = 2.0
-    reconnect_wait_s: Annotated[
-        float,
-        doc(
-            "First wait after a lost connection; each further round doubles it up to "
-            "`reconnect_wait_max_s`. 0 is fastest for one client and a stampede from ten thousand.",
-            ge=0,
-        ),
-    ] = 0.1
-    reconnect_wait_max_s: Annotated[
-        float, doc("Cap of that wait: how late, at worst, a client sees that a broker is back.", gt=0)
-    ] = 5.0
-    reconnect_jitter: Annotated[
-        float,
-        doc(
-            "Each wait is drawn from WAIT * (1 ± JITTER), so that clients that lost a broker together do "
-            "not return together. 0 is only for tests.",
-            ge=0,
-            le=1,
-        ),
-    ] = 0.5
     ping_interval_s: Annotated[
         float,
         doc(
@@ -291,14 +266,12 @@ class Bus(settings.Section, frozen=True, kw_only=True):
     ] = 10.0
 
     def __post_init__(self) -> None:
-        for url in (*self.servers, *self.leaf_of):
-            _without_password(url, "bus.servers", "use credentials (`muster creds issue`)")
+        for url in self.servers:
+            without_password(url, "bus.servers", "use credentials (`muster creds issue`)")
         if self.storage_brokers > self.brokers:
             raise errors.InvalidInput(
                 f"storage_brokers is {self.storage_brokers}, but brokers only {self.brokers}"
             )
-        if self.reconnect_wait_s > self.reconnect_wait_max_s:
-            raise errors.InvalidInput("reconnect_wait_s is over reconnect_wait_max_s")
         if self.clusters > 1 and self.layout != "super-cluster":
             raise errors.InvalidInput('clusters above 1 need layout = "super-cluster"')
         if self.leaves and self.layout != "leaf-tree":
@@ -341,11 +314,30 @@ class Store(settings.Section, frozen=True, kw_only=True):
     busy_timeout_s: Annotated[
         float, doc("Wait for a lock, or for a free connection, before the call fails as unavailable.", gt=0)
     ] = 5.0
+    max_bytes: Annotated[
+        int,
+        doc(
+            "Most bytes of keys and values. Beyond it only deletions and smaller values are accepted; beyond "
+            "`retention.alert_at` of it there is an alert.",
+            ge=_MIB,
+        ),
+    ] = 8 * _GIB
+    history_max_changes: Annotated[
+        int,
+        doc(
+            "Changes that the feed keeps. A reader further behind must scan everything again; more costs "
+            "disk only.",
+            ge=1_000,
+        ),
+    ] = 100_000
+    history_max_bytes: Annotated[
+        int, doc("Most bytes of overwritten and deleted values that the feed keeps.", ge=_MIB)
+    ] = 256 * _MIB
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("sqlite:", "postgresql://", "postgres://")):
             raise errors.InvalidInput("url must start with sqlite: or postgresql://")
-        _without_password(self.url, "store.url", 'name it with store.password = "file:…" or "env:…"')
+        without_password(self.url, "store.url", 'name it with store.password = "file:…" or "env:…"')
 
 
 class Trust(settings.Section, frozen=True, kw_only=True):
@@ -454,9 +446,6 @@ class Retention(settings.Section, frozen=True, kw_only=True):
     topics: Annotated[
         Budget, doc("Stream: each durable topic that a user makes without naming a budget.")
     ] = _budget(_GIB, 7 * _DAY_S)
-    checkpoints: Annotated[Budget, doc("Files: what sensors and agents buffer on disk while cut off.")] = (
-        _budget(256 * _MIB, 7 * _DAY_S)
-    )
     history: Annotated[Budget, doc("Files: the pipeline's Parquet history.")] = _budget(
         50 * _GIB, 400 * _DAY_S
     )

@@ -420,16 +420,18 @@ def to_toml(settings: msgspec.Struct, sources: Mapping[str, str] | None = None) 
         if field.path[:-1] != table:
             table = field.path[:-1]
             lines += [*([""] if lines else []), f"[{'.'.join(table)}]"]
-        line = f"{field.path[-1]} = {toml.write(_shown(value_of(settings, field.path)))}"
+        line = f"{field.path[-1]} = {toml.write(shown(settings, field.path))}"
         if sources is not None:
             line += f"  # {sources.get(field.key, 'default')}"
         lines.append(line)
     return "\n".join(lines) + "\n"
 
 
-def _shown(value: Any) -> Any:
+def shown(settings: msgspec.Struct, path: Path) -> Any:
+    """The value of a setting, without the password of any URL in it."""
+    value = value_of(settings, path)
     if isinstance(value, tuple):
-        return tuple(map(_shown, value))
+        return tuple(masked(one) if isinstance(one, str) else one for one in value)
     return masked(value) if isinstance(value, str) else value
 
 

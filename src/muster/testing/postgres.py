@@ -74,7 +74,17 @@ class Server:
             os.chown(secret, self._account.pw_uid, self._account.pw_gid)
         owner = ("--username", "postgres", "--auth", "scram-sha-256", "--pwfile", secret)
         made = subprocess.run(
-            [self._programs / "initdb", "--no-sync", "--locale", "C", *owner, "--pgdata", self._data],
+            [
+                self._programs / "initdb",
+                "--no-sync",
+                "--encoding",
+                "UTF8",
+                "--locale",
+                "C",
+                *owner,
+                "--pgdata",
+                self._data,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-
 import pathlib
 from typing import Annotated, Literal
 

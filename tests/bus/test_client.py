@@ -139,6 +139,20 @@ class TestPermissions:
             with pytest.raises(errors.Forbidden):
                 await bus.stream(api.StreamSettings("s", ("muster.manage.from.a1.s",)))
 
+    async def test_a_stream_that_may_not_be_written(self, trusted):
+        """One of many publishes of a connection is forbidden: it fails alone, and at once."""
+        running, trust = trusted
+        trust.issue("m1", roles.Role.MANAGER)
+        async with await muster.connect(running.url, creds=trust.credentials("m1")) as bus:
+            bucket = await bus.key_value(api.KeyValueSettings("leases"))
+            keys = [f"manage.k{n}" for n in range(40)]
+            keys[17] = "monitor.k"
+            began = time.monotonic()
+            outcomes = await asyncio.gather(*(bucket.put(key, b"") for key in keys), return_exceptions=True)
+            assert time.monotonic() - began < 5
+            assert isinstance(outcomes[17], errors.Forbidden)
+            assert sum(isinstance(outcome, int) for outcome in outcomes) == 39
+
 
 class TestConnecting:
     async def test_nobody_there(self):

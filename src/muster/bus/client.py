@@ -282,7 +282,7 @@ class Client:
                 done.set_exception(error)
 
         await self._wire.ready()
-        reply, end = self._wire.expect(subject, take, fail)
+        reply, end = self._wire.expect((subject,), take, fail)
         try:
             self._wire.send(subject, data, reply, raw_headers)
             async with asyncio.timeout(timeout_s):
@@ -366,7 +366,7 @@ class Client:
                 found.set_result(None)
 
         await self._wire.ready()
-        reply, end = self._wire.expect(AUDIT_SUBJECT, take, fail)
+        reply, end = self._wire.expect((AUDIT_SUBJECT,), take, fail)
         try:
             question = {"cid": self._wire.client_id, "subscriptions_detail": True}
             self._wire.send(AUDIT_SUBJECT, json.dumps(question).encode(), reply)

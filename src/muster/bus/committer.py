@@ -26,6 +26,8 @@ PATIENCE_S = 5.0  # how long a round waits for its acknowledgements before the n
 GRACE_S = 0.5  # the same, after a new connection: what the old one lost will not be answered
 MAX_PENDING_BYTES = 64 << 20
 
+Parts = Sequence[tuple[str, bytes, bytes]]  # of each message the subject, the data and the header lines
+
 _PREFIX = b"NATS/1.0\r\n"
 
 
@@ -64,7 +66,7 @@ class Item:
         if not self.future.done():
             self.future.set_exception(error)
 
-    def may_repeat(self, outcome: errors.Unavailable) -> bool:
+    def may_repeat(self, outcome: errors.MusterError) -> bool:
         """Whether sending it again can neither store it twice nor come too late."""
         return not self.future.done() and (self.repeatable or not isinstance(outcome, errors.TimedOut))
 
@@ -138,19 +140,14 @@ class Committer:
 
     async def _run(self) -> None:
         try:
-            await self._wire.ready()
             while self._queue:
                 await self._wire.connected()  # what was given up must not be stored when one is back
-                waiting = self._take_round()
-                if waiting:
-                    began = asyncio.get_running_loop().time()
-                    again = await self._round(*waiting)
-                    took_s = asyncio.get_running_loop().time() - began
-                    self._costs.observe(len(waiting[0]), waiting[1], took_s)
-                    if again:
-                        self._queue.extendleft(reversed(again))
-                        self._queued_bytes += sum(item.size for item in again)
-                        await asyncio.sleep(0.05 + random.random() * 0.1)
+                await self._wire.ready()
+                again = await self._round(*self._take_round())
+                if again:
+                    self._queue.extendleft(reversed(again))
+                    self._queued_bytes += sum(item.size for item in again)
+                    await asyncio.sleep(0.05 + random.random() * 0.1)
         except errors.MusterError as error:
             while self._queue:
                 self._queue.popleft().fail(error)
@@ -158,54 +155,63 @@ class Committer:
             self._queued_bytes = sum(item.size for item in self._queue)
             self._task = None
 
-    def _take_round(self) -> tuple[list[Item], bool] | None:
-        while self._queue and self._queue[0].future.done():  # timed out or cancelled while it waited
-            self._queued_bytes -= self._queue.popleft().size
-        if not self._queue:
-            return None
-        head = list(itertools.islice(self._queue, groups.MAX_BATCH))
-        count, together = groups.next_round(head, self._costs)
-        for item in head[:count]:
-            self._queue.popleft()
+    def _take_round(self) -> tuple[list[Item], bool]:
+        """The items of the next round, and whether they go as one batch."""
+        head: list[Item] = []
+        while self._queue and len(head) < groups.MAX_BATCH:
+            item = self._queue.popleft()
             self._queued_bytes -= item.size
-        return [item for item in head[:count] if not item.future.done()], together
+            if not item.future.done():  # neither timed out nor cancelled while it waited
+                head.append(item)
+        if not head:
+            return [], False
+        count, together = groups.next_round(head, self._costs)
+        self._queue.extendleft(reversed(head[count:]))
+        self._queued_bytes += sum(item.size for item in head[count:])
+        return head[:count], together
 
     async def _round(self, items: list[Item], together: bool) -> list[Item]:
         """Send them, and give each its fate. Returns those to be sent again."""
+        began = asyncio.get_running_loop().time()
         if together and len(items) >= groups.MIN_BATCH:
-            return await self._round_together(items)
-        answers = await self._post([self._single(item) for item in items], items)
-        again = []
-        for item, answer in zip(items, answers, strict=True):
-            outcome = self._outcome(answer)
-            if isinstance(outcome, int):
-                item.settle(outcome)
-            elif isinstance(outcome, errors.Unavailable):
-                if item.may_repeat(outcome):
-                    again.append(item)
-            else:
-                item.fail(outcome)
+            outcomes = await self._post_together(items)
+        else:
+            together = False
+            outcomes = await self._post([(self._sender(item.parts), item.parts, item) for item in items])
+        if together and isinstance(outcomes[0], errors.MusterError) and not _retry(outcomes[0]):
+            # The broker refused the whole for the sake of some: find them by halves.
+            middle = len(items) // 2
+            again = await self._round(items[:middle], True)
+            return again + await self._round(items[middle:], True)
+        again = [
+            item for item, outcome in zip(items, outcomes, strict=True) if not self._settle(item, outcome)
+        ]
+        if not again:
+            took_s = asyncio.get_running_loop().time() - began
+            self._costs.observe(len(items), together, took_s)
         return again
 
-    async def _round_together(self, items: list[Item]) -> list[Item]:
-        parts = [part for item in items for part in item.parts]
-        answers = await self._post([lambda reply: self._send_batch(parts, reply)], [None])
-        outcome = self._outcome(answers[0])
+    def _settle(self, item: Item, outcome: int | errors.MusterError) -> bool:
+        """Tell it its fate; False if it is to be sent again."""
         if isinstance(outcome, int):
-            for place, item in enumerate(items):
-                item.settle(outcome - len(items) + 1 + place)
-            return []
-        if isinstance(outcome, errors.Unavailable):
-            return [item for item in items if item.may_repeat(outcome)]
-        # The broker refused the whole for the sake of some: find them by halves.
-        middle = len(items) // 2
-        again = await self._round(items[:middle], True)
-        return again + await self._round(items[middle:], True)
+            item.settle(outcome)
+        elif not _retry(outcome) or self._wire.is_closed:
+            item.fail(outcome)
+        else:
+            return not item.may_repeat(outcome)
+        return True
 
-    def _single(self, item: Item) -> Callable[[str], None]:
-        if len(item.parts) > 1:
-            return lambda reply: self._send_batch(item.parts, reply)
-        subject, data, lines = item.parts[0]
+    async def _post_together(self, items: list[Item]) -> list[int | errors.MusterError]:
+        parts = [part for item in items for part in item.parts]
+        (outcome,) = await self._post([(self._sender(parts), parts, None)])
+        if isinstance(outcome, errors.MusterError):
+            return [outcome] * len(items)
+        return list(range(outcome - len(items) + 1, outcome + 1))
+
+    def _sender(self, parts: Parts) -> Callable[[str], None]:
+        if len(parts) > 1:
+            return lambda reply: self._send_batch(parts, reply)
+        subject, data, lines = parts[0]
         raw_headers = b"%b%b\r\n" % (_PREFIX, lines) if lines else None
 
         def send(reply: str) -> None:
@@ -213,7 +219,7 @@ class Committer:
 
         return send
 
-    def _send_batch(self, parts: Sequence[tuple[str, bytes, bytes]], reply: str) -> None:
+    def _send_batch(self, parts: Parts, reply: str) -> None:
         batch = f"{self._batch_prefix}-{next(self._batches)}".encode()
         last = len(parts)
         for place, (subject, data, lines) in enumerate(parts, 1):
@@ -224,40 +230,46 @@ class Committer:
             self._wire.send(subject, data, reply if place == last else "", raw_headers)
 
     async def _post(
-        self, sends: Sequence[Callable[[str], None]], items: Sequence[Item | None]
-    ) -> list[wire.Answer | errors.MusterError]:
-        """Send all at once and wait for the answer to each, no longer than patience lasts.
+        self, posts: Sequence[tuple[Callable[[str], None], Parts, Item | None]]
+    ) -> list[int | errors.MusterError]:
+        """Send all at once and wait for the outcome of each, no longer than patience lasts.
 
         The acknowledgement of an item that we may not send again is listened for until its own deadline.
         """
         loop = asyncio.get_running_loop()
-        answers: list[wire.Answer | errors.MusterError] = [_UNKNOWN] * len(sends)
+        outcomes: list[int | errors.MusterError] = [_UNKNOWN] * len(posts)
         done: asyncio.Future[None] = loop.create_future()
-        left = len(sends)
+        waiting = set(range(len(posts)))
 
-        def received(place: int, answer: wire.Answer | errors.MusterError) -> None:
-            nonlocal left
-            item = items[place]
-            if done.done():
-                if item is not None and isinstance(outcome := self._outcome(answer), int):
-                    item.settle(outcome)
-            elif answers[place] is _UNKNOWN:
-                answers[place], left = answer, left - 1
-                if left == 0:
+        def settled(place: int, outcome: int | errors.MusterError) -> None:
+            item = posts[place][2]
+            if place in waiting and not done.done():
+                outcomes[place] = outcome
+                waiting.discard(place)
+                if not waiting:
                     done.set_result(None)
+            elif item is not None:
+                self._settle(item, outcome)
 
-        for place, (send, item) in enumerate(zip(sends, items, strict=True)):
-            receive = functools.partial(received, place)
-            reply, end = self._wire.expect("", receive, receive)
-            if item is not None and not item.repeatable:
-                item.future.add_done_callback(functools.partial(_then, end))
-            else:
-                done.add_done_callback(functools.partial(_then, end))
+        def answered(place: int, answer: wire.Answer) -> None:
+            settled(place, self._outcome(answer))
+
+        def failed(place: int, error: errors.MusterError) -> None:
+            settled(place, error if isinstance(error, errors.Refused) else _UNKNOWN)
+
+        for place, (send, parts, item) in enumerate(posts):
+            reply, end = self._wire.expect(
+                [part[0] for part in parts],
+                functools.partial(answered, place),
+                functools.partial(failed, place),
+            )
+            ends_with = item.future if item is not None and not item.repeatable else done
+            ends_with.add_done_callback(functools.partial(_then, end))
             try:
                 send(reply)
             except errors.MusterError as error:
-                received(place, error)
-        if sends and not done.done():
+                settled(place, error)
+        if waiting:
             alarms = [loop.call_later(PATIENCE_S, done.cancel)]
 
             def another_connection() -> None:
@@ -270,12 +282,10 @@ class Committer:
                 self._wire.on_news.discard(another_connection)
                 for alarm in alarms:
                     alarm.cancel()
-        return answers
+        return outcomes
 
-    def _outcome(self, answer: wire.Answer | errors.MusterError) -> int | errors.MusterError:
-        """The sequence, or what went wrong. `errors.TimedOut` means that nobody knows."""
-        if isinstance(answer, errors.MusterError):
-            return answer
+    def _outcome(self, answer: wire.Answer) -> int | errors.MusterError:
+        """The sequence, or what went wrong."""
         if wire.nobody_listens(answer):
             return errors.Unavailable(f"the stream {self._stream!r} has no leader now")
         report: dict[str, Any] = json.loads(answer.data)
@@ -284,8 +294,13 @@ class Committer:
         return int(report["seq"])
 
 
+def _retry(outcome: errors.MusterError) -> bool:
+    """Whether another try could go better; `errors.TimedOut` means that nobody knows how this one went."""
+    return isinstance(outcome, errors.Unavailable)
+
+
 def _then(end: Callable[[], object], _: object) -> None:
     end()
 
 
-_UNKNOWN = errors.TimedOut("no acknowledgement yet")
+_UNKNOWN = errors.TimedOut("no acknowledgement came; it may be stored all the same")

@@ -344,10 +344,11 @@ class Stream:
             if not done.done():
                 done.set_exception(error)
 
+        subject = f"{jetstream.PREFIX}.DIRECT.GET.{self._name}"
         await self._wire.ready()
-        reply, end = self._wire.expect("", take, fail)
+        reply, end = self._wire.expect((subject,), take, fail)
         try:
-            self._wire.send(f"{jetstream.PREFIX}.DIRECT.GET.{self._name}", question, reply)
+            self._wire.send(subject, question, reply)
             async with asyncio.timeout(jetstream.TRY_S):
                 return answers if await done else None
         except TimeoutError:

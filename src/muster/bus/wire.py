@@ -18,7 +18,7 @@ import random
 import re
 import ssl
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import nats.errors
@@ -76,12 +76,15 @@ class Answer:
 class _Call:
     """Somebody waiting for what arrives under one token of our inbox."""
 
-    __slots__ = ("fail", "subject", "take")
+    __slots__ = ("fail", "subjects", "take")
 
     def __init__(
-        self, subject: str, take: Callable[[Answer], None], fail: Callable[[errors.MusterError], None]
+        self,
+        subjects: Sequence[str],
+        take: Callable[[Answer], None],
+        fail: Callable[[errors.MusterError], None],
     ) -> None:
-        self.subject = subject
+        self.subjects = subjects  # what was asked there: a refusal of the broker names it
         self.take = take
         self.fail = fail
 
@@ -320,8 +323,8 @@ class Wire(nats_client.Client):
             self._on_refused(subject)
             return
         for call in list(self._calls.values()):
-            if call.subject.lower() == subject:
-                call.fail(errors.Forbidden(f"this identity may not publish to {call.subject!r}"))
+            if any(subject == asked.lower() for asked in call.subjects):
+                call.fail(errors.Forbidden(f"this identity may not publish to {subject!r}"))
 
     def know(self, servers: list[str]) -> None:
         """Other brokers to turn to. Those the broker itself told of are known already."""
@@ -440,13 +443,43 @@ class Wire(nats_client.Client):
 
     async def round_trip(self, timeout_s: float) -> None:
         """What was sent so far has been read by the broker when this returns."""
-        self.check_open()
         try:
-            await super().flush(timeout=timeout_s)  # type: ignore[arg-type]
-        except nats.errors.TimeoutError:
-            raise errors.TimedOut(f"the broker did not answer within {timeout_s} s") from None
-        except nats.errors.ConnectionClosedError:
-            raise self.cause or errors.NotConnected("the connection is closed") from None
+            async with asyncio.timeout(timeout_s):
+                while not await self._pong():
+                    continue
+        except TimeoutError:
+            raise errors.TimedOut(f"the broker did not answer within {timeout_s:g} s") from None
+
+    async def _pong(self) -> bool:
+        """Send a ping and wait for its answer; False if there was another connection before that."""
+        await self.connected()
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def another_connection() -> None:
+            if not answered.done():
+                answered.set_result(False)
+
+        self.on_news.add(another_connection)
+        try:
+            await self._send_ping(answered)
+            return await answered
+        finally:
+            self.on_news.discard(another_connection)
+
+    async def connected(self, timeout_s: float | None = None) -> None:
+        """Return when there is a connection; `errors.NotConnected` if there is none within ``timeout_s``."""
+        self.check_open()
+        while not self.is_connected:
+            news = asyncio.Event()
+            self.on_news.add(news.set)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await news.wait()
+            except TimeoutError:
+                raise errors.NotConnected(f"no broker could be reached for {timeout_s:g} s") from None
+            finally:
+                self.on_news.discard(news.set)
+            self.check_open()
 
     # Asking.
 
@@ -479,35 +512,20 @@ class Wire(nats_client.Client):
             await self._start_mux()
 
     def expect(
-        self, subject: str, take: Callable[[Answer], None], fail: Callable[[errors.MusterError], None]
+        self,
+        subjects: Sequence[str],
+        take: Callable[[Answer], None],
+        fail: Callable[[errors.MusterError], None],
     ) -> tuple[str, Callable[[], object]]:
         """A fresh reply subject whose messages go to ``take``, and the function that ends it.
 
+        ``fail`` hears of it if the broker forbids one of ``subjects``, and when the connection is closed.
         Call `ready` before.
         """
         token = b"%x" % next(self._tokens)
         calls = self._calls
-        calls[token] = _Call(subject, take, fail)
+        calls[token] = _Call(subjects, take, fail)
         return self._mux_prefix + token.decode(), lambda: calls.pop(token, None)
-
-    async def connected(self, timeout_s: float | None = None) -> None:
-        """Return when there is a connection; `errors.NotConnected` if there is none within ``timeout_s``."""
-        while not self.is_connected:
-            self.check_open()
-            news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-            def hear(news: asyncio.Future[None] = news) -> None:
-                if not news.done():
-                    news.set_result(None)
-
-            self.on_news.add(hear)
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await news
-            except TimeoutError:
-                raise errors.NotConnected(f"no broker could be reached for {timeout_s:g} s") from None
-            finally:
-                self.on_news.discard(hear)
 
     async def ask(
         self, subject: str, data: bytes, raw_headers: bytes | None = None, *, timeout_s: float
@@ -530,7 +548,7 @@ class Wire(nats_client.Client):
             if not future.done():
                 future.set_exception(error)
 
-        reply, done = self.expect(subject, take, fail)
+        reply, done = self.expect((subject,), take, fail)
         alarm = loop.call_later(
             timeout_s,
             lambda: fail(errors.TimedOut(f"no answer from {subject!r} within {timeout_s:g} s")),

@@ -37,3 +37,12 @@ def test_the_floors_are_listed_from_top_to_bottom():
     }
     order = [floor[name] for name in listed()]
     assert order == sorted(order)
+
+
+def test_each_promise_of_the_readme_names_the_tests_that_show_it():
+    promises = re.search(r"\| shown by \|\n\|[-|]+\|\n(.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert promises is not None
+    for row in promises[1].splitlines():
+        named = re.findall(r"`([^`]+)`", row.rstrip("|").rpartition("|")[2])
+        assert named, row
+        assert [name for name in named if not name.endswith(".py") or not (ROOT / name).is_file()] == []

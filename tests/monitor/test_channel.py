@@ -24,7 +24,7 @@ async def test_reports_reach_the_stream_through_one_channel(connect, channel, re
     await say(sensor, "c1", *sent, sent[0])
 
     async def there():
-        return await rows(sensor) == sent
+        return sorted(await rows(sensor), key=lambda row: (row.machine, row.sequence)) == sent
 
     await eventually(there)
 

@@ -29,7 +29,8 @@ from muster.monitor import interpreters, protocol, rows
 CHUNK_ROWS = 1000
 _KEPT = (1 << protocol.SEQUENCES_KEPT) - 1
 MISSING_AFTER_PERIODS = 2
-FORGET_AFTER_PERIODS = 6
+GONE_AFTER_PERIODS = 6
+LOOK_AGAIN_MS = 2000
 LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
 
 
@@ -73,6 +74,8 @@ class Aggregator:
         self.gaps = 0  # reports that were made and never came, as their machines' sequences tell
         self.groups: set[str] = set()  # of the last holding time
         self.level = 1
+        self.machines = 0  # that live, as far as is known here
+        self.missing = 0  # of them, those that were due and did not report
         self._name, self._boot = name, boot
         self._limits = limits or Limits()
         self._interpreters = [
@@ -94,15 +97,12 @@ class Aggregator:
         self._missing_below: dict[str, int] = {}
         self._from_ms: int | None = None
         self._sequence = 0
+        self._looked_ms = -LOOK_AGAIN_MS
 
     @property
     def held(self) -> int:
         """Rows, of reports and of summaries."""
         return self._row_count + len(self._raw) + self._summary_count
-
-    @property
-    def machines(self) -> int:
-        return len(self._young) + sum(one not in self._young for one in self._old)
 
     def take(self, sender: str, data: bytes, now_ms: int) -> None:
         """One node report. Mostly this only puts it aside."""
@@ -175,9 +175,11 @@ class Aggregator:
     def flush(self, now_ms: int) -> list[Forward]:
         """The holding time is over: what goes to whom."""
         self.settle(now_ms)
-        missing = self._missing(now_ms) + sum(self._missing_below.values())
         if not self._rows and not self._summaries:
             return []
+        if now_ms - self._looked_ms >= LOOK_AGAIN_MS:
+            self._look_for_missing(now_ms)
+        missing = self.missing + sum(self._missing_below.values())
         lost = self.dropped + self._below - self._told
         partial = bool(missing or self._partial_below or any(reason not in LOSSLESS for reason in lost))
         held = interpreters.Held(
@@ -332,23 +334,19 @@ class Aggregator:
         self._batches[sender] = (boot, high, mask | 1 << -ahead)
         return True
 
-    def _missing(self, now_ms: int) -> int:
-        """Machines that were due. One that has been silent for long is no longer expected here."""
-        missing = 0
-        for known in (self._young, self._old):
-            gone = []
+    def _look_for_missing(self, now_ms: int) -> None:
+        """One that has been silent for long is no longer expected, but what it said is not forgotten."""
+        self._looked_ms = now_ms
+        living = missing = 0
+        young = self._young
+        for known in (young, self._old):
             for machine, (_, _, _, heard_ms, period_ms) in known.items():
+                if known is not young and machine in young:
+                    continue
                 silent_ms = now_ms - heard_ms
-                if silent_ms > MISSING_AFTER_PERIODS * period_ms and (
-                    known is self._young or machine not in self._young
-                ):
-                    if silent_ms > FORGET_AFTER_PERIODS * period_ms:
-                        gone.append(machine)
-                    else:
-                        missing += 1
-            for machine in gone:
-                del known[machine]
-        return missing
+                living += silent_ms <= GONE_AFTER_PERIODS * period_ms
+                missing += MISSING_AFTER_PERIODS * period_ms < silent_ms <= GONE_AFTER_PERIODS * period_ms
+        self.machines, self.missing = living, missing
 
 
 def _table(batches: list[pa.RecordBatch], schema: pa.Schema, *, partial: bool = False) -> pa.Table:

@@ -42,7 +42,7 @@ class Player:
         form: Literal["batches", "reports"] = "batches",
         channel: str = "",
         shard: int = 0,
-        compression: str | None = None,
+        compression: str | None = "lz4",
     ) -> None:
         if form == "reports" and not channel:
             raise errors.InvalidInput("single reports go to a channel: name it")

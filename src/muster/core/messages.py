@@ -23,6 +23,10 @@ from muster.core import errors, health
 
 MAX_BYTES = 1 << 20
 
+#: The audit: `Decision` records, of whichever part made them (``muster.<part>.log.decision.<what>``).
+DECISIONS_STREAM = "decisions"
+DECISIONS_SUBJECTS = "muster.*.log.decision.>"
+
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]

@@ -33,6 +33,7 @@ LEASES = "leases"  # bucket; a lease's key starts with the part it belongs to
 
 # The streams of a part. Its bucket has the part's own name and needs no line.
 STREAMS = {
+    "manage": ("decisions",),
     "monitor": ("reports", "summaries"),
     "pipeline": ("alerts", "decisions", "system"),
     "notify": ("events", "parties"),

@@ -1,0 +1,101 @@
+"""What an adapter is: the service adapter that stands next to one resource.
+
+Write one as a class with a ``type_name``, a ``config_type`` (a msgspec struct: manifests are checked against
+it), and the coroutines below; name it in the entry points ``muster.adapters`` of its distribution.  What it
+may rely on:
+
+- calls come one at a time, from one event loop, each with a deadline (cancellation means: time is up);
+- each must be idempotent: after a crash, the same call may come again;
+- `Place.runtime` is stored when a call returns, and handed back in `resume` after the agent was restarted;
+- whatever happens to the resource between calls is told with `Place.changed`, as soon as it is known.
+
+``do_NAME`` coroutines are operations that `muster exec RESOURCE NAME` calls; ``start``, ``stop`` and
+``drain`` are called by managers too.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import msgspec
+
+from muster.core import errors, settings
+from muster.manage import protocol
+
+OPERATION_PREFIX = "do_"
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an adapter stands: what its agent gives it."""
+
+    name: str
+    folder: pathlib.Path | None  # its own, for files; None where nothing is kept
+    changed: Callable[[protocol.Observed], None]
+    runtime: dict[str, Any] = field(default_factory=dict)
+    neighbour: Callable[[str], Adapter | None] = lambda _: None  # another resource of the same agent
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def secret(self, reference: Mapping[str, str]) -> str:
+        """The value behind ``{"secret": "file:…"}``; blocking."""
+        return settings.read_secret(reference["secret"], self.environment, folder=self.folder)
+
+
+class Adapter:
+    type_name: ClassVar[str]
+    config_type: ClassVar[type[msgspec.Struct]]
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    async def create(self, config: Any, *, start: bool) -> None:
+        """Make the resource, and start it if ``start``. What is there already is brought to ``config``."""
+        raise NotImplementedError
+
+    async def put(self, config: Any) -> None:
+        """Bring the resource to ``config``, with as little disturbance as possible."""
+        raise NotImplementedError
+
+    async def delete(self) -> None:
+        """Stop it and remove it. When this returns, it is gone."""
+        raise NotImplementedError
+
+    async def observe(self) -> protocol.Observed:
+        """How it is now. ``digest`` may be left empty: the agent fills in that of the last configuration."""
+        raise NotImplementedError
+
+    async def resume(self, config: Any) -> None:
+        """The agent was restarted: find the resource again by `Place.runtime`, and start nothing."""
+
+    async def close(self) -> None:
+        """The agent stops. The resource goes on."""
+
+    async def execute(self, operation: str, arguments: dict[str, Any]) -> Any:
+        function = getattr(self, OPERATION_PREFIX + operation.replace("-", "_"), None)
+        if function is None:
+            raise errors.NotFound(
+                f"a {self.type_name} has no operation {operation!r}",
+                hint=f"it has: {', '.join(self.operations())}",
+            )
+        try:
+            return await function(**arguments)
+        except TypeError as error:
+            raise errors.InvalidInput(f"{operation}: {error}") from error
+
+    def operations(self) -> list[str]:
+        prefix = OPERATION_PREFIX
+        return sorted(
+            name.removeprefix(prefix).replace("_", "-") for name in dir(self) if name.startswith(prefix)
+        )
+
+
+def convert(kind: type[Adapter], config: Mapping[str, Any]) -> Any:
+    """The configuration as its adapter's own type; `errors.InvalidInput` names the path at fault."""
+    try:
+        return msgspec.convert(dict(config), kind.config_type)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidInput(str(error)) from error

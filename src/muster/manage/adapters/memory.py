@@ -1,0 +1,90 @@
+"""A resource that exists in memory only: for simulations, benchmarks and tests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from muster.core import errors, health
+from muster.manage import protocol
+from muster.manage.adapters import base
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``fails`` of its operations do; ``hangs`` of them never end."""
+
+    value: Any = None
+    fails: tuple[str, ...] = ()
+    hangs: tuple[str, ...] = ()
+
+
+class Memory(base.Adapter):
+    type_name = "memory"
+    config_type = Config
+
+    def __init__(self, place: base.Place) -> None:
+        super().__init__(place)
+        self.config: Config | None = None
+        self.state = health.State.DOWN
+        self.reason = ""
+        self.done: list[str] = []
+
+    async def create(self, config: Config, *, start: bool) -> None:
+        self.config = config
+        await self._do("create")
+        if start:
+            await self.do_start()
+
+    async def put(self, config: Config) -> None:
+        self.config = config
+        await self._do("put")
+
+    async def delete(self) -> None:
+        await self._do("delete")
+        self.config, self.state = None, health.State.DOWN
+
+    async def observe(self) -> protocol.Observed:
+        return protocol.Observed(self.config is not None, self.state, self.reason)
+
+    async def resume(self, config: Config) -> None:
+        self.config = config
+        self.state = health.State(self.place.runtime.get("state", "down"))
+
+    async def do_start(self) -> None:
+        await self._do("start")
+        self.reason = ""
+        self._be(health.State.UP)
+
+    async def do_stop(self) -> None:
+        await self._do("stop")
+        self._be(health.State.DOWN)
+
+    async def do_drain(self) -> None:
+        await self.do_stop()
+
+    async def do_restart(self) -> None:
+        await self.do_stop()
+        await self.do_start()
+
+    async def do_echo(self, text: str = "") -> str:
+        await self._do("echo")
+        return text
+
+    def die(self, reason: str = "died") -> None:
+        """What a test does to it."""
+        self.reason = reason
+        self._be(health.State.DOWN)
+
+    def _be(self, state: health.State) -> None:
+        self.state = state
+        self.place.runtime["state"] = state.value
+        self.place.changed(protocol.Observed(True, state, self.reason))
+
+    async def _do(self, what: str) -> None:
+        self.done.append(what)
+        if self.config is not None and what in self.config.hangs:
+            await asyncio.get_running_loop().create_future()
+        if self.config is not None and what in self.config.fails:
+            raise errors.Refused(f"{what} fails, as it was told to")

@@ -1,0 +1,613 @@
+"""The manager: one process that keeps many thousands of resources as they should be.
+
+It renews itself with the acting registry and learns what is assigned to it; claims that from the agents;
+hears heartbeats and events; lets `reconcile` decide, one step at a time for each resource, some hundred at
+once; and checkpoints each resource's runtime state, many in a message.
+
+It acts only while its renewal holds (counted from when it was asked for, so that the registry never counts
+less); adapters refuse it by its epochs when it has been superseded without noticing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from typing import Any, Self
+
+import msgspec
+
+from muster.bus import api
+from muster.core import errors, health, log, messages, subjects
+from muster.manage import protocol, reconcile, requests
+
+events = log.Events("manage")
+
+TICK_S = 0.5
+CHECKPOINT_S = 0.2
+CHECKPOINTS_MAX = 500  # in one message
+AT_ONCE = 200  # operations under way
+CLAIMS_MAX = 1_000  # in one message
+CLAIM_TIMEOUT_S = 3.0
+RETRY_S = 1.0
+FIRST_TTL_S = 15.0
+
+_ACTS = {
+    reconcile.Act.CREATE: protocol.Verb.CREATE,
+    reconcile.Act.PUT: protocol.Verb.PUT,
+    reconcile.Act.DELETE: protocol.Verb.DELETE,
+}
+
+
+class Managed:
+    """One resource in this manager's hands."""
+
+    __slots__ = ("assignment", "runtime", "superseded")
+
+    def __init__(self, assignment: protocol.Assignment, runtime: reconcile.Runtime) -> None:
+        self.assignment = assignment
+        self.runtime = runtime
+        self.superseded = False
+
+    @property
+    def name(self) -> str:
+        return self.assignment.spec.name
+
+
+class Manager:
+    def __init__(self, bus: api.Bus, *, name: str | None = None, tick_s: float = TICK_S) -> None:
+        self.name = name or bus.identity
+        self.managed: dict[str, Managed] = {}
+        self._bus = bus
+        self._tick_s = tick_s
+        self._boot = secrets.randbits(48)
+        self._term = 0
+        self._revision = 0
+        self._held_until = 0.0
+        self._ttl_s = FIRST_TTL_S
+        self._heard_since = 0.0
+        self._agents: dict[str, float] = {}  # when each was heard last
+        self._zones: dict[str, set[str]] = {}
+        self._silent_zones: set[str] = set()
+        self._poked = asyncio.Event()
+        self._dirty: set[str] = set()
+        self._work: set[str] = set()
+        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._subscriptions: list[api.Subscription] = []
+        self._operations = 0
+        self._leaving = False
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def acts(self) -> bool:
+        """Whether it may do anything now."""
+        connected = self._bus.state is api.ConnectionState.CONNECTED
+        return connected and asyncio.get_running_loop().time() < self._held_until
+
+    async def start(self) -> None:
+        bus, me = self._bus, self.name
+        self._heard_since = asyncio.get_running_loop().time()
+        self._subscriptions = [
+            await bus.subscribe(protocol.beats_to(me), handler=self._beaten),
+            await bus.subscribe(protocol.events_to(me), handler=self._told),
+            await bus.subscribe(protocol.to_manager(me, "poke"), handler=lambda _: self._poked.set()),
+            await bus.subscribe(protocol.to_manager(me, "execute"), handler=self._ordered),
+        ]
+        self._end_state = bus.on_state(self._connection_changed)
+        self._spawn(self._renew_always())
+        self._spawn(self._tick_always())
+        self._spawn(self._checkpoint_always())
+
+    async def stop(self) -> None:
+        """Hand everything back, so that others need not wait for it to expire."""
+        self._leaving = True
+        with contextlib.suppress(errors.MusterError):
+            await self._checkpoint()
+            await self._renew(timeout_s=1.0)
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """End at once, as a crash would."""
+        self._held_until = 0.0
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for subscription in self._subscriptions:
+            with contextlib.suppress(errors.Unavailable):
+                await subscription.close()
+        self._end_state()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work, name=f"manager {self.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _connection_changed(self, state: api.ConnectionState) -> None:
+        if state is api.ConnectionState.CONNECTED:
+            self._heard_since = asyncio.get_running_loop().time()
+            self._poked.set()
+
+    # Renewal
+
+    async def _renew_always(self) -> None:
+        while True:
+            self._poked.clear()
+            try:
+                again = await self._renew(timeout_s=self._ttl_s / 3)
+            except errors.MusterError:
+                await asyncio.sleep(min(0.5, self._ttl_s / 10))
+                continue
+            if again:
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._ttl_s / 3):
+                    await self._poked.wait()
+
+    async def _renew(self, *, timeout_s: float) -> bool:
+        """Whether there is another page to ask for."""
+        connection = self._bus.connection
+        said = protocol.Renew(
+            boot=self._boot,
+            term=self._term,
+            revision=self._revision,
+            broker=connection.broker if connection else "",
+            connection=connection.number if connection else 0,
+            leaving=self._leaving,
+        )
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        message = await self._bus.request(
+            protocol.renew(self.name), messages.encode(said), timeout_s=timeout_s
+        )
+        granted = messages.decode(message.data, protocol.Granted, max_bytes=64 << 20)
+        if granted.term < self._term:
+            raise errors.StaleEpoch("an earlier registry answered", epoch=granted.term, current=self._term)
+        self._ttl_s = granted.ttl_s
+        self._held_until = max(self._held_until, asked_at + granted.ttl_s)
+        self._take(granted)
+        return granted.more
+
+    def _take(self, granted: protocol.Granted) -> None:
+        now, now_ms = asyncio.get_running_loop().time(), _now_ms()
+        if granted.anew:
+            self._fresh: set[str] = set()
+            self._sifting = True
+        for name in granted.released:
+            self.managed.pop(name, None)
+        for assignment in granted.assigned:
+            name = assignment.spec.name
+            if getattr(self, "_sifting", False):
+                self._fresh.add(name)
+            known = self.managed.get(name)
+            if known is None or known.assignment.epoch != assignment.epoch:
+                self.managed[name] = Managed(assignment, reconcile.Runtime.begin(assignment, now, now_ms))
+            else:
+                reconcile.changed(known.assignment, assignment, known.runtime)
+                known.assignment = assignment
+            self._work.add(name)
+        self._term, self._revision = granted.term, granted.revision
+        if not granted.more and getattr(self, "_sifting", False):
+            for name in set(self.managed) - self._fresh:
+                del self.managed[name]
+            self._sifting = False
+        self._claim_soon()
+
+    # Claims
+
+    def _claim_soon(self) -> None:
+        """Tell the agents of what is new here: one message for many resources."""
+        by_agent: dict[str, dict[str, int]] = {}
+        for name in self._work:
+            one = self.managed.get(name)
+            if one is not None and one.runtime.observed is None and not one.runtime.busy:
+                one.runtime.busy = True
+                by_agent.setdefault(one.assignment.spec.agent, {})[name] = one.assignment.epoch
+        for agent, wanted in by_agent.items():
+            names = list(wanted)
+            for first in range(0, len(names), CLAIMS_MAX):
+                page = {name: wanted[name] for name in names[first : first + CLAIMS_MAX]}
+                self._spawn(self._claim(agent, page))
+        self._go_on()
+
+    async def _claim(self, agent: str, wanted: dict[str, int]) -> None:
+        said = protocol.Claim(manager=self.name, resources=wanted)
+        answer: protocol.Claimed | None = None
+        try:
+            async with self._gate:
+                if self.acts:
+                    message = await self._bus.request(
+                        protocol.claim(agent), messages.encode(said), timeout_s=CLAIM_TIMEOUT_S
+                    )
+                    answer = messages.decode(message.data, protocol.Claimed)
+        except errors.MusterError as error:
+            events.info("not-claimed", agent=agent, resources=len(wanted), error=error)
+        now, now_ms = asyncio.get_running_loop().time(), _now_ms()
+        if answer is not None:
+            self._heard(agent, answer.zone, now)
+        for name, epoch in wanted.items():
+            one = self.managed.get(name)
+            if one is None or one.assignment.epoch != epoch:
+                continue
+            one.runtime.busy = False
+            if answer is None:
+                one.runtime.retry_at = now + RETRY_S
+                if one.runtime.health.state is health.State.STARTING:
+                    self._note(
+                        one,
+                        reconcile.happen(one.runtime, health.Event.START, f"{agent} does not answer", now_ms),
+                    )
+            elif name in answer.superseded:
+                one.superseded = True
+                self._poked.set()
+            elif name in answer.observed:
+                one.runtime.period_s, one.runtime.zone = answer.period_s, answer.zone
+                self._note(
+                    one, reconcile.observe(one.assignment, one.runtime, answer.observed[name], now, now_ms)
+                )
+            self._work.add(name)
+        self._go_on()
+
+    # What it hears
+
+    def _heard(self, agent: str, zone: str, now: float) -> None:
+        self._agents[agent] = now
+        self._zones.setdefault(zone, set()).add(agent)
+
+    def _beaten(self, message: api.Message) -> None:
+        try:
+            said = messages.decode(message.data, protocol.Beats)
+        except errors.MusterError as error:
+            events.warning("bad-heartbeat", error=error)
+            return
+        now, now_ms = asyncio.get_running_loop().time(), _now_ms()
+        agent = subjects.sender_of(message.subject)
+        self._heard(agent, said.zone, now)
+        for beat in said.beats:
+            one = self.managed.get(beat.name)
+            if one is None or one.assignment.spec.agent != agent:
+                continue
+            runtime = one.runtime
+            if beat.epoch != one.assignment.epoch:
+                if beat.epoch > one.assignment.epoch:
+                    one.superseded = True
+                continue
+            runtime.period_s, runtime.zone = said.period_s, said.zone
+            seen = runtime.observed
+            if (
+                seen is not None
+                and beat.state is health.State.UP
+                and seen.state is health.State.UP
+                and runtime.health.state is health.State.UP
+                and seen.digest == beat.digest
+            ):
+                runtime.heard_at = now  # the usual beat: nothing new
+                continue
+            exists = bool(beat.digest) or beat.state in reconcile.RUNNING
+            observed = protocol.Observed(exists, beat.state, beat.reason, beat.digest)
+            if not runtime.busy:
+                self._observed(one, observed, now, now_ms)
+            else:
+                runtime.heard_at = now
+        self._go_on()
+
+    def _told(self, message: api.Message) -> None:
+        try:
+            said = messages.decode(message.data, protocol.Event)
+        except errors.MusterError as error:
+            events.warning("bad-event", error=error)
+            return
+        one = self.managed.get(said.resource)
+        agent = subjects.sender_of(message.subject)
+        if one is None or one.assignment.spec.agent != agent or said.epoch != one.assignment.epoch:
+            return
+        now = asyncio.get_running_loop().time()
+        if said.observed is not None and not one.runtime.busy:
+            self._observed(one, said.observed, now, _now_ms())
+            self._go_on()
+        if message.reply is not None and requests.own_inbox(message):
+            self._spawn(_respond(message, b"{}"))
+
+    def _observed(self, one: Managed, observed: protocol.Observed, now: float, now_ms: int) -> None:
+        self._note(one, reconcile.observe(one.assignment, one.runtime, observed, now, now_ms))
+        self._work.add(one.name)
+
+    def _note(self, one: Managed, state_changed: bool) -> None:
+        """Something about it changed: it is checkpointed, and said to all if its state did."""
+        runtime = one.runtime
+        if runtime.dirty:
+            self._dirty.add(one.name)
+        if state_changed:
+            said = protocol.State(
+                resource=one.name,
+                state=runtime.health.state,
+                reason=runtime.health.reason[:4000],
+                since_ms=runtime.health.since_ms,
+                manager=self.name,
+                epoch=one.assignment.epoch,
+            )
+            self._spawn(self._publish(protocol.state(one.name), messages.encode(said)))
+
+    async def _publish(self, subject: str, data: bytes) -> None:
+        with contextlib.suppress(errors.Unavailable):
+            await self._bus.publish(subject, data)
+
+    # Time
+
+    async def _tick_always(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            if self.acts:
+                self.tick()
+
+    def tick(self) -> None:
+        """Silence, and what was put off."""
+        now, now_ms = asyncio.get_running_loop().time(), _now_ms()
+        for zone, agents in self._zones.items():
+            limit = (
+                max(
+                    (one.runtime.period_s for one in self.managed.values() if one.runtime.zone == zone),
+                    default=5.0,
+                )
+                * reconcile.LATE_PERIODS
+            )
+            heard = max((self._agents[agent] for agent in agents), default=0.0)
+            silent = now - max(heard, self._heard_since) > limit
+            if silent != (zone in self._silent_zones):
+                events.warning("zone-silent" if silent else "zone-heard", zone=zone, manager=self.name)
+                (self._silent_zones.add if silent else self._silent_zones.discard)(zone)
+        for name, one in self.managed.items():
+            runtime = one.runtime
+            if runtime.observed is not None:
+                zone_silent = runtime.zone in self._silent_zones
+                if reconcile.listen(
+                    runtime, now, now_ms, zone_silent=zone_silent, heard_since=self._heard_since
+                ):
+                    self._note(one, True)
+                elif runtime.dirty:
+                    self._dirty.add(name)
+            if runtime.observed is None or runtime.retry_at or runtime.health.state is not health.State.UP:
+                self._work.add(name)
+        self._claim_soon()
+
+    # Acts
+
+    def _go_on(self) -> None:
+        """Begin the next step of whatever has one."""
+        if not self.acts:
+            return
+        now = asyncio.get_running_loop().time()
+        for name in list(self._work):
+            self._work.discard(name)
+            one = self.managed.get(name)
+            if one is None or one.superseded:
+                continue
+            runtime = one.runtime
+            if one.assignment.waits_for and runtime.health.state is health.State.STARTING:
+                reason = f"waits for {', '.join(one.assignment.waits_for[:5])}"
+                self._note(one, reconcile.happen(runtime, health.Event.START, reason, _now_ms()))
+            if one.assignment.deleting and runtime.observed is not None and not runtime.observed.exists:
+                if not runtime.gone and not one.assignment.waits_for:
+                    runtime.gone = runtime.dirty = True
+                    self._dirty.add(name)
+                continue
+            step = reconcile.decide(one.assignment, runtime, now)
+            if step is not None and step.act is not reconcile.Act.CLAIM:
+                runtime.busy = True
+                self._spawn(self._act(one, step))
+
+    async def _act(self, one: Managed, step: reconcile.Step) -> None:
+        spec, runtime, epoch = one.assignment.spec, one.runtime, one.assignment.epoch
+        generation = one.assignment.generation
+        try:
+            if step.act in (reconcile.Act.CREATE, reconcile.Act.START):
+                self._note(one, reconcile.happen(runtime, health.Event.START, step.why, _now_ms()))
+            if step.act is reconcile.Act.START:
+                runtime.restarts += 1
+            verb = _ACTS.get(step.act, protocol.Verb.EXECUTE)
+            operation = protocol.Operation(
+                id=self._next_id(),
+                verb=verb,
+                resource=spec.name,
+                epoch=epoch,
+                manager=self.name,
+                type=spec.type,
+                config=spec.config if verb in (protocol.Verb.CREATE, protocol.Verb.PUT) else {},
+                start=spec.wanted is protocol.Wanted.UP,
+                operation=step.act.value if verb is protocol.Verb.EXECUTE else "",
+            )
+            events.info("act", resource=spec.name, act=step.act.value, why=step.why, epoch=epoch)
+            answer = await self.operate(spec.agent, operation)
+        finally:
+            runtime.busy = False
+        if self.managed.get(one.name) is not one:
+            return
+        now, now_ms = asyncio.get_running_loop().time(), _now_ms()
+        if answer.outcome is messages.Outcome.DONE:
+            runtime.fault = ""
+            runtime.retry_at = 0.0
+            if verb in (protocol.Verb.CREATE, protocol.Verb.PUT):
+                runtime.generation = generation
+            runtime.dirty = True
+        else:
+            self._failed(one, step, answer, now, now_ms)
+        if answer.observed is not None:
+            self._observed(one, answer.observed, now, now_ms)
+        if runtime.dirty:
+            self._dirty.add(one.name)
+        self._work.add(one.name)
+        self._go_on()
+
+    def _failed(
+        self, one: Managed, step: reconcile.Step, answer: protocol.Answer, now: float, now_ms: int
+    ) -> None:
+        runtime, restart = one.runtime, one.assignment.spec.restart
+        if answer.code == errors.StaleEpoch.code:
+            one.superseded = True
+            self._poked.set()
+            return
+        runtime.fault = f"{step.act.value}: {answer.reason}"
+        unheard = answer.outcome is messages.Outcome.IN_DOUBT or answer.code in ("unavailable", "timed-out")
+        if unheard:
+            runtime.retry_at = now + RETRY_S
+            runtime.observed = None  # look again before anything else is done
+        elif step.act in (reconcile.Act.CREATE, reconcile.Act.START, reconcile.Act.PUT):
+            cut = now_ms - int(restart.window_s * 1000)
+            runtime.failures_ms = [at for at in runtime.failures_ms if at > cut] + [now_ms]
+            count = len(runtime.failures_ms)
+            runtime.retry_at = now + min(restart.delay_s_max, max(0.1, restart.delay_s) * 2 ** (count - 1))
+            happened = reconcile.happen(runtime, health.Event.DIED, runtime.fault, now_ms)
+            if count > restart.attempts:
+                why = f"{runtime.fault}; given up after {restart.attempts} attempts"
+                happened |= reconcile.happen(runtime, health.Event.GIVE_UP, why, now_ms)
+            self._note(one, happened)
+        else:
+            runtime.retry_at = now + RETRY_S
+        runtime.dirty = True
+
+    def _next_id(self) -> str:
+        self._operations += 1
+        return f"{self.name}-{self._boot:x}-{self._operations}"
+
+    async def operate(self, agent: str, operation: protocol.Operation) -> protocol.Answer:
+        """Have it done. An answer that was lost is asked for again, by the same id; it is not done twice."""
+        subject = protocol.operation(agent, operation.resource)
+        data = messages.encode(operation)
+        deadline = asyncio.get_running_loop().time() + operation.timeout_s
+        async with self._gate:
+            sent = False
+            while True:
+                if not self.acts:
+                    outcome = messages.Outcome.IN_DOUBT if sent else messages.Outcome.FAILED
+                    return _no_answer(operation, outcome, "unavailable", "this manager may not act now")
+                try:
+                    left_s = deadline - asyncio.get_running_loop().time()
+                    message = await self._bus.request(subject, data, timeout_s=max(0.1, left_s + 1))
+                    return messages.decode(message.data, protocol.Answer)
+                except errors.TimedOut:
+                    sent = True
+                    if asyncio.get_running_loop().time() > deadline:
+                        return _no_answer(
+                            operation, messages.Outcome.IN_DOUBT, "timed-out", f"{agent} did not answer"
+                        )
+                except errors.Unavailable:
+                    if not sent:
+                        return _no_answer(
+                            operation, messages.Outcome.FAILED, "unavailable", f"{agent} cannot be reached"
+                        )
+                    if asyncio.get_running_loop().time() > deadline:
+                        return _no_answer(
+                            operation, messages.Outcome.IN_DOUBT, "unavailable", f"{agent} is gone since"
+                        )
+                    await asyncio.sleep(RETRY_S / 4)
+                except errors.MusterError as error:
+                    return _no_answer(operation, messages.Outcome.IN_DOUBT, error.code, error.message)
+
+    # Orders
+
+    def _ordered(self, message: api.Message) -> None:
+        self._spawn(self._obey(message))
+
+    async def _obey(self, message: api.Message) -> None:
+        """Operations that users asked for, through the registry."""
+        try:
+            said = messages.decode(message.data, protocol.Orders)
+        except errors.MusterError as error:
+            events.warning("bad-order", error=error)
+            return
+        answers = await asyncio.gather(*(self._execute(order) for order in said.orders))
+        results = protocol.Results(results=tuple(answers))
+        with contextlib.suppress(errors.MusterError):
+            await message.respond(messages.encode(results))
+
+    async def _execute(self, order: protocol.Order) -> protocol.Answer:
+        one = self.managed.get(order.resource)
+        if one is None or one.superseded:
+            return protocol.Answer(
+                id=order.id,
+                outcome=messages.Outcome.REFUSED,
+                code=errors.NotFound.code,
+                reason=f"{self.name} does not manage {order.resource}",
+            )
+        spec = one.assignment.spec
+        verb = protocol.Verb.EXECUTE
+        with contextlib.suppress(ValueError):
+            verb = protocol.Verb(order.operation)
+        if verb in (protocol.Verb.PUT, protocol.Verb.CREATE, protocol.Verb.DELETE):
+            verb = protocol.Verb.EXECUTE  # what should be is changed by manifest, never behind its back
+        operation = protocol.Operation(
+            id=order.id,
+            verb=verb,
+            resource=spec.name,
+            epoch=one.assignment.epoch,
+            manager=self.name,
+            operation=order.operation,
+            arguments=order.arguments,
+            timeout_s=order.timeout_s,
+        )
+        answer = await self.operate(spec.agent, operation)
+        if answer.observed is not None and not one.runtime.busy:
+            self._observed(one, answer.observed, asyncio.get_running_loop().time(), _now_ms())
+            self._go_on()
+        return answer
+
+    # Checkpoints
+
+    async def _checkpoint_always(self) -> None:
+        while True:
+            await asyncio.sleep(CHECKPOINT_S)
+            with contextlib.suppress(errors.MusterError):
+                await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        while self._dirty and self.acts:
+            names = [name for name in list(self._dirty)[:CHECKPOINTS_MAX] if name in self.managed]
+            page = {}
+            for name in names:
+                one = self.managed[name]
+                one.runtime.dirty = False
+                page[name] = (one.assignment.epoch, one.runtime.status())
+            self._dirty -= {*list(self._dirty)[:CHECKPOINTS_MAX]} if not names else set(names)
+            if not page:
+                continue
+            try:
+                await self._send(page)
+            except errors.MusterError:
+                self._dirty |= set(page)
+                raise
+
+    async def _send(self, page: dict[str, tuple[int, protocol.Status]]) -> None:
+        said = protocol.Checkpoints(items=page)
+        message = await self._bus.request(protocol.checkpoint(self.name), messages.encode(said))
+        answer = msgspec.json.decode(message.data)
+        if "error" in answer:
+            raise requests.error_of(answer["error"])
+        for name in answer["result"]["refused"]:
+            one = self.managed.get(name)
+            if one is not None and one.assignment.epoch == page[name][0]:
+                one.superseded = True
+                self._poked.set()
+
+
+def _no_answer(
+    operation: protocol.Operation, outcome: messages.Outcome, code: str, reason: str
+) -> protocol.Answer:
+    return protocol.Answer(id=operation.id, outcome=outcome, code=code, reason=reason)
+
+
+async def _respond(message: api.Message, data: bytes) -> None:
+    with contextlib.suppress(errors.MusterError):
+        await message.respond(data)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,43 @@
+"""What an `apply` would do, told before it is done. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from muster.manage import ordering, processor, protocol
+
+
+def plan(before: Mapping[str, processor.Resource], specs: list[protocol.Spec]) -> list[dict[str, Any]]:
+    """One line for each resource, in the order of the steps; those of one wave go at the same time."""
+    lines = []
+    for number, wave in enumerate(ordering.waves({spec.name: spec.depends_on for spec in specs}), start=1):
+        for name in wave:
+            spec = next(one for one in specs if one.name == name)
+            known = before.get(name)
+            changes = differences(known.spec, spec) if known else {}
+            act = "create" if known is None else "change" if changes else "keep"
+            lines.append({"wave": number, "act": act, "name": name, "type": spec.type, "changes": changes})
+    return lines
+
+
+def differences(before: protocol.Spec, after: protocol.Spec) -> dict[str, list[Any]]:
+    """Field by field: what it is, and what it would be."""
+    old, new = _flat(msgspec.to_builtins(before)), _flat(msgspec.to_builtins(after))
+    return {
+        name: [old.get(name), new.get(name)]
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name) and name != "digest"
+    }
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, one in value.items():
+        if isinstance(one, dict):
+            found |= _flat(one, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = one
+    return found

@@ -1,0 +1,315 @@
+"""The wire of management: subjects and message types.
+
+    muster.manage.from.<user>.request.<verb>         a user asks the acting registry to change something
+    muster.manage.from.<user>.read.<verb>            … or only to tell
+    muster.manage.from.<manager>.renew               a manager lives, and asks what is assigned to it
+    muster.manage.from.<manager>.checkpoint          how its resources are, for the registry to keep
+    muster.manage.to.<manager>.poke                  something changed: renew now
+    muster.manage.to.<manager>.execute               operations that users asked for
+    muster.manage.from.<agent>.hello                 an agent says what it is and has
+    muster.manage.to.<agent>.claim                   a manager takes resources over
+    muster.manage.to.<agent>.operation.<resource>    a manager has something done
+    muster.manage.from.<agent>.beat.<manager>        heartbeats of an agent's resources, many in a message
+    muster.manage.from.<agent>.event.<manager>       something happened to a resource
+    muster.manage.all.state.<resource>               a resource's health changed, said by its manager
+
+A manager is known by its assignment's epoch: it travels with each operation, and an adapter refuses a lower
+one.  An operation's id is remembered by the agent with its outcome, so that asking again never does it again.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Any
+
+import msgspec
+
+from muster.core import health, messages, subjects
+
+PART = "manage"
+LEASE = f"{PART}.registry"
+PAGE = 250  # assignments in one answer: with specifications of some kB it stays below a message's limit
+OPERATION_TIMEOUT_S = 30.0
+
+Values = dict[str, Any]
+
+
+class Verb(enum.Enum):
+    GET = "get"
+    PUT = "put"
+    CREATE = "create"
+    DELETE = "delete"
+    RENAME = "rename"
+    ENUMERATE = "enumerate"
+    SUBSCRIBE = "subscribe"
+    EXECUTE = "execute"
+    OUTCOME = "outcome"  # of an earlier operation, by its id: does nothing
+
+
+class Wanted(enum.Enum):
+    UP = "up"
+    DOWN = "down"
+    DRAINED = "drained"  # finish what there is, then down
+
+
+class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an adapter sees of its resource. ``digest`` is of the configuration that the resource has."""
+
+    exists: bool
+    state: health.State = health.State.DOWN
+    reason: str = ""
+    digest: str = ""
+    properties: Values = {}
+
+
+class Operation(messages.Message, frozen=True, kw_only=True, tag="operation/1", omit_defaults=True):
+    id: messages.Name
+    verb: Verb
+    resource: messages.Name
+    epoch: messages.Count
+    manager: messages.Text = ""
+    type: messages.Text = ""
+    config: Values = msgspec.field(default_factory=dict)
+    start: bool = True  # of a creation: whether it is to run
+    operation: messages.Text = ""  # of an execution
+    arguments: Values = msgspec.field(default_factory=dict)
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = OPERATION_TIMEOUT_S
+
+
+class Answer(messages.Message, frozen=True, kw_only=True, tag="answer/1", omit_defaults=True):
+    """What became of an operation. ``epoch``: the highest that the adapter has obeyed."""
+
+    id: messages.Name
+    outcome: messages.Outcome
+    result: Any = None
+    code: messages.Text = ""
+    reason: messages.Text = ""
+    observed: Observed | None = None
+    epoch: messages.Count = 0
+
+
+class Claim(messages.Message, frozen=True, kw_only=True, tag="claim/1"):
+    manager: messages.Name
+    resources: dict[str, int]  # name: epoch
+
+
+class Claimed(messages.Message, frozen=True, kw_only=True, tag="claimed/1", omit_defaults=True):
+    """``observed`` of what was claimed; ``superseded``: the epochs of those that a later manager has."""
+
+    observed: dict[str, Observed] = msgspec.field(default_factory=dict)
+    superseded: dict[str, int] = msgspec.field(default_factory=dict)
+    period_s: float = 5.0
+    zone: str = "default"
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One resource in a message of heartbeats: see `core.messages.Heartbeat` for the words."""
+
+    name: str
+    state: health.State
+    epoch: int
+    digest: str = ""
+    reason: str = ""
+
+
+class Beats(messages.Message, frozen=True, kw_only=True, tag="beats/1", omit_defaults=True):
+    """Heartbeats of the resources that one agent hosts for one manager."""
+
+    sequence: messages.Count
+    at_ms: messages.TimeMs
+    period_s: Annotated[float, msgspec.Meta(gt=0, le=86400)]
+    zone: str = "default"
+    beats: tuple[Beat, ...] = ()
+
+
+class Event(messages.Message, frozen=True, kw_only=True, tag="resource-event/1", omit_defaults=True):
+    resource: messages.Name
+    what: messages.Name
+    observed: Observed | None = None
+    epoch: messages.Count = 0
+    at_ms: messages.TimeMs = 0
+    details: messages.Labels = msgspec.field(default_factory=dict)
+
+
+class Hello(messages.Message, frozen=True, kw_only=True, tag="agent-hello/1", omit_defaults=True):
+    """``boot`` differs at each start; ``machine`` stays, and differs on a machine that was set up anew."""
+
+    boot: messages.Count
+    machine: messages.Text = ""
+    zone: messages.Name = "default"
+    labels: messages.Labels = msgspec.field(default_factory=dict)
+    facts: Values = msgspec.field(default_factory=dict)
+    types: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What should be of one resource: a manifest's entry, checked and complete."""
+
+    name: str
+    type: str
+    agent: str
+    config: Values = {}
+    group: str = "default"
+    labels: dict[str, str] = {}
+    depends_on: tuple[str, ...] = ()
+    wanted: Wanted = Wanted.UP
+    restart: Restart = msgspec.field(default_factory=lambda: Restart())
+    digest: str = ""
+
+
+class Restart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How often and how soon a resource that fell is started again."""
+
+    policy: Annotated[str, msgspec.Meta(pattern="^(always|on-failure|never)$")] = "always"
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5  # within the window; then it is given up
+    window_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 300.0
+    delay_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.2  # doubles with each attempt
+    delay_s_max: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One resource for one manager."""
+
+    spec: Spec
+    epoch: int
+    generation: int
+    deleting: bool = False
+    waits_for: tuple[str, ...] = ()  # dependencies that are not up yet (or dependants that are not gone yet)
+    status: Status | None = None  # the last checkpoint, of whichever manager
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A resource's runtime state as its manager checkpoints it."""
+
+    state: health.State = health.State.STARTING
+    reason: str = ""
+    since_ms: int = 0
+    generation: int = 0  # the last that was brought to the resource
+    drift: str = ""
+    restarts: int = 0
+    failures_ms: tuple[int, ...] = ()  # when it fell, within the restart window: so that counting goes on
+    gone: bool = False
+    properties: Values = {}
+
+
+class Renew(messages.Message, frozen=True, kw_only=True, tag="renew/1", omit_defaults=True):
+    """``term`` and ``revision``: how far this manager knows its assignments, and from which registry."""
+
+    boot: messages.Count
+    term: messages.Count = 0
+    revision: messages.Count = 0
+    broker: messages.Text = ""
+    connection: messages.Count = 0
+    leaving: bool = False
+
+
+class Granted(messages.Message, frozen=True, kw_only=True, tag="granted/1", omit_defaults=True):
+    term: messages.Count
+    revision: messages.Count
+    ttl_s: float
+    anew: bool = False  # what the manager knew is void: this and the next pages are all it has
+    more: bool = False
+    assigned: tuple[Assignment, ...] = ()
+    released: tuple[str, ...] = ()
+
+
+class Checkpoints(messages.Message, frozen=True, kw_only=True, tag="checkpoints/1"):
+    items: dict[str, tuple[int, Status]]  # resource: epoch and status
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+    resource: str
+    operation: str
+    arguments: Values = {}
+    timeout_s: float = OPERATION_TIMEOUT_S
+
+
+class Orders(messages.Message, frozen=True, kw_only=True, tag="orders/1"):
+    orders: tuple[Order, ...]
+    by: str = ""
+
+
+class Results(messages.Message, frozen=True, kw_only=True, tag="results/1"):
+    results: tuple[Answer, ...]
+
+
+class State(messages.Message, frozen=True, kw_only=True, tag="resource-state/1", omit_defaults=True):
+    """Said to all when a resource's health changed."""
+
+    resource: messages.Name
+    state: health.State
+    reason: messages.Text = ""
+    since_ms: messages.TimeMs = 0
+    was: health.State | None = None
+    manager: messages.Text = ""
+    epoch: messages.Count = 0
+
+
+def request(user: str, verb: str) -> str:
+    return subjects.said_by(PART, user, "request", verb)
+
+
+def read(user: str, verb: str) -> str:
+    return subjects.said_by(PART, user, "read", verb)
+
+
+REQUESTS = subjects.said_by(PART, "*", "request", "*")
+READS = subjects.said_by(PART, "*", "read", "*")
+RENEWALS = subjects.said_by(PART, "*", "renew")
+CHECKPOINTS = subjects.said_by(PART, "*", "checkpoint")
+HELLOS = subjects.said_by(PART, "*", "hello")
+STATES = subjects.announced(PART, "state", "*")
+
+
+def renew(manager: str) -> str:
+    return subjects.said_by(PART, manager, "renew")
+
+
+def checkpoint(manager: str) -> str:
+    return subjects.said_by(PART, manager, "checkpoint")
+
+
+def to_manager(manager: str, kind: str) -> str:
+    return subjects.addressed_to(PART, manager, kind)
+
+
+def hello(agent: str) -> str:
+    return subjects.said_by(PART, agent, "hello")
+
+
+def claim(agent: str) -> str:
+    return subjects.addressed_to(PART, agent, "claim")
+
+
+def operation(agent: str, resource: str) -> str:
+    return subjects.addressed_to(PART, agent, "operation", resource)
+
+
+def operations_of(agent: str) -> str:
+    return subjects.addressed_to(PART, agent, "operation", "*")
+
+
+def beat(agent: str, manager: str) -> str:
+    return subjects.said_by(PART, agent, "beat", manager)
+
+
+def beats_to(manager: str) -> str:
+    return subjects.said_by(PART, "*", "beat", manager)
+
+
+def event(agent: str, manager: str) -> str:
+    return subjects.said_by(PART, agent, "event", manager)
+
+
+def events_to(manager: str) -> str:
+    return subjects.said_by(PART, "*", "event", manager)
+
+
+def state(resource: str) -> str:
+    return subjects.announced(PART, "state", resource)
+
+
+def decision(what: str) -> str:
+    return subjects.logged(PART, "decision", what)

@@ -1,0 +1,88 @@
+"""Questions and answers in JSON: ``{"result": …}`` or ``{"error": {"code", "message", "hint"}}``.
+
+An answer goes to the asker's own inbox and nowhere else: the broker does not check reply subjects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from muster.bus import api
+from muster.core import errors, log, subjects
+
+events = log.Events("manage")
+
+RETRY_S = 0.2
+
+
+async def ask(bus: api.Bus, subject: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
+    """The answer; raises what was refused. While nobody acts (a take-over) it asks again."""
+    data = msgspec.json.encode(arguments)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    message: api.Message | None = None
+    while message is None:
+        try:
+            message = await bus.request(subject, data, timeout_s=max(0.1, deadline - loop.time()))
+        except errors.TimedOut:
+            raise errors.TimedOut(f"no answer in {timeout_s:g} s; it may or may not have been done") from None
+        except errors.Unavailable as error:
+            if loop.time() + RETRY_S > deadline:
+                raise errors.Unavailable(
+                    "no registry acts on this bus", hint="is management enabled in the domain's settings?"
+                ) from error
+            await asyncio.sleep(RETRY_S)
+    answer = msgspec.json.decode(message.data)
+    if "error" in answer:
+        raise error_of(answer["error"])
+    return answer["result"]
+
+
+Verb = Callable[..., Awaitable[Any]]
+
+
+def own_inbox(message: api.Message) -> bool:
+    """Whether the answer would go to the asker itself."""
+    sender = subjects.sender_of(message.subject)
+    return message.reply is not None and message.reply.startswith(f"{subjects.inbox(sender)}.")
+
+
+async def answer(message: api.Message, verb: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
+    """Carry out one request and answer it, whatever happens."""
+    if not own_inbox(message):
+        return
+    said: dict[str, Any]
+    try:
+        try:
+            arguments = msgspec.json.decode(message.data or b"{}", type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise errors.InvalidInput(f"the request is not a JSON object: {error}") from error
+        said = {"result": await verb(arguments)}
+    except errors.MusterError as error:
+        said = {"error": told(error)}
+    except Exception as error:  # noqa: BLE001  (a bug of ours must not leave the asker waiting)
+        events.error("verb-failed", subject=message.subject, error=error)
+        said = {"error": told(errors.InvariantBroken(f"{type(error).__name__}: {error}"))}
+    await message.respond(msgspec.json.encode(said))
+
+
+def told(error: errors.MusterError) -> dict[str, Any]:
+    return {"code": error.code, "message": error.message, "hint": error.hint}
+
+
+def error_of(said: dict[str, Any]) -> errors.MusterError:
+    kind = next((one for one in _kinds(errors.MusterError) if one.code == said["code"]), errors.MusterError)
+    try:
+        return kind(said["message"], hint=said.get("hint"))
+    except TypeError:  # one that needs more facts than travelled
+        return errors.MusterError(said["message"], hint=said.get("hint"))
+
+
+def _kinds(root: type[errors.MusterError]) -> Iterator[type[errors.MusterError]]:
+    yield root
+    for kind in root.__subclasses__():
+        yield from _kinds(kind)

@@ -1,0 +1,121 @@
+"""A rollout: the same operation on many resources, some at a time, stopping when too much goes wrong. Pure.
+
+Resources that cannot be reached are listed apart and are no errors: nothing was done to them.  A step whose
+outcome cannot be known is in doubt; it counts as an error and is not repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import msgspec
+
+from muster.core import errors, messages
+from muster.manage import protocol
+
+PENDING, RUNNING, DONE, FAILED, UNREACHABLE, IN_DOUBT = (
+    "pending",
+    "running",
+    "done",
+    "failed",
+    "unreachable",
+    "in-doubt",
+)
+NOT_REACHED = ("unavailable", "timed-out", "not-connected")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    operation: str
+    arguments: dict[str, Any] = {}
+    batch: str = "1"  # a count, or a part such as 10%
+    pause_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
+    errors_max: Annotated[int, msgspec.Meta(ge=0)] = 0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = protocol.OPERATION_TIMEOUT_S
+
+
+class Step(msgspec.Struct, kw_only=True):
+    state: str = PENDING
+    reason: str = ""
+    result: Any = None
+
+
+class Rollout(msgspec.Struct, kw_only=True):
+    """As it is stored: whoever acts next goes on from here."""
+
+    id: str
+    by: str
+    plan: Plan
+    steps: dict[str, Step]
+    state: str = RUNNING  # running, paused, done, stopped
+    reason: str = ""
+
+    def batch_size(self) -> int:
+        text = self.plan.batch.strip()
+        try:
+            size = math.ceil(len(self.steps) * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+        except ValueError:
+            size = 0
+        if size < 1:
+            raise errors.InvalidInput(f"a batch of {text!r}: give a count (5) or a part (10%)")
+        return size
+
+    def next_batch(self) -> list[str]:
+        """Whose turn it is.
+
+        Steps that were running when an earlier registry ended come again, by the same id: the agents know
+        what became of them.
+        """
+        if self.state != RUNNING:
+            return []
+        again = [name for name, step in self.steps.items() if step.state == RUNNING]
+        if again:
+            return again
+        waiting = [name for name, step in self.steps.items() if step.state == PENDING]
+        return waiting[: self.batch_size()]
+
+    def begin(self, names: list[str]) -> None:
+        for name in names:
+            self.steps[name].state = RUNNING
+
+    def end(self, name: str, answer: protocol.Answer) -> None:
+        step = self.steps[name]
+        step.reason, step.result = answer.reason, answer.result
+        match answer.outcome:
+            case messages.Outcome.DONE:
+                step.state = DONE
+            case messages.Outcome.IN_DOUBT:
+                step.state = IN_DOUBT
+            case _:
+                step.state = UNREACHABLE if answer.code in NOT_REACHED else FAILED
+
+    def judge(self) -> None:
+        """After a batch: is it over?"""
+        wrong = sum(step.state in (FAILED, IN_DOUBT) for step in self.steps.values())
+        if wrong > self.plan.errors_max:
+            self.state = "stopped"
+            self.reason = f"{wrong} went wrong, and at most {self.plan.errors_max} may"
+        elif not any(step.state in (PENDING, RUNNING) for step in self.steps.values()):
+            self.state = "done"
+
+    def summary(self) -> dict[str, Any]:
+        by_state: dict[str, list[str]] = {}
+        for name, step in self.steps.items():
+            by_state.setdefault(step.state, []).append(name)
+        return {
+            "id": self.id,
+            "state": self.state,
+            "reason": self.reason,
+            "by": self.by,
+            "operation": self.plan.operation,
+            "counts": {state: len(names) for state, names in by_state.items()},
+            "unreachable": by_state.get(UNREACHABLE, []),
+            "steps": {
+                name: {"state": step.state, "reason": step.reason, "result": step.result}
+                for name, step in self.steps.items()
+            },
+        }
+
+
+def order_id(rollout: str, resource: str) -> str:
+    return f"rollout-{rollout}-{resource}"

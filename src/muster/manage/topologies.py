@@ -1,0 +1,96 @@
+"""Networks of brokers as resources: ring, chain, star, tree, and the paper's clusters. Pure.
+
+A topology unfolds into one resource of the type ``broker`` for each broker.  A link is a leaf link that the
+near broker keeps to the far one, so the near one depends on the far one, and brokers that do not depend on
+each other come up at the same time.
+
+Leaf links must not form a circle (a message would go round for ever): a ring is a chain whose last link is
+kept in reserve, as ``reserve`` of its last broker, and closed when another link fails.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from muster.core import errors
+
+SIZE_MAX = 64
+SUPER_CLUSTER = 2  # clusters in a super-cluster
+CLUSTER = 3  # brokers in a cluster's chain
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,100}$")]
+    shape: Literal["ring", "chain", "star", "tree", "cluster"]
+    size: Annotated[int, msgspec.Meta(ge=1, le=SIZE_MAX)]
+    agent: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+    fan_out: Annotated[int, msgspec.Meta(ge=1, le=SIZE_MAX)] = 3
+    storage: bool = False
+
+
+def links(topology: Topology) -> list[tuple[int, int]]:
+    """Pairs (near, far) of brokers counted from 0; the far one is always the lower number."""
+    size = topology.size
+    match topology.shape:
+        case "ring" | "chain":
+            return [(number, number - 1) for number in range(1, size)]
+        case "star":
+            return [(number, 0) for number in range(1, size)]
+        case "tree":
+            return [(number, (number - 1) // topology.fan_out) for number in range(1, size)]
+        case "cluster":
+            return _clustered(size)
+
+
+def _clustered(size: int) -> list[tuple[int, int]]:
+    """Chains of three; the heads of two chains joined as a super-cluster; heads of those joined in turn.
+
+    Of 8 brokers: chains of 3, 3 and 2 (5 links), one link within the first pair, one to the second: 7.
+    """
+    heads = list(range(0, size, CLUSTER))
+    found = [(number, number - 1) for number in range(1, size) if number not in heads]
+    while len(heads) > 1:
+        for first in range(0, len(heads), SUPER_CLUSTER):
+            found += [(other, heads[first]) for other in heads[first + 1 : first + SUPER_CLUSTER]]
+        heads = heads[::SUPER_CLUSTER]
+    return sorted(found)
+
+
+def reserve(topology: Topology) -> tuple[int, int] | None:
+    """The link that a ring keeps open, until another fails."""
+    return (topology.size - 1, 0) if topology.shape == "ring" and topology.size > 2 else None
+
+
+def broker_name(topology: Topology, number: int) -> str:
+    return f"{topology.name}-{number + 1}"
+
+
+def unfold(topology: Topology) -> list[dict[str, Any]]:
+    """The entries of a manifest that make this network."""
+    if topology.shape == "ring" and topology.size == 2:
+        raise errors.InvalidInput("a ring has one broker, or three and more")
+    names = [broker_name(topology, number) for number in range(topology.size)]
+    far_ends: dict[int, list[str]] = {}
+    for near, far in links(topology):
+        far_ends.setdefault(near, []).append(names[far])
+    spare = reserve(topology)
+    found = []
+    for number, name in enumerate(names):
+        config: dict[str, Any] = {"storage": topology.storage, "links": far_ends.get(number, [])}
+        if spare is not None and spare[0] == number:
+            config["reserve"] = names[spare[1]]
+            config["ring"] = names
+        found.append(
+            {
+                "name": name,
+                "type": "broker",
+                "agent": topology.agent,
+                "group": topology.name,
+                "labels": {"topology": topology.name, "shape": topology.shape},
+                "depends_on": far_ends.get(number, []),
+                "config": config,
+            }
+        )
+    return found

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from muster.manage import agent, client, manager, service
+from muster.store import database
+
+
+class Fleet:
+    """A domain's management in one process, each part with a connection of its own."""
+
+    def __init__(self, connect: Any, store: database.Store, folder: Any, stack: Any) -> None:
+        self.connect = connect
+        self.store = store
+        self.folder = folder
+        self.stack = stack
+        self.client: client.Client
+
+    async def registry(self, name: str = "registry-1", **options: Any) -> service.Registry:
+        options = {"lease_ttl_s": 3.0, "manager_ttl_s": 1.5, **options}
+        made = service.Registry(await self.connect(name), self.store, **options)
+        return await self.stack.enter_async_context(made)
+
+    async def manager(self, name: str = "manager-1") -> manager.Manager:
+        made = manager.Manager(await self.connect(name), tick_s=0.05)
+        return await self.stack.enter_async_context(made)
+
+    async def agent(self, name: str = "host-a", **options: Any) -> agent.Agent:
+        options = {"beat_s": 0.2, **options}
+        made = agent.Agent(await self.connect(name), self.folder / name, **options)
+        return await self.stack.enter_async_context(made)
+
+
+@pytest.fixture
+async def fleet(connect, tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
+        store = await stack.enter_async_context(await database.open(f"sqlite:{tmp_path / 'registry.db'}"))
+        made = Fleet(connect, store, tmp_path / "agents", stack)
+        made.client = client.Client(await connect("ann"))
+        yield made
+
+
+@pytest.fixture
+def process_manifest() -> Callable[..., str]:
+    def make(name: str = "sleeper", agent: str = "host-a", more: str = "") -> str:
+        return f"""
+resources:
+  - name: {name}
+    type: process
+    agent: {agent}
+    restart: {{delay_s: 0.05}}
+    config:
+      command: [sleep, "1000"]
+{more}"""
+
+    return make

@@ -20,16 +20,16 @@ class Fleet:
         self.stack = stack
         self.client: client.Client
 
-    async def registry(self, name: str = "registry-1", **options: Any) -> service.Registry:
+    async def registry(self, name: str = "registry-1", **options: Any) -> Any:
         options = {"lease_ttl_s": 3.0, "manager_ttl_s": 1.5, **options}
         made = service.Registry(await self.connect(name), self.store, **options)
         return await self.stack.enter_async_context(made)
 
-    async def manager(self, name: str = "manager-1") -> manager.Manager:
+    async def manager(self, name: str = "manager-1") -> Any:
         made = manager.Manager(await self.connect(name), tick_s=0.05)
         return await self.stack.enter_async_context(made)
 
-    async def agent(self, name: str = "host-a", **options: Any) -> agent.Agent:
+    async def agent(self, name: str = "host-a", **options: Any) -> Any:
         options = {"beat_s": 0.2, **options}
         made = agent.Agent(await self.connect(name), self.folder / name, **options)
         return await self.stack.enter_async_context(made)

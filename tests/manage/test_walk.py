@@ -10,7 +10,7 @@ from muster.manage import protocol
 from muster.testing.eventually import eventually
 
 
-def pid_of(host) -> int | None:
+def pid_of(host):
     return host.hosted["sleeper"].seen.properties.get("pid")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 from muster.core import errors
 from muster.manage import protocol
 from muster.testing.eventually import eventually
 
 
-def pid_of(host):
+def pid_of(host: Any) -> Any:
     return host.hosted["sleeper"].seen.properties.get("pid")
 
 

@@ -9,7 +9,7 @@ so a quantile is off by at most `RELATIVE_ERROR` of itself; only buckets that ho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ class Cell:
     sum: Floats = field(default_factory=lambda: np.zeros(len(METRICS)))
     min: Floats = field(default_factory=lambda: np.full(len(METRICS), np.inf))
     max: Floats = field(default_factory=lambda: np.full(len(METRICS), -np.inf))
-    places: list[npt.NDArray[np.int32]] = field(default_factory=list)  # metric * BUCKETS + bucket
+    places: list[npt.NDArray[np.uint16]] = field(default_factory=list)  # metric * BUCKETS + bucket
     counts: list[npt.NDArray[np.int32]] = field(default_factory=list)
     states: dict[str, int] = field(default_factory=dict)
     extra: dict[str, Extra] = field(default_factory=dict)
@@ -73,20 +73,7 @@ class Cell:
 
     def fold(self, values: Floats) -> None:
         """Take in a matrix: a row for each of `METRICS`, a column for each report; NaN where not measured."""
-        known = ~np.isnan(values)
-        self.count += known.sum(axis=1)
-        self.sum += np.where(known, values, 0.0).sum(axis=1)
-        self.min = np.minimum(self.min, np.where(known, values, np.inf).min(axis=1))
-        self.max = np.maximum(self.max, np.where(known, values, -np.inf).max(axis=1))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            bucket = np.ceil(np.log(values) / _LOG_GROWTH) - _SMALLEST
-        np.clip(bucket, 0, BUCKETS - 1, out=bucket)  # NaN, from below zero or nothing at all, stays NaN
-        bucket[~(values > 0)] = 0
-        place = bucket.astype(np.int32) + (np.arange(len(METRICS), dtype=np.int32) * BUCKETS)[:, None]
-        found = np.bincount(place[known], minlength=1)
-        filled = np.flatnonzero(found)
-        self.places.append(filled.astype(np.int32))
-        self.counts.append(found[filled].astype(np.int32))
+        fold([self], values, np.zeros(1, np.int64))
 
     def fold_extra(self, name: str, values: Floats) -> None:
         if len(values):
@@ -175,7 +162,7 @@ class Cell:
             np.frombuffer(sum_).copy(),
             np.frombuffer(min_).copy(),
             np.frombuffer(max_).copy(),
-            [np.frombuffer(sparse[0], np.int32)] if sparse else [],
+            [np.frombuffer(sparse[0], np.uint16)] if sparse else [],
             [np.frombuffer(sparse[1], np.int32)] if sparse else [],
             states,
             {name: Extra(*one) for name, one in extra.items()},
@@ -189,8 +176,34 @@ class Cell:
         if len(self.places) > 1:
             joined = self._histogram().ravel()
             filled = np.flatnonzero(joined)
-            self.places = [filled.astype(np.int32)]
+            self.places = [filled.astype(np.uint16)]
             self.counts = [joined[filled].astype(np.int32)]
+
+
+def fold(targets: Sequence[Cell], values: Floats, starts: Ints) -> None:
+    """As `Cell.fold`, for several cells at once: the columns from ``starts[i]`` on are those of cell i."""
+    known = ~np.isnan(values)
+    counted = np.add.reduceat(known, starts, axis=1, dtype=np.int64)
+    summed = np.add.reduceat(np.where(known, values, 0.0), starts, axis=1)
+    least = np.minimum.reduceat(np.where(known, values, np.inf), starts, axis=1)
+    most = np.maximum.reduceat(np.where(known, values, -np.inf), starts, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bucket = np.ceil(np.log(values) * (1 / _LOG_GROWTH)) - _SMALLEST
+    bucket[~(values > 0)] = 0  # zero, less than zero, and nothing at all
+    place = np.clip(bucket, 0, BUCKETS - 1).astype(np.int64)
+    place += (np.arange(len(METRICS)) * BUCKETS)[:, None]
+    cell = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, values.shape[1]]))
+    place += (cell * (len(METRICS) * BUCKETS))[None, :]
+    found = np.bincount(place[known], minlength=len(starts) * len(METRICS) * BUCKETS)
+    for number, target in enumerate(targets):
+        target.count += counted[:, number]
+        target.sum += summed[:, number]
+        target.min = np.minimum(target.min, least[:, number])
+        target.max = np.maximum(target.max, most[:, number])
+        own = found[number * len(METRICS) * BUCKETS : (number + 1) * len(METRICS) * BUCKETS]
+        filled = np.flatnonzero(own)
+        target.places.append(filled.astype(np.uint16))
+        target.counts.append(own[filled].astype(np.int32))
 
 
 def _quantiles(histogram: Ints, least: float, most: float) -> dict[str, float]:

@@ -39,6 +39,7 @@ LATE = "late"
 
 _HISTORY_BITS = 64
 _EXTRA_MAX = 256  # of metrics beyond the standard ones, in one cell
+_ZONES_MAX = 1024  # of one group; further ones are counted with the last
 
 Bools = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
@@ -227,8 +228,10 @@ class _Group:
 
     def _places(self, machines: pa.StringArray) -> Array:
         """Where each machine's numbers stand in the columns; new machines get a place."""
-        if len(machines) == len(self.names) and machines.equals(self.names):
-            return np.arange(len(machines))
+        # A channel mostly sends the same machines in the same order: then they stand here in that order too.
+        start = pc.index(self.names, machines[0]).as_py() if len(machines) else 0
+        if start >= 0 and self.names.slice(start, len(machines)).equals(machines):
+            return np.arange(start, start + len(machines))
         found = pc.index_in(machines, value_set=self.names)
         if found.null_count:
             self._grow(pc.unique(machines.filter(found.is_null())))
@@ -254,9 +257,9 @@ class _Group:
         encoded = zones.dictionary_encode()
         codes = []
         for zone in encoded.dictionary.to_pylist():
-            if zone not in self.zones:
+            if zone not in self.zones and len(self.zones) < _ZONES_MAX:
                 self.zones.append(zone)
-            codes.append(self.zones.index(zone))
+            codes.append(self.zones.index(zone) if zone in self.zones else _ZONES_MAX - 1)
         zones_: Array = np.array(codes, np.int16)[encoded.indices.to_numpy()]
         return zones_
 
@@ -288,37 +291,53 @@ class _Group:
         zone: Array,
         facts: reports.Facts,
     ) -> None:
+        # Rows in the order of their cells: window by window, zone by zone.
+        key = window * _ZONES_MAX + zone
+        if (key == key[0]).all():
+            starts = np.zeros(1, np.int64)
+        else:
+            order = np.argsort(key, kind="stable")
+            batch, key = batch.take(pa.array(order)), key[order]
+            place, reported = place[order], reported[order]
+            starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
+        ends = np.r_[starts[1:], len(key)]
+        targets = [
+            self.open.setdefault((int(one) // _ZONES_MAX, self.zones[int(one) % _ZONES_MAX]), cells.Cell())
+            for one in key[starts]
+        ]
         values = np.stack(
             [batch.column(name).to_numpy(zero_copy_only=False).astype(np.float64) for name in cells.METRICS]
         )
-        key = window * 1024 + zone
-        first = key[0]
-        whole = bool((key == first).all())
-        for one in (first,) if whole else np.unique(key):
-            rows = None if whole else np.flatnonzero(key == one)
-            part = batch if rows is None else batch.take(pa.array(rows))
-            here = place if rows is None else place[rows]
-            start_ms, zone_name = int(one) // 1024, self.zones[int(one) % 1024]
-            cell = self.open.setdefault((start_ms, zone_name), cells.Cell())
-            cell.total += len(here)
-            at = np.unique(here)
-            cell.machines += int(np.count_nonzero(self.of["window_ms"][at] != start_ms))
-            self.of["window_ms"][at] = np.maximum(self.of["window_ms"][at], start_ms)
-            cell.fold(values if rows is None else values[:, rows])
-            oldest = int((reported if rows is None else reported[rows]).min())
-            cell.oldest_ms = min(oldest, cell.oldest_ms or oldest)
-            for state in pc.value_counts(part.column("state")).to_pylist():
-                cell.states[state["values"]] = cell.states.get(state["values"], 0) + state["counts"]
-            self._fold_extra(cell, part.column("extra"))
-            self._rank(cell, part)
-            cell.partial |= facts.partial or bool(pc.any(part.column("partial")).as_py())
-            if one == first:  # they are the message's, not a window's: counted once
-                for reason, number in facts.dropped.items():
-                    cell.dropped[reason] = cell.dropped.get(reason, 0) + number
+        cells.fold(targets, values, starts)
+        first = np.zeros(len(place), np.bool_)
+        first[np.unique(place, return_index=True)[1]] = True
+        start_ms = key // _ZONES_MAX
+        new = np.add.reduceat((first & (self.of["window_ms"][place] != start_ms)).astype(np.int64), starts)
+        self.of["window_ms"][place] = np.maximum(self.of["window_ms"][place], start_ms)
+        oldest = np.minimum.reduceat(reported, starts)
+        partial = facts.partial or bool(pc.any(batch.column("partial")).as_py())
+        states = batch.column("state").dictionary_encode()
+        words = states.dictionary.to_pylist()
+        for number, cell in enumerate(targets):
+            here = slice(int(starts[number]), int(ends[number]))
+            cell.total += here.stop - here.start
+            cell.machines += int(new[number])
+            cell.oldest_ms = min(int(oldest[number]), cell.oldest_ms or int(oldest[number]))
+            cell.partial |= partial
+            found = np.bincount(states.indices.to_numpy()[here], minlength=len(words))
+            for word, count in zip(words, found.tolist(), strict=True):
+                if count:
+                    cell.states[word] = cell.states.get(word, 0) + count
+        extra = batch.column("extra")
+        if extra.null_count < len(extra):
+            for number, cell in enumerate(targets):
+                self._fold_extra(cell, extra.slice(int(starts[number]), int(ends[number] - starts[number])))
+        # Ranks are the system's, and what was dropped is the message's: one cell has them, and the sums.
+        self._rank(targets[0], batch)
+        for reason, count in facts.dropped.items():
+            targets[0].dropped[reason] = targets[0].dropped.get(reason, 0) + count
 
     def _fold_extra(self, cell: cells.Cell, extra: pa.MapArray) -> None:
-        if extra.null_count == len(extra):
-            return
         # Taken anew, since the keys and items of a slice are those of the whole.
         there = extra.take(pa.array(np.flatnonzero(extra.is_valid().to_numpy(zero_copy_only=False))))
         names, values = there.keys.dictionary_encode(), there.items

@@ -3,9 +3,9 @@
     nodes/run=<run>/batch=<n>/part-<p>.parquet     node reports, as they came
     levels/run=<run>/batch=<n>/part-0.parquet      group, zone and system reports, one row for each metric
     alerts/run=<run>/batch=<n>/part-0.parquet      alerts as they changed
-    hours/day=<date>/hour=<hh>/part-0.parquet      node reports of a finished hour, each once, in order
-    days/day=<date>/part-0.parquet                 machines by the hour: count, mean, least, greatest
-    compacted.json                                 which batches the hours have taken in
+    hours/turn=<n>/day=<date>/hour=<hh>/….parquet  node reports of finished hours, each once, in order
+    days/turn=<n>/day=<date>/….parquet             machines by the hour: count, mean, least, greatest
+    compacted.json                                 what compaction has taken in, and what it has made
 
 A run is the life of one checkpoint, and a batch one of Spark's micro-batches.  A file appears under its name
 whole or not at all, and a batch that is done again after a crash writes the same rows under the same names:
@@ -42,8 +42,9 @@ class Full(errors.LimitExceeded):
 
 class Compacted(msgspec.Struct):
     version: int = 1
-    batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…
-    hours: list[str] = msgspec.field(default_factory=list)  # day=…/hour=…
+    turns: int = 0
+    batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…, in the hours and still there
+    hours: list[str] = msgspec.field(default_factory=list)  # files, from the history's folder
     days: list[str] = msgspec.field(default_factory=list)
 
 
@@ -97,18 +98,15 @@ def batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
 
 def files(root: Path, kind: str) -> list[Path]:
     """What a reader of this kind reads: every row once."""
-    if kind == NODES:
+    if kind in (NODES, DAYS):
         done = compacted(root)
+        if kind == DAYS:
+            return [root / path for path in done.days]
         taken = set(done.batches)
-        hours = [root / HOURS / hour / "part-0.parquet" for hour in done.hours]
         fresh = [
             path for name, folder in batches(root, NODES) if name not in taken for path in _parts(folder)
         ]
-        return [*(path for path in hours if path.exists()), *fresh]
-    if kind == DAYS:
-        return [
-            path for day in compacted(root).days if (path := root / DAYS / day / "part-0.parquet").exists()
-        ]
+        return [*(root / path for path in done.hours), *fresh]
     return [path for _, folder in batches(root, kind) for path in _parts(folder)]
 
 

@@ -37,6 +37,7 @@ OUTPUT = "shard int, data binary"
 BATCH_PROPERTY = "streaming.sql.batchId"  # Spark tells each task which micro-batch it works for
 
 HISTORY_LOST = "not-in-history"
+CPU = "cpu-us "  # begins the names of counters that say where time goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class Opener:
         self._job = job
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        started = time.process_time()
         counts: dict[str, int] = {}
         kept: list[pa.RecordBatch] = []
         clock_ms = rows = 0
@@ -137,7 +139,10 @@ class Opener:
             if out:
                 yield _rows(out)
         if clock_ms:
+            opened = time.process_time()
             self._keep(kept, counts)
+            counts[f"{CPU}open"] = int((opened - started) * 1e6)
+            counts[f"{CPU}history"] = int((time.process_time() - opened) * 1e6)
             # Every shard learns what time it is, and one what was counted.
             yield _rows(
                 [
@@ -247,5 +252,5 @@ def feed(known: fleet.Fleet, rows: Iterator[Any]) -> fleet.Output:
     for reason, count in counts.items():
         output.count(reason, count)
     output.count("rows", total)
-    output.count("fleet-cpu-us", int((time.process_time() - started) * 1e6))
+    output.count(f"{CPU}fleet", int((time.process_time() - started) * 1e6))
     return output

@@ -184,7 +184,11 @@ def mail(addresses: Sequence[str], notice: alerts.Notice, settings: settings_.Pi
     message["To"] = ", ".join(addresses)
     message["Subject"] = _one_line(f"[{one.level.value}] {one.state.value}: {one.rule} {one.about}")
     facts: dict[str, Any] = {"value": one.value, "id": notice.id, **one.labels}
-    lines = [one.reason, "", *(f"{key}: {value}" for key, value in facts.items() if value is not None)]
+    lines = [
+        _one_line(one.reason),
+        "",
+        *(_one_line(f"{key}: {value}") for key, value in facts.items() if value is not None),
+    ]
     message.set_content("\n".join(lines))
     host, _, port = settings.mail_server.rpartition(":")
     security = settings.mail_security

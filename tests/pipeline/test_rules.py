@@ -1,0 +1,86 @@
+"""Rules in YAML, and the receivers they name."""
+
+import pytest
+
+from muster.core import errors, messages
+from muster.pipeline import notices, rules, settings
+
+GOOD = """
+rules:
+  - name: hot
+    level: node
+    when: cpu_percent > 95
+    until: cpu_percent < 80
+    for: 1m30s
+    severity: critical
+    summary: "{about} is at {value:.0f} %"
+    labels: {team: web}
+    notify: [web]
+  - {name: odd, level: group, when: cpu_percent_z > 4 OR cpu_percent_z < -4}
+  - {name: no-data, level: group, only: [web], when: reports = 0}
+"""
+
+
+def test_a_rule_is_read_as_it_is_written():
+    hot, odd, absent = rules.parse(GOOD)
+    assert (hot.for_s, hot.severity, hot.notify) == (90.0, messages.Level.CRITICAL, ("web",))
+    assert hot.say("node:a", 97.4) == "node:a is at 97 %"
+    assert hot.measured == "cpu_percent"
+    assert odd.names == {"cpu_percent_z"}
+    assert absent.only == ("web",)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("- {name: a, level: node, when: 'cpu_prcent > 1'}", "cpu_prcent"),
+        ("- {name: a, level: node, when: 'cpu_percent >'}", r"(?s)\(a\).*\^"),
+        ('- {name: a, level: node, when: "machine > 4"}', "machine"),
+        ("- {name: a, level: planet, when: 'TRUE'}", "planet"),
+        ("- {name: 'a b', level: node, when: 'TRUE'}", "cannot be a name"),
+        ("- {name: a, level: node, when: 'TRUE', colour: red}", "colour"),
+        ("- {name: a, level: node, when: 'TRUE', for: soon}", "not a duration"),
+        ("- {name: a, level: node, when: 'TRUE', summary: '{who}'}", "summary"),
+        ("- {name: a, level: node, when: 'TRUE'}\n- {name: a, level: node, when: 'TRUE'}", "two rules"),
+        ("rules: 7", "list"),
+        ("- 7", "mapping"),
+        ("{", "YAML"),
+    ],
+)
+def test_a_wrong_rule_is_refused_with_what_is_wrong(text, fault):
+    with pytest.raises(errors.InvalidInput, match=fault):
+        rules.parse(text)
+
+
+@pytest.mark.parametrize(
+    "receiver",
+    [
+        notices.Receiver(webhook="https://evil.example/x"),
+        notices.Receiver(webhook="https://hooks.example.evil.example/web"),
+        notices.Receiver(webhook="https://hooks.example/web/../admin"),
+        notices.Receiver(webhook="https://user@hooks.example/web"),
+        notices.Receiver(webhook="http://hooks.example/web"),
+        notices.Receiver(webhook="file:///etc/passwd"),
+        notices.Receiver(mail=("eve@evil.example",)),
+        notices.Receiver(mail=("ann@example.org, eve@evil.example",)),
+        notices.Receiver(mail=("ann@example.org\nBcc: eve@evil.example",)),
+    ],
+)
+def test_notices_go_to_allowed_addresses_only(receiver):
+    wanted = settings.Pipeline(
+        webhooks_allowed=("https://hooks.example/web",),
+        mail_allowed=("@example.org",),
+        mail_server="127.0.0.1:25",
+    )
+    with pytest.raises(errors.InvalidInput, match="not allowed"):
+        notices.refuse_forbidden("x", receiver, wanted)
+
+
+def test_allowed_addresses_pass():
+    wanted = settings.Pipeline(
+        webhooks_allowed=("https://hooks.example/web",),
+        mail_allowed=("@example.org",),
+        mail_server="127.0.0.1:25",
+    )
+    good = notices.Receiver(webhook="https://hooks.example/web/7", mail=("ann@example.org",))
+    notices.refuse_forbidden("x", good, wanted)

@@ -37,8 +37,7 @@ async def traffic_for(url: str, done: asyncio.Event) -> int:
 
 
 async def counted(bus, root) -> int:
-    rows = sum(pq.read_metadata(path).num_rows for path in history.files(root, history.NODES))
-    return rows
+    return sum(int(pq.read_metadata(path).num_rows) for path in history.files(root, history.NODES))
 
 
 async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing(broker, tmp_path):
@@ -84,7 +83,7 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
         ]
         assert len(rows) == len(set(rows)) == expected
         stream = await bus.open_stream(reports.SYSTEM_STREAM)
-        ids = collections.Counter()
+        ids: collections.Counter[int] = collections.Counter()
         async for stored in stream.read((await stream.state()).first_sequence, gaps=True):
             if stored.subject.endswith(".report.system"):
                 found = messages.decode(stored.data, reports.SystemReport)

@@ -65,6 +65,7 @@ def _hours(spark: SparkSession, root: Path, now_ms: int) -> int:
         .option("compression", "zstd")
         .parquet(str(turn))
     )
+    done.sequence = history.last_sequence(root)
     done.hours += _made(root, turn)
     done.batches += [name for name, _ in ready]
     done.turns += 1

@@ -43,6 +43,7 @@ class Full(errors.LimitExceeded):
 class Compacted(msgspec.Struct):
     version: int = 1
     turns: int = 0
+    sequence: int = 0  # the highest position in the stream that was ever taken in
     batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…, in the hours and still there
     hours: list[str] = msgspec.field(default_factory=list)  # files, from the history's folder
     days: list[str] = msgspec.field(default_factory=list)
@@ -112,7 +113,7 @@ def files(root: Path, kind: str) -> list[Path]:
 
 def last_sequence(root: Path) -> int:
     """The highest position in the stream that the node history holds; 0 if none."""
-    highest = 0
+    highest = compacted(root).sequence
     for path in files(root, NODES):
         found = pq.ParquetFile(path)
         column = found.schema_arrow.get_field_index(SEQUENCE)

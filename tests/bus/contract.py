@@ -106,6 +106,17 @@ class Messages:
         reply = await asker.request("shout", b"hey")
         assert (reply.data, reply.headers["Served-By"]) == (b"HEY", "server")
 
+    async def test_an_answer_goes_to_an_inbox_or_nowhere(self, connect: Connect):
+        """A reply subject is the asker's word; it must not make the server speak where the asker may not."""
+        asker, server = await connect("asker"), await connect("server")
+        questions, elsewhere = await server.subscribe("shout"), await server.subscribe("muster.>")
+        for reply in (None, "muster.bus.from.server.alert", "_INBOXES.x", "$JS.API.STREAM.DELETE.s"):
+            await asker.publish("shout", b"hey", reply=reply)
+            with pytest.raises(errors.InvalidInput, match="did not ask|no inbox"):
+                await (await questions.next(timeout_s=5)).respond(b"x")
+        await server.flush()
+        assert elsewhere.statistics().delivered == 0
+
     async def test_a_request_nobody_listens_to_fails_at_once(self, connect: Connect):
         bus = await connect("one")
         async with asyncio.timeout(3):

@@ -56,7 +56,13 @@ class Message(Protocol):
         """The trace it belongs to. A handler runs under it; whoever iterates takes it from here."""
         ...
 
-    async def respond(self, data: bytes, *, headers: Headers | None = None) -> None: ...
+    async def respond(self, data: bytes, *, headers: Headers | None = None) -> None:
+        """Answer on the asker's inbox, and nowhere else (`errors.InvalidInput`).
+
+        ``reply`` is the sender's word: were any subject allowed, it could have a service say, with the
+        service's own permissions, what it may not say itself.
+        """
+        ...
 
 
 Handler = Callable[[Message], Awaitable[None] | None]

@@ -66,10 +66,9 @@ class Message:
         return trace.extract(self.headers, self._wire.count_bad_trace)
 
     async def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
-        if self.reply is None:
-            raise errors.InvalidInput(f"the message on {self.subject!r} did not ask for an answer")
+        reply = forms.answer_subject(self.subject, self.reply)
         raw_headers = _raw_headers(headers)
-        if self._wire.send(self.reply, data, "", raw_headers):
+        if self._wire.send(reply, data, "", raw_headers):
             await self._wire.ease()
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from muster.bus import api
-from muster.core import errors, trace
+from muster.core import errors, subjects, trace
 
 MAX_SUBJECT_BYTES = 3500  # a control line of the protocol may hold 4096, with other words
 MAX_ATOMIC = 1000  # messages in a batch: the broker's own limit
@@ -40,6 +40,17 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise errors.InvalidInput(f"{text[:100]!r} is not text: it holds half a character") from error
+
+
+def answer_subject(subject: str, reply: str | None) -> str:
+    """Where to answer the message on ``subject``; see `api.Message.respond`."""
+    if reply is None:
+        raise errors.InvalidInput(f"the message on {subject!r} did not ask for an answer")
+    if not reply.startswith(f"{subjects.INBOX_PREFIX}."):
+        raise errors.InvalidInput(
+            f"the message on {subject!r} wants its answer on {reply[:100]!r}, which is no inbox"
+        )
+    return reply
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:

@@ -41,9 +41,7 @@ class Message:
         return trace.extract(self.headers, self._bus.count_bad_trace)
 
     async def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
-        if self.reply is None:
-            raise errors.InvalidInput(f"the message on {self.subject!r} did not ask for an answer")
-        await self._bus.publish(self.reply, data, headers=headers)
+        await self._bus.publish(forms.answer_subject(self.subject, self.reply), data, headers=headers)
 
 
 @dataclass(slots=True, eq=False)

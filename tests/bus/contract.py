@@ -112,7 +112,7 @@ class Messages:
         questions, elsewhere = await server.subscribe("shout"), await server.subscribe("muster.>")
         for reply in (None, "muster.bus.from.server.alert", "_INBOXES.x", "$JS.API.STREAM.DELETE.s"):
             await asker.publish("shout", b"hey", reply=reply)
-            with pytest.raises(errors.InvalidInput, match="did not ask|no inbox"):
+            with pytest.raises(errors.InvalidInput, match=r"did not ask|no inbox"):
                 await (await questions.next(timeout_s=5)).respond(b"x")
         await server.flush()
         assert elsewhere.statistics().delivered == 0

@@ -9,11 +9,12 @@ A producer is found in the registry, and then listened to where it says: that is
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -31,7 +32,7 @@ PUSH_TIMEOUT_S = 2.0
 
 
 class Recent(NamedTuple):
-    """A batch as it reached the top."""
+    """A batch, and when it reached the top (or, listened to, this process)."""
 
     batch: pa.RecordBatch
     facts: reports.Facts
@@ -97,6 +98,15 @@ async def find(
         ):
             found.append(producer)
     return sorted(found, key=lambda one: (-one.level, one.name))
+
+
+async def listen(bus: api.Bus, producer: protocol.Producer) -> AsyncGenerator[Recent, None]:
+    """What a producer sends from now on, without end. Rubbish is passed over."""
+    async with await bus.subscribe(producer.subject) as subscription:
+        async for message in subscription:
+            with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
+                batch, facts = reports.decode(message.data)
+                yield Recent(batch, facts, time.time_ns() // 1_000_000)
 
 
 async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = None) -> list[Recent]:

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from muster.bus import api
+from muster.cli import report as report_command
+from muster.core import messages, reports
+from muster.monitor import client, protocol
+from muster.testing.eventually import eventually
+
+
+async def test_a_consumer_finds_a_producer_and_listens_to_it(connect, channel, report):
+    await channel("c1")
+    sensor, consumer = await connect("m1"), await connect("consumer")
+
+    async def registered():
+        return await client.find(consumer, produces=reports.NODE_SCHEMA)
+
+    (producer,) = await eventually(registered)
+    async with contextlib.aclosing(client.listen(consumer, producer)) as heard:
+        first = asyncio.ensure_future(anext(heard))
+        sequence = 0
+
+        async def said() -> bool:
+            nonlocal sequence
+            sequence += 1
+            await sensor.publish(protocol.report("m1", "c1"), messages.encode(report("m1", sequence)))
+            return first.done()
+
+        await eventually(said)
+        assert (await first).batch["machine"].to_pylist()[0] == "m1"
+
+
+async def test_the_last_minutes_are_found_by_time(connect, channel, report):
+    started = await channel("c1")
+    sensor = await connect("m1")
+    sent: list[int] = []
+    for sequence in range(1, 6):
+        sent.append(sequence)
+        await sensor.publish(protocol.report("m1", "c1"), messages.encode(report("m1", sequence)))
+        await eventually(lambda: started.forwarded == len(sent))
+    await started.stop()
+    everything = await client.recent(sensor)
+    assert [one.batch["sequence"].to_pylist() for one in everything] == [[1], [2], [3], [4], [5]]
+    middle = everything[2].stored_at_ms
+    until = await client.recent(sensor, at_ms=middle + 1)
+    assert len(until) >= 3
+    assert all(one.stored_at_ms <= middle + 1 for one in until)
+    assert await client.recent(sensor, at_ms=everything[0].stored_at_ms - 5000) == []
+
+
+async def test_the_report_of_a_pipeline_is_preferred_to_one_made_here(connect, channel, report):
+    bus = await connect("p1")
+    settings = api.StreamSettings(reports.SYSTEM_STREAM, subjects=("muster.pipeline.from.*.report.>",))
+    stream = await bus.stream(settings)
+    for to_ms in (1000, 2000):
+        made = reports.SystemReport(from_ms=0, to_ms=to_ms, machines=7)
+        await stream.publish(reports.result_subject("p1", "system"), messages.encode(made))
+    web = reports.GroupReport(group="w.e b", from_ms=0, to_ms=3, machines=2)
+    await stream.publish(reports.result_subject("p1", "group", "w.e b"), messages.encode(web))
+    assert (await report_command.find(bus, "system", "", None, 60.0)).to_ms == 2000
+    assert (await report_command.find(bus, "system", "", 1500, 60.0)).to_ms == 1000
+    assert await report_command.find(bus, "group", "w.e b", None, 60.0) == web

@@ -1,0 +1,476 @@
+"""What users call: parties, and questions about them.
+
+    async with client.Parties(bus) as parties:
+        await parties.define(model)
+        web = await parties.advertise("web-1", "WebServer", {"load": 0.39}, policy="alert AND threat_level >= 4")
+        await web.update(load=0.8)
+        await web.send("alert", {"threat_level": 5}, to="application = 'IIS'")
+        async for event in web:
+            ...
+
+A durable event is acknowledged when the loop asks for the next one, so that one whose handling was cut short
+comes again.  Repeats are dropped here: the loop sees each event once, as long as the process lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from muster.bus import api, leases
+from muster.core import errors, messages, subjects
+from muster.notify import known, protocol
+from muster.notify import model as models
+from muster.predicates import types
+
+PART = protocol.PART
+QUEUE_MAX = 10_000
+REMEMBERED_MAX = 100_000
+PATIENCE_S = 30.0  # outlasts the move of a shard
+RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event as its receiver sees it. What stands in ``sender`` was believed when it was admitted."""
+
+    id: str
+    type: str
+    content: Mapping[str, types.Value]
+    sender: Mapping[str, types.Value]
+    at_ms: int
+    sequence: int = 0  # of a durable event
+
+    def __getitem__(self, name: str) -> types.Value:
+        return self.content[name]
+
+
+OnEvent = Callable[[Sequence[str], Event], None]
+
+
+class Parties:
+    """The parties that one process speaks for.
+
+    ``on_event`` is called with the names of receivers and an event, in place of iterating each party; its
+    return is the acknowledgement.
+    """
+
+    def __init__(self, bus: api.Bus, *, on_event: OnEvent | None = None, queue_max: int = QUEUE_MAX) -> None:
+        self._bus = bus
+        self._on_event = on_event
+        self._queue_max = queue_max
+        self._parties: dict[str, Party] = {}
+        self._joins: dict[str, protocol.Join] = {}
+        self._seen: collections.OrderedDict[tuple[str, str], None] = collections.OrderedDict()
+        self._fences = collections.defaultdict[int, leases.Fence](leases.Fence)
+        self._subscription: api.Subscription | None = None
+        self._acks: dict[int, dict[int, list[str]]] = {}
+        self._acking: asyncio.Task[None] | None = None
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    async def __aenter__(self) -> Self:
+        self._subscription = await self._bus.subscribe(
+            subjects.addressed_to(PART, self._bus.identity, "event"), handler=self._delivered
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+        if self._acking is not None:
+            await asyncio.gather(self._acking, return_exceptions=True)
+        for party in self._parties.values():
+            party._close()
+
+    # -- saying
+
+    async def define(self, model: models.Model) -> None:
+        """Make a model of parties or of events known to the domain."""
+        await self._ask(subjects.said_by(PART, self._bus.identity, "define"), known.define_of(model))
+
+    async def present(self, chain: Sequence[str]) -> None:
+        """Hand in a grant, as an authority made it."""
+        await self._ask(
+            subjects.said_by(PART, self._bus.identity, "trust"), protocol.Present(chain=tuple(chain))
+        )
+
+    async def revoke(self, sealed: str) -> None:
+        """Hand in an authority's list of revocations."""
+        await self._ask(
+            subjects.said_by(PART, self._bus.identity, "trust"), protocol.Present(revocations=sealed)
+        )
+
+    async def advertise(
+        self,
+        name: str,
+        model: str,
+        state: models.State | None = None,
+        *,
+        policy: str = "",
+        durable: bool = False,
+    ) -> Party:
+        """Join, or join again with all of this in place of what was."""
+        join = protocol.Join(
+            party=subjects.token(name),
+            model=model,
+            state=protocol.to_wire(state or {}),
+            policy=policy,
+            delivery="durable" if durable else "transient",
+        )
+        party = self._parties.get(name)
+        if party is None:
+            party = self._parties[name] = Party(self, name, self._queue_max)
+        await self.change([join])
+        return party
+
+    def sender(self, name: str) -> Party:
+        """A party that only sends: it advertises nothing, and has what authorities granted."""
+        return self._parties.setdefault(name, Party(self, subjects.token(name), self._queue_max))
+
+    async def change(self, changes: Sequence[protocol.Change]) -> None:
+        """Many changes at once; when this returns, they hold. Raises the first refusal, if there is one."""
+        by_shard: dict[int, list[protocol.Change]] = {}
+        for change in changes:
+            if isinstance(change, protocol.Update):
+                for shard, part in self._split(change).items():
+                    by_shard.setdefault(shard, []).append(part)
+            else:
+                by_shard.setdefault(self._shard(change.party), []).append(change)
+        await asyncio.gather(
+            *(
+                self._ask(
+                    subjects.said_by(PART, self._bus.identity, "change", str(shard)),
+                    protocol.Changes(changes=tuple(some[start : start + 500])),
+                )
+                for shard, some in by_shard.items()
+                for start in range(0, len(some), 500)
+            )
+        )
+
+    async def update(self, parties: Sequence[str], **values: Sequence[types.Value]) -> None:
+        """New values for many parties: ``update(["a", "b"], load=[0.1, 0.7])``."""
+        columns = {name: list(protocol.to_wire(dict(enumerate(cells))).values()) for name, cells in values.items()}  # type: ignore[arg-type]
+        await self.change([protocol.Update(parties=tuple(parties), values=columns)])
+
+    def _shard(self, party: str) -> int:
+        return protocol.shard_of(protocol.party_id(self._bus.identity, party))
+
+    def _split(self, update: protocol.Update) -> dict[int, protocol.Update]:
+        places: dict[int, list[int]] = {}
+        for place, party in enumerate(update.parties):
+            places.setdefault(self._shard(party), []).append(place)
+        if len(places) == 1:
+            return {next(iter(places)): update}
+        return {
+            shard: protocol.Update(
+                parties=tuple(update.parties[place] for place in some),
+                values={name: [cells[place] for place in some] for name, cells in update.values.items()},
+            )
+            for shard, some in places.items()
+        }
+
+    async def send(
+        self,
+        name: str,
+        kind: str,
+        content: models.State | None = None,
+        *,
+        to: str = "TRUE",
+        durable: bool = False,
+        id: str = "",
+        timeout_s: float = PATIENCE_S,
+    ) -> str:
+        """The event's id, once it was admitted; a durable one is stored then."""
+        event = protocol.Send(
+            id=id or secrets.token_hex(12),
+            party=name,
+            type=kind,
+            content=protocol.to_wire(content or {}),
+            address=to,
+            delivery="durable" if durable else "transient",
+            at_ms=int(time.time() * 1000),
+        )
+        subject = subjects.said_by(PART, self._bus.identity, "event", str(self._shard(name)))
+        await self._ask(subject, event, timeout_s=timeout_s)
+        return event.id
+
+    async def _ask(
+        self, subject: str, message: messages.Message, *, timeout_s: float = PATIENCE_S
+    ) -> protocol.Answer:
+        """Until there is an answer: a shard that moves is nobody's for a moment. Repeats do no harm."""
+        data = messages.encode(message)
+        deadline = time.monotonic() + timeout_s
+        wait_s = RETRY_S
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                reply = await self._bus.request(subject, data, timeout_s=max(0.1, min(5.0, left_s)))
+                answer = messages.decode(reply.data, protocol.Answer)
+            except errors.Unavailable:
+                if time.monotonic() + wait_s >= deadline:
+                    raise
+                await asyncio.sleep(wait_s)
+                wait_s = min(1.0, wait_s * 1.5)
+                continue
+            for _, fault in answer.refused:
+                raise protocol.error_of(fault)
+            return answer
+
+    # -- receiving
+
+    def _delivered(self, message: api.Message) -> None:
+        try:
+            delivered = messages.decode(message.data, protocol.Delivered)
+        except errors.MusterError:
+            self.counts["malformed"] += 1
+            return
+        if delivered.sequence:
+            try:
+                self._fences[delivered.shard].check(delivered.epoch)
+            except errors.StaleEpoch:
+                self.counts["stale-epoch"] += 1
+                return
+        came = delivered.event
+        event = Event(
+            came.id,
+            came.type,
+            protocol.from_wire(came.content),
+            {**protocol.from_wire(came.attributes), "party": came.sender},
+            came.at_ms,
+            delivered.sequence,
+        )
+        if self._on_event is not None:
+            self._call(delivered, event)
+            return
+        for name in delivered.to:
+            party = self._parties.get(name)
+            if party is None:
+                self.counts["unknown-party"] += 1
+            elif not delivered.sequence or not self._is_repeat(name, event, delivered):
+                party._take(event, delivered.shard)
+
+    def _call(self, delivered: protocol.Delivered, event: Event) -> None:
+        assert self._on_event is not None
+        names: Sequence[str] = delivered.to
+        if delivered.sequence:
+            names = [name for name in names if not self._is_repeat(name, event, delivered)]
+        if names:
+            self._on_event(names, event)
+            self.counts["delivered"] += len(names)
+        if delivered.sequence:
+            for name in delivered.to:
+                self._acknowledge(delivered.shard, delivered.sequence, name)
+
+    def _is_repeat(self, name: str, event: Event, delivered: protocol.Delivered) -> bool:
+        key = (name, f"{delivered.event.sender}:{event.id}")
+        if key in self._seen:
+            self.counts["repeats"] += 1
+            party = self._parties.get(name)
+            if party is None or not party._has(event.sequence):
+                self._acknowledge(delivered.shard, delivered.sequence, name)
+            return True
+        self._seen[key] = None
+        if len(self._seen) > REMEMBERED_MAX:
+            self._seen.popitem(last=False)
+        return False
+
+    def _acknowledge(self, shard: int, sequence: int, name: str) -> None:
+        self._acks.setdefault(shard, {}).setdefault(sequence, []).append(name)
+        if self._acking is None or self._acking.done():
+            self._acking = asyncio.create_task(self._send_acks(), name="acknowledge")
+
+    async def _send_acks(self) -> None:
+        while self._acks:
+            await asyncio.sleep(0)  # more may come in this turn of the loop
+            acks, self._acks = self._acks, {}
+            for shard, some in acks.items():
+                acked = protocol.Acked(events={sequence: tuple(names) for sequence, names in some.items()})
+                with contextlib.suppress(errors.Unavailable):  # it is delivered again, and acknowledged again
+                    await self._bus.publish(
+                        subjects.said_by(PART, self._bus.identity, "ack", str(shard)), messages.encode(acked)
+                    )
+
+
+class Party:
+    """One party: iterate it to receive."""
+
+    def __init__(self, parties: Parties, name: str, queue_max: int) -> None:
+        self.name = name
+        self._all = parties
+        self._queue: collections.deque[tuple[Event, int]] = collections.deque()
+        self._queue_max = queue_max
+        self._waiting: set[int] = set()  # durable events that were not handled yet
+        self._some = asyncio.Event()
+        self._closed = False
+        self._handled: tuple[Event, int] | None = None
+        self.dropped = 0  # transient events that came while too many waited
+
+    @property
+    def id(self) -> str:
+        return protocol.party_id(self._all._bus.identity, self.name)
+
+    async def update(self, **values: types.Value) -> None:
+        await self._all.update([self.name], **{name: [value] for name, value in values.items()})
+
+    async def policy(self, text: str) -> None:
+        await self._all.change([protocol.SetPolicy(party=self.name, policy=text)])
+
+    async def leave(self) -> None:
+        await self._all.change([protocol.Leave(party=self.name)])
+        self._all._parties.pop(self.name, None)
+        self._close()
+
+    async def send(
+        self,
+        kind: str,
+        content: models.State | None = None,
+        *,
+        to: str = "TRUE",
+        durable: bool = False,
+        id: str = "",
+        timeout_s: float = PATIENCE_S,
+    ) -> str:
+        return await self._all.send(
+            self.name, kind, content, to=to, durable=durable, id=id, timeout_s=timeout_s
+        )
+
+    async def next(self, *, timeout_s: float | None = None) -> Event:
+        """`errors.TimedOut` if none came; asking for it acknowledges the one before."""
+        self._finish()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._queue:
+                    if self._closed:
+                        raise errors.NotConnected(f"{self.name} has left")
+                    self._some.clear()
+                    await self._some.wait()
+        except TimeoutError:
+            raise errors.TimedOut(f"no event for {self.name} in {timeout_s:g} s") from None
+        self._handled = self._queue.popleft()
+        return self._handled[0]
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        try:
+            while True:
+                yield await self.next()
+        except errors.NotConnected:
+            return
+
+    def acknowledge(self) -> None:
+        """What was received last has been handled; the loop says so by itself."""
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._handled is not None:
+            event, shard = self._handled
+            self._handled = None
+            if event.sequence:
+                self._waiting.discard(event.sequence)
+                self._all._acknowledge(shard, event.sequence, self.name)
+
+    def _has(self, sequence: int) -> bool:
+        return sequence in self._waiting
+
+    def _take(self, event: Event, shard: int) -> None:
+        if not event.sequence and len(self._queue) >= self._queue_max:
+            self.dropped += 1
+            self._all.counts["dropped"] += 1
+            return
+        if event.sequence:
+            self._waiting.add(event.sequence)
+        self._queue.append((event, shard))
+        self._some.set()
+
+    def _close(self) -> None:
+        self._closed = True
+        self._some.set()
+
+
+# -- questions
+
+
+async def _everybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: float) -> list[protocol.Told]:
+    """All notifiers' answers: until every shard has been spoken for, or time is up."""
+    subject = subjects.said_by(PART, bus.identity, "read", question)
+    replies = await bus.gather(subject, messages.encode(ask), timeout_s=timeout_s)
+    told = [messages.decode(reply.data, protocol.Told) for reply in replies]
+    for one in told:
+        if one.fault is not None:
+            raise protocol.error_of(one.fault)
+    if not told:
+        raise errors.Unavailable("no notifier answers", hint="is the domain up? (muster status)")
+    return told
+
+
+async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: float = 5.0) -> protocol.Told:
+    reply = await bus.request(
+        subjects.said_by(PART, bus.identity, "read", question), messages.encode(ask), timeout_s=timeout_s
+    )
+    told = messages.decode(reply.data, protocol.Told)
+    if told.fault is not None:
+        raise protocol.error_of(told.fault)
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    count: int
+    parties: list[dict[str, Any]]
+    near: list[dict[str, Any]]
+
+
+async def parties(
+    bus: api.Bus, *, where: str = "", prefix: str = "", limit: int = 100, timeout_s: float = 1.0
+) -> Listing:
+    ask = protocol.Ask(expression=where, party=prefix, limit=limit)
+    told = await _everybody(bus, "parties", ask, timeout_s)
+    listed = sorted((party for one in told for party in one.parties), key=lambda party: str(party["party"]))
+    return Listing(sum(one.count for one in told), listed[:limit], [])
+
+
+async def who(
+    bus: api.Bus,
+    address: str,
+    *,
+    event: protocol.Send | None = None,
+    sender: str = "",
+    limit: int = 100,
+    timeout_s: float = 1.0,
+) -> Listing:
+    """Who an address would reach; with an event, only those who would accept it from this sender."""
+    ask = protocol.Ask(expression=address, event=event, sender=sender, limit=limit)
+    told = await _everybody(bus, "who", ask, timeout_s)
+    listed = sorted((party for one in told for party in one.parties), key=lambda party: str(party["party"]))
+    near = [miss for one in told for miss in one.facts.get("near", ())]
+    return Listing(sum(one.count for one in told), listed[:limit], near)
+
+
+async def explain(
+    bus: api.Bus, event: protocol.Send, *, sender: str, receiver: str, timeout_s: float = 1.0
+) -> dict[str, Any]:
+    told = await _everybody(bus, "explain", protocol.Ask(event=event, sender=sender, party=receiver), timeout_s)
+    for one in told:
+        if one.count:
+            return dict(one.facts)
+    raise errors.NotFound(f"there is no party {receiver[:160]}")
+
+
+async def check(bus: api.Bus, policy: str) -> dict[str, Any]:
+    """Typed against the domain's models, with its cost; raises what is wrong with it."""
+    return dict((await _anybody(bus, "check", protocol.Ask(expression=policy))).facts)
+
+
+async def defined(bus: api.Bus) -> list[dict[str, Any]]:
+    """The models there are."""
+    return list((await _anybody(bus, "models", protocol.Ask())).parties)
+
+
+async def granted(bus: api.Bus) -> list[dict[str, Any]]:
+    """The grants there are, with whether each is believed."""
+    return list((await _anybody(bus, "grants", protocol.Ask())).parties)

@@ -1,0 +1,261 @@
+"""The matcher: who gets an event, at a million receivers.
+
+Receivers stand in a `table.Table` for each model, their distinct policies in one `index.PolicyIndex`.  An event
+is matched in three steps: the policies that are true of it (none: done), the receivers that its address means,
+and their meeting.  The last is worked out from whichever side is smaller: each address hit asks whether its
+policy is true, or each true policy lists its receivers and asks whether the address means them.
+
+Single writer: between two calls every event sees one consistent state.  Pure: no clock, no bus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.core import errors
+from muster.notify import index, plain
+from muster.notify import model as models
+from muster.notify import table as tables
+from muster.predicates import ast, types
+
+Array = npt.NDArray[Any]
+
+# Nanoseconds, measured: an address hit costs a random read of its policy, a policy's receiver a bit test.
+HIT_NS: Final = 10
+MEMBER_NS: Final = 4
+TABLES: Final = 1 << 32  # a slot is table * TABLES + row
+
+
+def fastest() -> Any:
+    """The compiled kernels where numba is installed, numpy's otherwise."""
+    try:
+        from muster.notify import kernels
+    except ImportError:
+        return plain
+    return kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Receivers of one table, by row."""
+
+    table: int
+    rows: Array
+
+
+class Engine:
+    def __init__(self, *, kernels: Any = None) -> None:
+        self._kernels = fastest() if kernels is None else kernels
+        self.policies = index.PolicyIndex(self._kernels)
+        self.tables: list[tables.Table] = []
+        self._table_of: dict[str, int] = {}
+        self._slots: dict[str, int] = {}
+        self._names: list[list[str]] = []  # by table and row
+        self._ids = np.zeros(1024, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, party: str) -> bool:
+        return party in self._slots
+
+    def parties(self) -> Iterable[str]:
+        return self._slots
+
+    # -- changes
+
+    def define(self, model: models.Model) -> None:
+        number = self._table_of.get(model.name)
+        if number is None:
+            self._table_of[model.name] = len(self.tables)
+            self.tables.append(tables.Table(model, self._kernels))
+            self._names.append([])
+        elif self.tables[number].model != model:
+            self.tables[number].extend(model)
+
+    def join(
+        self,
+        party: str,
+        model: models.Model,
+        state: models.State,
+        policy: ast.Condition | None,
+        *,
+        durable: bool = False,
+    ) -> None:
+        if party in self._slots:
+            self.leave(party)
+        self.define(model)
+        number = self._table_of[model.name]
+        table = self.tables[number]
+        rows = table.take(1)
+        row = int(rows[0])
+        table.write(rows, {name: [value] for name, value in state.items()})
+        if durable:
+            table.set_durable(rows, True)
+        if policy is not None:
+            table.set_policy(row, self.policies.hold(policy))
+        self._name(number, row, party)
+
+    def join_many(
+        self,
+        parties: Sequence[str],
+        model: models.Model,
+        columns: Mapping[str, Sequence[Any]],
+        policies: Sequence[ast.Condition],
+        which: Array,
+    ) -> None:
+        """New parties, all of one model: ``which[i]`` says which of ``policies`` party i has.
+
+        Receivers of one policy come to stand together, which makes matching faster.
+        """
+        self.define(model)
+        number = self._table_of[model.name]
+        table = self.tables[number]
+        held = np.array([self.policies.hold(policy) for policy in policies], np.int32)[which]
+        for policy in policies:
+            self.policies._policies[self.policies.hold(policy)].users -= 2  # counted below, for each user
+        for policy, users in zip(*np.unique(held, return_counts=True), strict=True):
+            self.policies._policies[int(policy)].users += int(users)
+        order = np.argsort(held, kind="stable")
+        rows = np.empty(len(parties), np.int64)
+        rows[order] = table.take(len(parties))
+        table.write(rows, columns)
+        table.set_policies(rows, held)
+        for party, row in zip(parties, rows.tolist(), strict=True):
+            self._name(number, row, party)
+
+    def _name(self, table: int, row: int, party: str) -> None:
+        self._slots[party] = table * TABLES + row
+        names = self._names[table]
+        if row >= len(names):
+            names.extend([""] * (row + 1 - len(names)))
+        names[row] = party
+
+    def update(self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
+        """New values in columns; a party that comes twice keeps its last."""
+        try:
+            slots = [self._slots[party] for party in parties]
+        except KeyError as error:
+            raise errors.NotFound(f"there is no party {error}") from None
+        if len(set(slots)) != len(slots):
+            last = {slot: place for place, slot in enumerate(slots)}
+            slots, keep = list(last), list(last.values())
+            columns = {name: [cells[place] for place in keep] for name, cells in columns.items()}
+        if len(self.tables) == 1:
+            self.tables[0].write(np.array(slots, np.int64), columns)
+            return
+        found = np.array(slots, np.int64)
+        for number in np.unique(found // TABLES).tolist():
+            where = np.flatnonzero(found // TABLES == number)
+            chosen = {name: [cells[place] for place in where] for name, cells in columns.items()}
+            self.tables[number].write(found[where] % TABLES, chosen)
+
+    def update_slots(self, rows: Array, columns: Mapping[str, Sequence[Any]], *, table: int = 0) -> None:
+        """The same for those who know the rows."""
+        self.tables[table].write(rows, columns)
+
+    def set_policy(self, party: str, policy: ast.Condition | None) -> None:
+        table, row = self._at(party)
+        held = int(table.policy_of[row])
+        table.set_policy(row, -1 if policy is None else self.policies.hold(policy))
+        if held >= 0:
+            self.policies.release(held)
+
+    def leave(self, party: str) -> None:
+        table, row = self._at(party)
+        held = int(table.policy_of[row])
+        table.give_back(row)
+        if held >= 0:
+            self.policies.release(held)
+        slot = self._slots.pop(party)
+        self._names[slot // TABLES][row] = ""
+
+    # -- questions
+
+    def _at(self, party: str) -> tuple[tables.Table, int]:
+        slot = self._slots.get(party)
+        if slot is None:
+            raise errors.NotFound(f"there is no party {party!r:.160}")
+        return self.tables[slot // TABLES], slot % TABLES
+
+    def model_of(self, party: str) -> models.Model:
+        return self._at(party)[0].model
+
+    def state_of(self, party: str) -> dict[str, types.Value]:
+        table, row = self._at(party)
+        return table.read(row)
+
+    def policy_of(self, party: str) -> ast.Condition | None:
+        table, row = self._at(party)
+        held = int(table.policy_of[row])
+        return None if held < 0 else self.policies.condition(held)
+
+    def is_durable(self, party: str) -> bool:
+        table, row = self._at(party)
+        return table.is_durable(row)
+
+    def match(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str]:
+        """The parties that get an event of these attributes, sent to this address."""
+        return [
+            self._names[found.table][row]
+            for found in self.find(attributes, address)
+            for row in found.rows.tolist()
+        ]
+
+    def find(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[Found]:
+        """The same as rows; good until the next call."""
+        accepting = self.policies.true(attributes)
+        if not len(accepting):
+            return []
+        found = []
+        for number, table in enumerate(self.tables):
+            if not table.used:
+                continue
+            means, hits = table.address(address)
+            if not hits:
+                continue
+            kernels, policies = self._kernels, self.policies
+            members = kernels.weight(accepting, table.counts)
+            if len(self._ids) <= max(members, hits):
+                self._ids = np.zeros(max(members, hits) + 64, np.int32)
+            ids = self._ids if len(self.tables) == 1 else np.zeros(max(members, hits) + 1, np.int32)
+            if hits * HIT_NS < members * MEMBER_NS:
+                count = kernels.by_address(means, table.policy_of, policies.stamp, policies.tick, ids)
+            else:
+                count = kernels.by_policy(
+                    accepting, table.starts, table.counts, table.members, means, ids
+                )
+            if count:
+                found.append(Found(number, ids[:count]))
+        return found
+
+    def find_bits(
+        self, attributes: Mapping[str, types.Value], address: ast.Condition, *, table: int = 0
+    ) -> tuple[Array, int]:
+        """Of one table, as a bitmap: where very many match, ids would cost more than the match."""
+        chosen = self.tables[table]
+        out = np.zeros(-(-chosen.used // 64), np.uint64)
+        accepting = self.policies.true(attributes)
+        if not len(accepting):
+            return out, 0
+        means, _ = chosen.address(address)
+        count = self._kernels.bits_by_policy(
+            accepting, chosen.starts, chosen.counts, chosen.members, means, out
+        )
+        return out, int(count)
+
+    def means(self, address: ast.Condition) -> list[str]:
+        """Who an address means, whatever they accept."""
+        found: list[str] = []
+        for number, table in enumerate(self.tables):
+            if table.used:
+                bits, count = table.address(address)
+                rows = np.zeros(count + 1, np.int64)
+                self._kernels.positions(bits, rows)
+                found += [self._names[number][row] for row in rows[:count].tolist()]
+        return found

@@ -1,0 +1,351 @@
+"""Which policies are true of an event, without asking each of them.
+
+A policy is an OR of conjunctions; a conjunction is an AND of clauses, each about one attribute of the event or
+its sender.  For each attribute, the constants of all clauses cut what a value can be into *classes*: NULL,
+each word that is asked for, each interval between neighbouring bounds.  All values of one class make the same
+clauses true, so each class has one *row*: the bitmap of the conjunctions that it leaves standing.  An event is
+decided by AND-ing one row for each attribute, some kilobytes each, however many policies there are.
+
+(The bit-vector scheme of packet classification: Lakshman and Stiliadis, SIGCOMM 1998.)
+
+Rows are made when a class first occurs, and kept.  A new conjunction sets or clears its bit in each row there
+is.  Clauses that compare two attributes or calculate are left to a closure, asked of the survivors only; so is
+the whole of a policy that has too many conjunctions.  Equal policies are one.
+"""
+
+from __future__ import annotations
+
+import array
+import bisect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.core import errors
+from muster.notify import model
+from muster.predicates import ast, closure, cost, explain, normal, types
+
+Array = npt.NDArray[Any]
+Class = tuple[Any, ...]
+
+ROWS_BYTES_MAX: Final = 256 << 20
+NULL: Final[Class] = ("null",)
+
+
+@dataclass(slots=True)
+class _Attribute:
+    """Everything that policies ask of one attribute."""
+
+    key: str
+    bounds: list[Any] = field(default_factory=list)  # numbers, sorted
+    words: dict[str, int] = field(default_factory=dict)
+    patterns: int = 0  # LIKE: then every string is a class of its own
+    clauses: dict[normal.Literal, array.array[int]] = field(default_factory=dict)  # -> conjunctions
+    rows: dict[Class, int] = field(default_factory=dict)
+
+    def class_of(self, value: types.Value) -> Class:
+        if value is None:
+            return NULL
+        kind = value.__class__
+        if kind is bool:
+            return ("bool", value)
+        if kind is int or kind is float:
+            if value != value:
+                return NULL
+            at = bisect.bisect_right(self.bounds, value)
+            if not at:
+                return ("below",)
+            bound = self.bounds[at - 1]
+            return ("at", bound) if bound == value else ("above", bound)
+        if kind is str:
+            return ("word", value) if self.patterns or value in self.words else ("other",)
+        return ("set", frozenset(value))  # type: ignore[arg-type]
+
+    def truth(self, literal: normal.Literal, of: Class) -> bool:
+        """Whether the clause is true of the values of a class."""
+        match of:
+            case ("null",):
+                value: Any = None
+            case ("bool", value) | ("word", value) | ("set", value) | ("at", value):
+                pass
+            case ("other",):
+                # Unlike any word that is asked for: no text holds this character twice by accident.
+                value = "\ufdd0\ufdd1"
+            case _:
+                return self._between(literal, of)
+        return explain.truth_of(literal, {self.key: value}.get) is True
+
+    def _between(self, literal: normal.Literal, of: Class) -> bool:
+        """Of a number that lies strictly between two bounds, or beyond them all."""
+        when, clause = (False, literal.operand) if isinstance(literal, ast.Not) else (True, literal)
+        if isinstance(clause, ast.IsNull):
+            return not when
+        if not isinstance(clause, ast.Comparison):
+            return not when  # about strings or sets: FALSE of a number
+        assert isinstance(clause.right, ast.Literal)
+        if not clause.right.kind.is_number:
+            return not when
+        above = of[0] == "above" and of[1] >= clause.right.value
+        return (clause.operator in ((">", ">=", "<>") if above else ("<", "<=", "<>"))) is when
+
+
+@dataclass(slots=True)
+class _Policy:
+    condition: ast.Condition
+    conjunctions: list[int]
+    users: int = 0
+
+
+class PolicyIndex:
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        self._attributes: dict[str, _Attribute] = {}
+        self._ids: dict[ast.Condition, int] = {}
+        self._policies: dict[int, _Policy] = {}
+        self._free: list[int] = []
+        self._next = 0
+        self._conjunctions = 0
+        self._dead = 0
+        self._residual: dict[int, closure.Matches] = {}  # conjunction -> what the rows cannot tell
+        self._words = 16
+        self._rows = np.zeros((64, self._words), np.uint64)
+        self._rows_used = 1  # row 0: conjunctions that there are
+        self.owner = np.zeros(self._words * 64, np.int32)
+        self.stamp = np.zeros(64, np.int64)
+        self.tick = 0
+        self._true = np.zeros(self._words, np.uint64)
+        self._out = np.zeros(64, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._policies)
+
+    def condition(self, policy: int) -> ast.Condition:
+        return self._policies[policy].condition
+
+    def event_types(self) -> set[str] | None:
+        """Attributes that some conjunction needs to be TRUE; None if one needs none."""
+        found: set[str] = set()
+        for policy in self._policies.values():
+            parts = _conjunctions(policy.condition)
+            if parts is None:
+                return None
+            for part in parts:
+                needed = {
+                    clause.left.key
+                    for clause in part
+                    if isinstance(clause, ast.Comparison)
+                    and isinstance(clause.left, ast.Name)
+                    and clause.operator == "="
+                    and isinstance(clause.right, ast.Literal)
+                    and clause.right.value is True
+                }
+                if not needed:
+                    return None
+                found |= needed
+        return found
+
+    # -- policies
+
+    def hold(self, condition: ast.Condition) -> int:
+        """The number of this policy, which has one user more."""
+        key = normal.canonical(condition)
+        policy = self._ids.get(key)
+        if policy is None:
+            policy = self._free.pop() if self._free else self._next
+            self._next = max(self._next, policy + 1)
+            if policy >= len(self.stamp):
+                self.stamp = np.concatenate((self.stamp, np.zeros(len(self.stamp), np.int64)))
+            self._ids[key] = policy
+            self._policies[policy] = _Policy(key, self._add(policy, key))
+        self._policies[policy].users += 1
+        return policy
+
+    def release(self, policy: int) -> None:
+        held = self._policies[policy]
+        held.users -= 1
+        if held.users:
+            return
+        for conjunction in held.conjunctions:
+            self._rows[0, conjunction >> 6] &= ~(np.uint64(1) << np.uint64(conjunction & 63))
+            self._residual.pop(conjunction, None)
+        self._dead += len(held.conjunctions)
+        del self._policies[policy], self._ids[held.condition]
+        self._free.append(policy)
+        if self._dead > 1024 and self._dead > self._conjunctions // 2:
+            self._rebuild()
+
+    def _add(self, policy: int, condition: ast.Condition) -> list[int]:
+        parts = _conjunctions(condition)
+        if parts is None:
+            number = self._new(policy)
+            self._residual[number] = closure.compile(condition)
+            return [number]
+        numbers = []
+        for part in parts:
+            number = self._new(policy)
+            numbers.append(number)
+            about: dict[str, list[normal.Literal]] = {}
+            rest: list[normal.Literal] = []
+            for literal in part:
+                key = _key(literal)
+                if key is None:
+                    rest.append(literal)
+                else:
+                    about.setdefault(key, []).append(literal)
+            if rest:
+                left = ast.And(tuple(rest)) if len(rest) > 1 else rest[0]
+                self._residual[number] = closure.compile(left)
+            for key, literals in about.items():
+                self._ask(key, literals, number)
+        return numbers
+
+    def _new(self, policy: int) -> int:
+        number = self._conjunctions
+        self._conjunctions += 1
+        if number >= self._words * 64:
+            words = self._words + max(16, self._words // 2)
+            rows = np.zeros((len(self._rows), words), np.uint64)
+            rows[:, : self._words] = self._rows
+            # No attribute has anything against a conjunction that does not ask about it.
+            rows[1:, self._words :] = ~np.uint64(0)
+            self._rows, self._words = rows, words
+            self.owner = np.concatenate((self.owner, np.zeros(words * 64 - len(self.owner), np.int32)))
+            self._true = np.zeros(words, np.uint64)
+        self.owner[number] = policy
+        self._rows[0, number >> 6] |= np.uint64(1) << np.uint64(number & 63)
+        if self._conjunctions > len(self._out):
+            self._out = np.zeros(2 * self._conjunctions, np.int32)
+        return number
+
+    def _ask(self, key: str, literals: list[normal.Literal], number: int) -> None:
+        attribute = self._attributes.setdefault(key, _Attribute(key))
+        for literal in literals:
+            if literal not in attribute.clauses:
+                attribute.clauses[literal] = array.array("I")
+                self._learn(attribute, literal)
+            attribute.clauses[literal].append(number)
+        word, bit = number >> 6, np.uint64(1) << np.uint64(number & 63)
+        for of, row in attribute.rows.items():
+            if not all(attribute.truth(literal, of) for literal in literals):
+                self._rows[row, word] &= ~bit
+
+    def _learn(self, attribute: _Attribute, literal: normal.Literal) -> None:
+        """Constants of a new clause cut classes in two; what stood for both parts stands for neither."""
+        clause = literal.operand if isinstance(literal, ast.Not) else literal
+        match clause:
+            case ast.Comparison(right=ast.Literal() as constant):
+                if constant.kind.is_number:
+                    at = bisect.bisect_left(attribute.bounds, constant.value)
+                    if at == len(attribute.bounds) or attribute.bounds[at] != constant.value:
+                        attribute.bounds.insert(at, constant.value)
+                        # The class below it keeps its name and its lower part; only "below" all has none.
+                elif isinstance(constant.value, str):
+                    attribute.words[constant.value] = 1
+            case ast.In():
+                attribute.words.update(dict.fromkeys(clause.words, 1))
+            case ast.Like():
+                if not attribute.patterns:
+                    attribute.rows.pop(("other",), None)
+                attribute.patterns += 1
+            case _:
+                pass
+
+    def _row(self, attribute: _Attribute, of: Class) -> int:
+        row = attribute.rows.get(of)
+        if row is not None:
+            return row
+        if self._rows_used * self._words * 8 > ROWS_BYTES_MAX:
+            for each in self._attributes.values():
+                each.rows.clear()
+            self._rows_used = 1
+        row = self._rows_used
+        self._rows_used += 1
+        if row >= len(self._rows):
+            more = np.zeros((len(self._rows) // 4 + 16, self._words), np.uint64)
+            self._rows = np.concatenate((self._rows, more))
+        standing = np.ones(self._words * 64, np.bool_)
+        for literal, numbers in attribute.clauses.items():
+            if not attribute.truth(literal, of):
+                standing[np.frombuffer(numbers, np.uint32)] = False
+        self._rows[row] = np.packbits(standing, bitorder="little").view(np.uint64)
+        attribute.rows[of] = row
+        return row
+
+    def prepare(self) -> None:
+        """Make the rows of all classes that can be named, ahead of the events."""
+        for attribute in self._attributes.values():
+            self._row(attribute, NULL)
+            self._row(attribute, ("other",))
+            for word in attribute.words:
+                self._row(attribute, ("word", word))
+            for truth in (False, True):
+                self._row(attribute, ("bool", truth))
+            if attribute.bounds:
+                self._row(attribute, ("below",))
+            for bound in attribute.bounds:
+                self._row(attribute, ("at", bound))
+                self._row(attribute, ("above", bound))
+
+    def _rebuild(self) -> None:
+        policies = self._policies
+        self._attributes.clear()
+        self._residual.clear()
+        self._conjunctions = self._dead = 0
+        self._rows_used = 1
+        self._rows = np.zeros((64, self._words), np.uint64)
+        for number, policy in policies.items():
+            policy.conjunctions = self._add(number, policy.condition)
+
+    # -- events
+
+    def true(self, attributes: Mapping[str, types.Value]) -> Array:
+        """The policies that are true; `stamp` holds `tick` for each of them until the next call."""
+        get = attributes.get
+        chosen = [0]
+        for key, attribute in self._attributes.items():
+            of = attribute.class_of(get(key))
+            row = attribute.rows.get(of)
+            chosen.append(self._row(attribute, of) if row is None else row)
+        # A row that was just made may have thrown the others out: ask again.
+        if self._rows_used <= len(chosen) - 1:
+            chosen = [0, *(self._row(one, one.class_of(get(key))) for key, one in self._attributes.items())]
+        self.tick += 1
+        rows = np.array(chosen, np.int64)
+        if not self._kernels.intersect(self._rows, rows, self._true):
+            return self._out[:0]
+        if self._residual:
+            self._ask_residual(get)
+        count = self._kernels.policies_of(self._true, self.owner, self.stamp, self.tick, self._out)
+        return self._out[:count]
+
+    def _ask_residual(self, get: closure.Get) -> None:
+        for number, matches in self._residual.items():
+            word, bit = number >> 6, np.uint64(1) << np.uint64(number & 63)
+            if self._true[word] & bit and not matches(get):
+                self._true[word] &= ~bit
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes + self.owner.nbytes + self.stamp.nbytes
+
+
+def _conjunctions(condition: ast.Condition) -> tuple[tuple[normal.Literal, ...], ...] | None:
+    try:
+        return normal.disjunctive_normal(condition, cap=model.CONJUNCTIONS_MAX)
+    except errors.LimitExceeded:
+        return None
+
+
+def _key(literal: normal.Literal) -> str | None:
+    """The one attribute that the clause is about, if constants are all it is compared with."""
+    clause = literal.operand if isinstance(literal, ast.Not) else literal
+    if isinstance(clause, ast.Comparison):
+        if isinstance(clause.left, ast.Name) and isinstance(clause.right, ast.Literal):
+            return clause.left.key
+        return None
+    if cost.class_of(literal) is cost.CostClass.COMPUTED or isinstance(clause, ast.Constant | ast.Not | ast.And | ast.Or):
+        return None
+    return clause.name.key

@@ -1,0 +1,239 @@
+"""What parties and events are described with: models, and the vocabulary that all models of a domain make up.
+
+A *model* names typed attributes.  A party's state is an instance of one; so is the content of an event, whose
+model bears the name of the event's type.  Names that begin with an underscore are *restricted*: a model may
+declare them, so that policies are typed, but only an authority can give them a value.
+
+A condition is checked where it is registered.  A policy speaks of events and, under ``sender.``, of whoever
+sent them, so it is checked against everything events and senders can be; an address speaks of one kind of
+receiver at least, so one model has to fit it.  Two models may give one name unlike types; then only what is
+wrong under each of them is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from muster.core import errors
+from muster.predicates import ast, check, cost, limits, normal, parser, types
+from muster.predicates import text as text_
+
+ATTRIBUTES_MAX: Final = 256
+CONJUNCTIONS_MAX: Final = 64
+
+# Policies stay in memory and are asked about every event: tighter than for a search.
+POLICY_LIMITS: Final = limits.Limits(text_length=16_384, clauses=256)
+
+# Known of every sender, from the broker's subject.
+IDENTITY: Final = {"sender._process": types.STRING, "sender._party": types.STRING}
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
+
+State = Mapping[str, types.Value]
+
+
+class Kind(enum.Enum):
+    PARTY = "party"
+    EVENT = "event"
+
+
+class RestrictedClaim(errors.Forbidden):
+    """A party said of itself what only an authority can say of it."""
+
+    code = "restricted-claim"
+
+
+def restricted(name: str) -> bool:
+    return name.startswith("_")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    attributes: Mapping[str, types.Type] = field(hash=False)
+    kind: Kind = Kind.PARTY
+
+    def __post_init__(self) -> None:
+        if len(self.attributes) > ATTRIBUTES_MAX:
+            raise errors.LimitExceeded(f"a model has at most {ATTRIBUTES_MAX} attributes")
+        for name in (self.name, *self.attributes):
+            if not _NAME.match(name):
+                raise errors.InvalidInput(
+                    f"{name[:80]!r} cannot be a name here: a letter, then letters, digits and _"
+                )
+        if self.kind is Kind.EVENT and any(map(restricted, self.attributes)):
+            raise errors.InvalidInput(
+                f"the event {self.name} has a restricted attribute: an event's content is its sender's word"
+            )
+        for name, declared in self.attributes.items():
+            if declared.kind is types.Kind.SET and len(declared.domain) > 63:
+                raise errors.LimitExceeded(f"the domain of {name} has more than 63 words")
+
+    def require(self, state: State) -> dict[str, types.Value]:
+        """``state`` with floats for floats and no NULLs, if it fits; `RestrictedClaim` if it claims."""
+        values: dict[str, types.Value] = {}
+        for name, value in state.items():
+            if restricted(name):
+                raise RestrictedClaim(
+                    f"{name} is restricted: an authority grants it, its holder cannot claim it",
+                    hint="ask an authority for a grant (muster authority grant)",
+                )
+            declared = self.attributes.get(name)
+            if declared is None:
+                raise errors.InvalidInput(
+                    f"{self.name} has no attribute {name[:80]}",
+                    hint=check.nearest(name, self.attributes)
+                    or f"there are {', '.join(sorted(self.attributes)[:20])}",
+                )
+            if not declared.accepts(value):
+                raise errors.InvalidInput(f"{name} is of type {declared}, and {value!r:.80} is not")
+            values[name] = _fitting(declared, value)
+        return values
+
+
+def _fitting(declared: types.Type, value: types.Value) -> types.Value:
+    if types.is_null(value):
+        return None
+    if declared.kind is types.Kind.FLOAT:
+        return float(value)  # type: ignore[arg-type]
+    if declared.kind is types.Kind.SET:
+        return frozenset(value)  # type: ignore[arg-type]
+    return value
+
+
+class Vocabulary:
+    """Every model of a domain."""
+
+    def __init__(self) -> None:
+        self.parties: dict[str, Model] = {}
+        self.events: dict[str, Model] = {}
+        self._policies: list[types.Model] | None = None
+
+    def add(self, model: Model) -> None:
+        known = self.of_kind(model.kind)
+        held = known.get(model.name)
+        if held is not None:
+            for name, declared in held.attributes.items():
+                if model.attributes.get(name) != declared:
+                    raise errors.Conflict(
+                        f"{model.name} has {name} as {declared}: a model can only grow",
+                        hint="give the changed model another name",
+                    )
+        known[model.name] = model
+        self._policies = None
+
+    def of_kind(self, kind: Kind) -> dict[str, Model]:
+        return self.parties if kind is Kind.PARTY else self.events
+
+    def party_model(self, name: str) -> Model:
+        if name not in self.parties:
+            raise errors.NotFound(
+                f"there is no model {name[:80]}",
+                hint=check.nearest(name, self.parties) or "define it first",
+            )
+        return self.parties[name]
+
+    def policy(self, text: str) -> ast.Condition:
+        """Parsed and typed; `errors.ParseError` with the character, `errors.LimitExceeded` by cost."""
+        condition = _affordable(text, home="event", scopes=("event", "sender"))
+        _require(condition, self.policy_models(), text)
+        return condition
+
+    def address(self, text: str) -> ast.Condition:
+        condition = _affordable(text, home="receiver", scopes=("receiver",))
+        found: list[tuple[check.Problem, ...]] = []
+        for model in self.parties.values():
+            if not (problems := check.check(condition, model.attributes)):
+                return condition
+            found.append(problems)
+        if found or ast.names(condition):
+            best = min(found, key=len, default=()) or check.check(condition, {})
+            raise _fault(best[0], text)
+        return condition
+
+    def event(self, kind: str, content: State) -> dict[str, types.Value]:
+        """The content of an event of this type; of a type without a model, anything that has a kind."""
+        if not _NAME.match(kind) or restricted(kind):
+            raise errors.InvalidInput(f"{kind[:80]!r} cannot be a type of events")
+        if kind in self.events:
+            content = self.events[kind].require(content)
+        for name, value in content.items():
+            if not _NAME.match(name) or restricted(name):
+                raise errors.InvalidInput(f"{name[:80]!r} cannot be an attribute of an event")
+            if not types.is_null(value) and types.kind_of(value) is None:
+                raise errors.InvalidInput(f"{name} has a value of no type: {value!r:.80}")
+        return dict(content)
+
+    def policy_models(self) -> list[types.Model]:
+        """All that a policy may speak of; several where models disagree about a type."""
+        if self._policies is None:
+            choices: dict[str, list[types.Type]] = {key: [kind] for key, kind in IDENTITY.items()}
+            for event in self.events.values():
+                choices.setdefault(event.name, []).append(types.BOOL)
+                for name, declared in event.attributes.items():
+                    choices.setdefault(name, []).append(declared)
+            for party in self.parties.values():
+                for name, declared in party.attributes.items():
+                    choices.setdefault(f"sender.{name}", []).append(declared)
+            distinct = {key: list(dict.fromkeys(found)) for key, found in choices.items()}
+            # The sets of one name are one to a policy: it may ask for any of their words.
+            for key, found in distinct.items():
+                sets = [one for one in found if one.kind is types.Kind.SET]
+                if len(sets) > 1:
+                    words = dict.fromkeys(word for one in sets for word in one.domain)
+                    joined = types.Type(types.Kind.SET, tuple(words))
+                    distinct[key] = [*(one for one in found if one.kind is not types.Kind.SET), joined]
+            variants = max(map(len, distinct.values()))
+            self._policies = [
+                {key: found[variant % len(found)] for key, found in distinct.items()}
+                for variant in range(variants)
+            ]
+        return self._policies
+
+
+def attributes_of(kind: str, content: State, sender: State) -> dict[str, types.Value]:
+    """What a policy is asked about: the event's type as a bare word, its content, and the sender's."""
+    return {kind: True, **content, **{f"sender.{name}": value for name, value in sender.items()}}
+
+
+@functools.lru_cache(65_536)
+def parse_policy(text: str) -> ast.Condition:
+    """One that was checked before."""
+    return _affordable(text, home="event", scopes=("event", "sender"))
+
+
+def text_of(policy: ast.Condition | None) -> str:
+    return "" if policy is None else text_.write(policy)
+
+
+def _affordable(text: str, *, home: str, scopes: tuple[str, ...]) -> ast.Condition:
+    return parser.parse(text, home=home, scopes=scopes, bounds=POLICY_LIMITS)
+
+
+def cost_of(condition: ast.Condition) -> tuple[cost.Cost, int | None]:
+    """Its cost, and as how many conjunctions it is indexed; None: too many, so it is asked one by one."""
+    try:
+        parts: int | None = len(normal.disjunctive_normal(condition, cap=CONJUNCTIONS_MAX))
+    except errors.LimitExceeded:
+        parts = None
+    return cost.measure(condition), parts
+
+
+def _require(condition: ast.Condition, models: list[types.Model], text: str) -> None:
+    remaining: dict[ast.Span, check.Problem] | None = None
+    for variant in models:
+        found = {problem.span: problem for problem in check.check(condition, variant)}
+        remaining = found if remaining is None else {at: remaining[at] for at in remaining if at in found}
+        if not remaining:
+            return
+    if remaining:
+        raise _fault(remaining[min(remaining)], text)
+
+
+def _fault(problem: check.Problem, text: str) -> errors.ParseError:
+    return errors.ParseError(problem.message, text=text, position=problem.span[0], hint=problem.hint)

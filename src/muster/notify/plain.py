@@ -1,0 +1,132 @@
+"""The inner loops in numpy alone: the reference for `muster.notify.kernels`, and their stand-in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.notify import program
+
+Array = npt.NDArray[Any]
+
+
+def pack(mask: Array) -> Array:
+    """A mask of rows, their number a multiple of 64, as a bitmap."""
+    return np.packbits(mask, bitorder="little").view(np.uint64)
+
+
+def unpack(bits: Array) -> Array:
+    return np.unpackbits(bits.view(np.uint8), bitorder="little")
+
+
+def run(steps: Array, bits: Array, codes: Array, stride: int, out: Array) -> int:
+    words = len(out)
+    stack: list[Array] = []
+    for operation, a, b, c in steps.tolist():
+        match operation:
+            case program.BITMAP:
+                stack.append(bits[a, :words])
+            case program.RANGE:
+                column = codes[a * stride : a * stride + words * 64]
+                stack.append(pack((column - np.uint8(b)) <= np.uint8(c)))
+            case program.AND:
+                top = stack.pop()
+                stack[-1] = stack[-1] & top
+            case program.OR:
+                top = stack.pop()
+                stack[-1] = stack[-1] | top
+            case program.NOT:
+                top = stack.pop()
+                stack[-1] = stack[-1] & ~top
+            case program.NEXT:
+                stack[-1] = stack[-1] & bits[a, :words]
+            case _:
+                stack.append(np.full(words, np.uint64(0xFFFFFFFFFFFFFFFF if a else 0)))
+    out[:] = stack[0]
+    return int(np.bitwise_count(out).sum())
+
+
+def intersect(rows: Array, chosen: Array, out: Array) -> int:
+    np.bitwise_and.reduce(rows[chosen], axis=0, out=out)
+    return int(np.bitwise_count(out).sum())
+
+
+def positions(bits: Array, out: Array) -> int:
+    # Word by word first: most are empty.
+    words = np.flatnonzero(bits)
+    masks = unpack(bits[words]).reshape(-1, 64)
+    at, bit = np.nonzero(masks)
+    out[: len(at)] = words[at] * 64 + bit
+    return len(at)
+
+
+def policies_of(true: Array, owner: Array, stamp: Array, tick: int, out: Array) -> int:
+    found = np.empty(int(np.bitwise_count(true).sum()), np.int64)
+    positions(true, found)
+    policies = np.unique(owner[found])
+    stamp[policies] = tick
+    out[: len(policies)] = policies
+    return len(policies)
+
+
+def weight(policies: Array, counts: Array) -> int:
+    return int(counts[policies[policies < len(counts)]].sum())
+
+
+def _members(policies: Array, starts: Array, counts: Array, members: Array) -> Array:
+    policies = policies[policies < len(starts)]
+    sizes = counts[policies].astype(np.int64)
+    if not sizes.sum():
+        return np.empty(0, members.dtype)
+    offsets = np.repeat(starts[policies] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
+    return members[offsets + np.arange(len(offsets))]
+
+
+def by_policy(
+    policies: Array, starts: Array, counts: Array, members: Array, address: Array, out: Array
+) -> int:
+    rows = _members(policies, starts, counts, members)
+    chosen = rows[(address[rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) != 0]
+    out[: len(chosen)] = chosen
+    return len(chosen)
+
+
+def bits_by_policy(
+    policies: Array, starts: Array, counts: Array, members: Array, address: Array, out: Array
+) -> int:
+    mask = np.zeros(len(out) * 64, np.bool_)
+    mask[_members(policies, starts, counts, members)] = True
+    np.bitwise_and(pack(mask), address, out=out)
+    return int(np.bitwise_count(out).sum())
+
+
+def by_address(address: Array, policy_of: Array, stamp: Array, tick: int, out: Array) -> int:
+    rows = np.empty(int(np.bitwise_count(address).sum()), np.int64)
+    positions(address, rows)
+    policies = policy_of[rows]
+    chosen = rows[(policies >= 0) & (stamp[policies] == tick)]
+    out[: len(chosen)] = chosen
+    return len(chosen)
+
+
+def recode(values: Array, rows: Array, edges: Array, codes: Array) -> None:
+    some = values[rows]
+    found = np.searchsorted(edges, some, side="right") + 1
+    codes[rows] = np.where(some == some, found, 0).astype(np.uint8)
+
+
+def move_bits(rows: Array, old: Array, new: Array, first: int, bits: Array) -> None:
+    words, bit = rows >> 6, np.uint64(1) << (rows & 63).astype(np.uint64)
+    gone, come = old != 0, new != 0
+    np.bitwise_and.at(bits, (first + old[gone].astype(np.int64) - 1, words[gone]), ~bit[gone])
+    np.bitwise_or.at(bits, (first + new[come].astype(np.int64) - 1, words[come]), bit[come])
+
+
+def write_sets(rows: Array, masks: Array, first: int, count: int, bits: Array) -> None:
+    words, bit = rows >> 6, np.uint64(1) << (rows & 63).astype(np.uint64)
+    for k in range(count):
+        has = (masks >> np.uint64(k)) & np.uint64(1) != 0
+        np.bitwise_or.at(bits[first + k], words[has], bit[has])
+        np.bitwise_and.at(bits[first + k], words[~has], ~bit[~has])

@@ -1,0 +1,15 @@
+"""What an address is compiled to: steps of a stack machine over bitmaps. Shared by both sets of kernels."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BITMAP: Final = 0  # push bitmap number a
+RANGE: Final = 1  # push the rows whose code in column a is from b to b + c
+AND: Final = 2
+OR: Final = 3
+NOT: Final = 4  # a, b -> a and not b
+FILL: Final = 5  # push all (a = 1) or none (a = 0)
+NEXT: Final = 6  # AND with bitmap number a, in place
+
+DEPTH: Final = 64  # more than the parser's limit on nesting lets any address need

@@ -1,0 +1,297 @@
+"""The wire of selective notification: subjects, messages, streams.
+
+    party says     muster.notify.from.<process>.change.<shard>     Changes    -> Answer, when they hold
+                   muster.notify.from.<process>.event.<shard>      Send       -> Answer, when admitted or stored
+                   muster.notify.from.<process>.ack.<shard>        Acked
+                   muster.notify.from.<process>.define             Define     -> Answer
+                   muster.notify.from.<process>.trust              Present    -> Answer
+                   muster.notify.from.<process>.read.<question>    Ask        -> Told
+    delivered      muster.notify.to.<process>.event                Delivered
+    notifiers      muster.notify.all.{notifier,summary,known}      each other's summaries, and what is known
+                   muster.notify.log.match.<shard>                 an admitted event, to a shard it may match
+    kept           muster.notify.log.party.<shard>    stream ``parties``: changes, and snapshots of them
+                   muster.notify.log.event            stream ``events``: durable events
+                   muster.notify.log.matched.<shard>  stream ``events``: who gets them, who acknowledged
+                   muster.notify.log.history.<what>   stream ``notifications``: what was decided, for replay
+
+A party is called ``<process>/<name>``, where the broker vouches for the process; within its own process's
+messages it goes by its name.  The party's full name decides its *shard*; one notifier at a time holds a
+shard, under a lease.  An event goes to the shard of its sender, whose state is there.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from muster.bus import api
+from muster.core import errors, ids, messages, subjects
+from muster.predicates import types
+
+PART: Final = "notify"
+BUCKET: Final = "notify"
+SHARDS: Final = 16
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Expression = Annotated[str, msgspec.Meta(max_length=messages.MAX_BYTES)]  # its own limits are checked later
+Value = str | bool | int | float | tuple[str, ...] | None
+Values = dict[Name, Value]
+Shard = int
+Delivery = Literal["transient", "durable"]
+
+
+def shard_of(party: str) -> Shard:
+    return zlib.crc32(party.encode()) % SHARDS
+
+
+def party_id(process: str, name: str) -> ids.PartyId:
+    return ids.PartyId(f"{process}/{name}")
+
+
+def lease_of(shard: Shard) -> str:
+    return f"{PART}.shard-{shard}"
+
+
+# -- what parties say
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="join", tag_field="change"):
+    """A party advertises itself, anew or again: this is then all there is of it."""
+
+    party: Name
+    model: Name
+    state: Values = {}
+    policy: Expression = ""  # empty: it accepts nothing
+    delivery: Delivery = "transient"
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="update", tag_field="change"):
+    """New values of some attributes of many parties, in columns: ``values[name][i]`` is ``parties[i]``'s."""
+
+    parties: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=100_000)]
+    values: dict[Name, list[Value]]
+
+
+class SetPolicy(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="policy", tag_field="change"
+):
+    party: Name
+    policy: Expression
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="leave", tag_field="change"):
+    party: Name
+
+
+Change = Join | Update | SetPolicy | Leave
+
+
+class Changes(messages.Message, frozen=True, kw_only=True, tag="notify-changes/1", omit_defaults=True):
+    """Applied in order. One that is refused does not keep the others back."""
+
+    changes: Annotated[tuple[Change, ...], msgspec.Meta(max_length=100_000)]
+
+
+class Send(messages.Message, frozen=True, kw_only=True, tag="notify-send/1", omit_defaults=True):
+    id: Name  # the sender's choice; a repeat of a durable event is stored once
+    party: Name
+    type: Name
+    content: Values = {}
+    address: Expression = "TRUE"
+    delivery: Delivery = "transient"
+    at_ms: messages.TimeMs = 0
+
+
+class Acked(messages.Message, frozen=True, kw_only=True, tag="notify-acked/1"):
+    """These parties have handled these durable events: sequence -> parties."""
+
+    events: dict[int, tuple[Name, ...]]
+
+
+class Define(messages.Message, frozen=True, kw_only=True, tag="notify-model/1", omit_defaults=True):
+    name: Name
+    attributes: Annotated[dict[Name, str], msgspec.Meta(max_length=1024)]
+    of: Literal["party", "event"] = "party"
+
+
+class Present(messages.Message, frozen=True, kw_only=True, tag="notify-trust/1", omit_defaults=True):
+    """A signed grant (its chain) or list of revocations. Who brings it does not matter: it is signed."""
+
+    chain: tuple[str, ...] = ()
+    revocations: str = ""
+
+
+class Ask(messages.Message, frozen=True, kw_only=True, tag="notify-ask/1", omit_defaults=True):
+    expression: Expression = ""
+    party: str = ""  # a full name
+    event: Send | None = None
+    sender: str = ""
+    limit: int = 100
+
+
+class Told(messages.Message, frozen=True, kw_only=True, tag="notify-told/1", omit_defaults=True):
+    """One notifier's answer, for the shards that it holds."""
+
+    notifier: str
+    count: int = 0
+    parties: tuple[dict[str, Any], ...] = ()
+    facts: dict[str, Any] = {}
+    fault: Fault | None = None
+
+
+# -- what notifiers answer
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A refusal, in words that can become the same error again at the other end."""
+
+    code: str
+    message: str
+    hint: str = ""
+    text: str = ""
+    position: int = -1
+
+
+class Answer(messages.Message, frozen=True, kw_only=True, tag="notify-answer/1", omit_defaults=True):
+    sequence: int = 0  # under which a durable event, or the changes, are stored
+    refused: tuple[tuple[int, Fault], ...] = ()  # by the place in the message
+
+
+class Event(messages.Message, frozen=True, kw_only=True, tag="notify-event/1", omit_defaults=True):
+    """An event that was admitted: checked, and with the sender's attributes as they were then believed."""
+
+    id: Name
+    type: Name
+    sender: str  # a full name
+    content: Values = {}
+    attributes: Values = {}  # the sender's
+    address: Expression = "TRUE"
+    at_ms: messages.TimeMs = 0
+    shards: tuple[Shard, ...] = ()  # where it may match
+
+    def believed(self) -> dict[str, types.Value]:
+        """All that policies are asked about."""
+        found: dict[str, types.Value] = {self.type: True, **from_wire(self.content)}
+        found.update((f"sender.{name}", value) for name, value in from_wire(self.attributes).items())
+        return found
+
+
+class Delivered(messages.Message, frozen=True, kw_only=True, tag="notify-delivered/1", omit_defaults=True):
+    """One event to some parties of one process."""
+
+    to: tuple[str, ...]
+    event: Event
+    shard: Shard
+    epoch: int
+    sequence: int = 0  # of a durable event: to be acknowledged
+
+
+# -- what is kept
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    process: str
+    changes: tuple[Change, ...]
+
+
+class Kept(messages.Message, frozen=True, kw_only=True, tag="notify-kept/1", omit_defaults=True):
+    """Changes that hold, in the order they were made. ``reset``: a snapshot begins, forget what was before."""
+
+    entries: tuple[Entry, ...] = ()
+    at_ms: messages.TimeMs = 0
+    epoch: int = 0
+    reset: bool = False
+
+
+class Matched(messages.Message, frozen=True, kw_only=True, tag="notify-matched/1", omit_defaults=True):
+    """How far a shard has matched the stream of events, who got what, and who has acknowledged."""
+
+    position: int
+    epoch: int
+    matched: dict[int, tuple[str, ...]] = {}  # sequence of an event -> parties
+    acked: dict[int, tuple[str, ...]] = {}
+    reset: bool = False
+
+
+class Decided(messages.Message, frozen=True, kw_only=True, tag="notify-decided/1", omit_defaults=True):
+    """For the history: an event, and to how many of whose parties it went."""
+
+    event: Event
+    at_ms: messages.TimeMs
+    sequence: int = 0
+    notifier: str = ""
+    to: tuple[str, ...] = ()
+    count: int = 0
+
+
+class Summary(messages.Message, frozen=True, kw_only=True, tag="notify-summary/1", omit_defaults=True):
+    """What a notifier's shards hold: an event that can match nothing of it need not be sent there."""
+
+    notifier: str
+    number: int  # grows with every change of the summary
+    shards: tuple[Shard, ...] = ()
+    leaving: bool = False
+    floors: dict[Shard, int] = {}  # the first durable event that a shard still needs
+    words: dict[str, tuple[str, ...]] = {}  # attribute -> every word it has; not listed: anything
+    accepts: tuple[str, ...] | None = None  # event types; None: any
+
+
+STREAM_PARTIES: Final = "parties"
+STREAM_EVENTS: Final = "events"
+STREAM_HISTORY: Final = "notifications"
+
+
+def streams(*, max_bytes: int, replicas: int = 1) -> tuple[api.StreamSettings, ...]:
+    refuse: dict[str, Any] = {"on_full": api.OnFull.REFUSE, "max_age_s": 0.0, "replicas": replicas}
+    return (
+        api.StreamSettings(
+            STREAM_PARTIES, (subjects.logged(PART, "party", "*"),), max_bytes=max_bytes, **refuse
+        ),
+        api.StreamSettings(
+            STREAM_EVENTS,
+            (subjects.logged(PART, "event"), subjects.logged(PART, "matched", "*")),
+            max_bytes=max_bytes,
+            **refuse,
+        ),
+        api.StreamSettings(
+            STREAM_HISTORY, (subjects.logged(PART, "history", ">"),), max_bytes=max_bytes, replicas=replicas
+        ),
+    )
+
+
+def fault_of(error: errors.MusterError) -> Fault:
+    at = error.position if isinstance(error, errors.ParseError) else -1
+    text = error.text[:4096] if isinstance(error, errors.ParseError) else ""
+    return Fault(code=error.code, message=error.message, hint=error.hint or "", text=text, position=at)
+
+
+def _codes(kind: type[errors.MusterError]) -> dict[str, type[errors.MusterError]]:
+    found = {kind.code: kind}
+    for below in kind.__subclasses__():
+        found = {**_codes(below), **found}
+    return found
+
+
+def error_of(fault: Fault) -> errors.MusterError:
+    """The same kind of error as was raised at the other end."""
+    hint = fault.hint or None
+    if fault.position >= 0:
+        return errors.ParseError(fault.message, text=fault.text, position=fault.position, hint=hint)
+    kind = _codes(errors.MusterError).get(fault.code, errors.Refused)
+    if kind is errors.StaleEpoch or issubclass(kind, errors.ParseError):
+        return errors.Refused(fault.message, hint=hint)
+    return kind(fault.message, hint=hint)
+
+
+def from_wire(values: Mapping[str, Value]) -> dict[str, types.Value]:
+    return {name: frozenset(one) if isinstance(one, tuple) else one for name, one in values.items()}
+
+
+def to_wire(values: Mapping[str, types.Value]) -> dict[str, Value]:
+    return {
+        name: tuple(sorted(one)) if isinstance(one, set | frozenset) else one  # type: ignore[misc]
+        for name, one in values.items()
+    }

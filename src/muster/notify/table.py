@@ -1,0 +1,315 @@
+"""The receivers of one model: rows of columns, and which rows have which policy.
+
+A row is given out again when its receiver has left.  The rows of a policy stand together in ``members``, in a
+stretch with room to grow, so that the receivers of a true policy are read in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.notify import columns, plain, program
+from muster.notify import model as models
+from muster.predicates import ast, normal, types, vectors
+from muster.predicates import columns as exact
+
+Array = npt.NDArray[Any]
+
+LIVE: Final = 0
+DURABLE: Final = 1
+SCRATCH: Final = 2  # bitmaps for what is worked out exactly, one event at a time
+SCRATCHES: Final = 14
+PROGRAMS_MAX: Final = 4096
+MISSES_MAX: Final = 1000
+
+
+class Program:
+    """A compiled address. It holds as long as no column it asks has changed its codes."""
+
+    __slots__ = ("asked", "exactly", "steps", "versions")
+
+    def __init__(self) -> None:
+        self.steps: Any = []
+        self.asked: list[columns.Column] = []
+        self.versions: list[int] = []
+        self.exactly: list[ast.Condition] = []
+
+    def holds(self) -> bool:
+        return all(column.version == version for column, version in zip(self.asked, self.versions, strict=True))
+
+
+class Table:
+    def __init__(self, model: models.Model, kernels: Any, *, capacity: int = 1024) -> None:
+        self.kernels = kernels
+        self.capacity = capacity
+        self.used = 0  # rows ever given out
+        self.bits = np.zeros((SCRATCH + SCRATCHES, capacity // 64), np.uint64)
+        self._bitmaps = SCRATCH + SCRATCHES
+        self._codes = np.zeros(0, np.uint8)
+        self._code_columns = 0
+        self.policy_of = np.full(capacity, -1, np.int32)
+        self._place = np.zeros(capacity, np.int32)  # of the row, in members
+        self.starts = np.zeros(0, np.int64)
+        self.counts = np.zeros(0, np.int32)
+        self._room_for = np.zeros(0, np.int32)
+        self.members = np.zeros(capacity, np.int32)
+        self._members_end = 0
+        self._free: list[int] = []
+        self._out = np.zeros(capacity // 64, np.uint64)
+        self._programs: dict[ast.Condition, Program] = {}
+        self._misses = 0
+        self.columns: dict[str, columns.Column] = {}
+        self.extend(model)
+
+    def extend(self, model: models.Model) -> None:
+        """The model, or what it has grown to."""
+        self.model = model
+        for name, declared in model.attributes.items():
+            if name not in self.columns:
+                self.columns[name] = columns.MAKERS[declared.kind](self, declared)
+        self._programs.clear()
+
+    def __len__(self) -> int:
+        return self.used - len(self._free)
+
+    # -- room
+
+    def new_bitmaps(self, count: int) -> int:
+        first = self._bitmaps
+        self._bitmaps += count
+        if self._bitmaps > len(self.bits):
+            wanted = max(self._bitmaps, len(self.bits) + len(self.bits) // 8)
+            more = np.zeros((wanted - len(self.bits), self.bits.shape[1]), np.uint64)
+            self.bits = np.concatenate((self.bits, more))
+        return first
+
+    def new_codes(self) -> int:
+        self._code_columns += 1
+        self._codes = np.concatenate((self._codes, np.zeros(self.capacity, np.uint8)))
+        return self._code_columns - 1
+
+    def codes_of(self, column: int) -> Array:
+        return self._codes[column * self.capacity : (column + 1) * self.capacity]
+
+    def _grow(self, capacity: int) -> None:
+        before, self.capacity = self.capacity, capacity
+        bits = np.zeros((len(self.bits), capacity // 64), np.uint64)
+        bits[:, : before // 64] = self.bits
+        self.bits = bits
+        codes = np.zeros((self._code_columns, capacity), np.uint8)
+        codes[:, :before] = self._codes.reshape(self._code_columns, before)
+        self._codes = codes.reshape(-1)
+        self.policy_of = np.concatenate((self.policy_of, np.full(capacity - before, -1, np.int32)))
+        self._place = np.concatenate((self._place, np.zeros(capacity - before, np.int32)))
+        self._out = np.zeros(capacity // 64, np.uint64)
+        for column in self.columns.values():
+            column.grow()
+
+    # -- receivers
+
+    def take(self, count: int) -> Array:
+        """Rows for new receivers."""
+        again = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        new = count - len(again)
+        if self.used + new > self.capacity:
+            capacity = self.capacity
+            while self.used + new > capacity:
+                capacity *= 2
+            self._grow(capacity)
+        rows = np.concatenate(
+            (np.array(again, np.int64), np.arange(self.used, self.used + new, dtype=np.int64))
+        )
+        self.used += new
+        self._mark(LIVE, rows, True)
+        return rows
+
+    def _mark(self, bitmap: int, rows: Array, value: bool) -> None:
+        masks = np.full(len(rows), int(value), np.uint64)
+        self.kernels.write_sets(rows, masks, bitmap, 1, self.bits)
+
+    def set_durable(self, rows: Array, value: bool) -> None:
+        self._mark(DURABLE, rows, value)
+
+    def is_durable(self, row: int) -> bool:
+        return bool((int(self.bits[DURABLE, row >> 6]) >> (row & 63)) & 1)
+
+    def give_back(self, row: int) -> None:
+        one = np.array([row], np.int64)
+        self.set_policy(row, -1)
+        for column in self.columns.values():
+            column.write(one, [None])
+        self._mark(LIVE, one, False)
+        self._mark(DURABLE, one, False)
+        self._free.append(row)
+
+    def write(self, rows: Array, cells: Mapping[str, Sequence[Any]]) -> None:
+        for name, listed in cells.items():
+            self.columns[name].write(rows, listed)
+
+    def read(self, row: int) -> dict[str, types.Value]:
+        found = {name: column.read(row) for name, column in self.columns.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    # -- policies
+
+    def _know(self, policy: int) -> None:
+        if policy >= len(self.counts):
+            more = max(64, policy + 1 - len(self.counts), len(self.counts) // 2)
+            self.starts = np.concatenate((self.starts, np.zeros(more, np.int64)))
+            self.counts = np.concatenate((self.counts, np.zeros(more, np.int32)))
+            self._room_for = np.concatenate((self._room_for, np.zeros(more, np.int32)))
+
+    def set_policy(self, row: int, policy: int) -> None:
+        """-1: none, so that the receiver accepts nothing."""
+        held = int(self.policy_of[row])
+        if held == policy:
+            return
+        if held >= 0:
+            last = int(self.starts[held] + self.counts[held] - 1)
+            place, moved = int(self._place[row]), int(self.members[last])
+            self.members[place], self._place[moved] = moved, place
+            self.counts[held] -= 1
+        self.policy_of[row] = policy
+        if policy < 0:
+            return
+        self._know(policy)
+        if self.counts[policy] == self._room_for[policy]:
+            self._move(policy, max(2, 2 * int(self.counts[policy])))
+        place = int(self.starts[policy] + self.counts[policy])
+        self.members[place], self._place[row] = row, place
+        self.counts[policy] += 1
+
+    def _move(self, policy: int, room: int) -> None:
+        """A stretch of members to the end, where there is more room."""
+        if self._members_end + room > len(self.members):
+            if self._members_end > 4 * max(1024, len(self)):
+                self._compact()
+            wanted = max(self._members_end + room, len(self.members) + len(self.members) // 4)
+            self.members = np.concatenate((self.members, np.zeros(wanted - len(self.members), np.int32)))
+        start, count, end = int(self.starts[policy]), int(self.counts[policy]), self._members_end
+        rows = self.members[start : start + count]
+        self.members[end : end + count] = rows
+        self._place[rows] = np.arange(end, end + count, dtype=np.int32)
+        self.starts[policy], self._room_for[policy] = end, room
+        self._members_end = end + room
+
+    def _compact(self) -> None:
+        rows = np.flatnonzero(self.policy_of[: self.used] >= 0)
+        self._lay_out(rows)
+
+    def set_policies(self, rows: Array, policies: Array) -> None:
+        """Of many rows that had none."""
+        self.policy_of[rows] = policies
+        if len(policies):
+            self._know(int(policies.max()))
+        self._lay_out(np.flatnonzero(self.policy_of[: self.used] >= 0))
+
+    def _lay_out(self, rows: Array) -> None:
+        policies = self.policy_of[rows]
+        rows = rows[np.argsort(policies, kind="stable")]
+        counts = np.bincount(policies, minlength=len(self.counts)).astype(np.int32)
+        self.counts, self._room_for = counts, counts.copy()
+        self.starts = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int64)
+        self.members = rows.astype(np.int32)
+        self._place[rows] = np.arange(len(rows), dtype=np.int32)
+        self._members_end = len(rows)
+
+    # -- addresses
+
+    def address(self, condition: ast.Condition) -> tuple[Array, int]:
+        """The rows where the condition is true, as a bitmap that is good until the next call; how many."""
+        compiled = self._programs.get(condition)
+        if compiled is None or not compiled.holds():
+            compiled = self._compile(condition)
+        words = -(-self.used // 64)
+        out = self._out[:words]
+        if compiled.exactly:
+            self._work_out(compiled.exactly)
+        count = self.kernels.run(compiled.steps, self.bits, self._codes, self.capacity, out)
+        return out, int(count)
+
+    def _compile(self, condition: ast.Condition) -> Program:
+        made = Program()
+        self._condition(normal.negation_normal(condition), made)
+        while not made.holds():  # a later clause cut the codes anew that an earlier one had used
+            made = Program()
+            self._condition(normal.negation_normal(condition), made)
+        if len(made.exactly) > SCRATCHES:
+            made = Program()
+            made.exactly.append(condition)
+            made.steps = [(program.BITMAP, SCRATCH, 0, 0)]
+        made.steps.append((program.NEXT, LIVE, 0, 0))
+        made.steps = np.array(made.steps, np.int64)
+        if made.exactly:
+            self._missed()
+        if len(self._programs) >= PROGRAMS_MAX:
+            self._programs.clear()
+        self._programs[condition] = made
+        return made
+
+    def _missed(self) -> None:
+        self._misses += 1
+        if self._misses >= MISSES_MAX:
+            self._misses = 0
+            for column in self.columns.values():
+                if isinstance(column, columns.Numbers) and column.is_full:
+                    column.forget_edges()
+
+    def _condition(self, condition: ast.Condition, made: Program) -> None:
+        if isinstance(condition, ast.And | ast.Or):
+            join = program.AND if isinstance(condition, ast.And) else program.OR
+            for place, part in enumerate(condition.operands):
+                self._condition(part, made)
+                if place:
+                    if join == program.AND and made.steps[-1][0] == program.BITMAP:
+                        made.steps[-1] = (program.NEXT, made.steps[-1][1], 0, 0)
+                    else:
+                        made.steps.append((join, 0, 0, 0))
+            return
+        when, clause = (False, condition.operand) if isinstance(condition, ast.Not) else (True, condition)
+        assert not isinstance(clause, ast.Not | ast.And | ast.Or)
+        steps = self._clause(clause, made, when=when)
+        if steps is None:
+            steps = [(program.BITMAP, SCRATCH + len(made.exactly), 0, 0)]
+            made.exactly.append(condition)
+        made.steps += steps
+
+    def _clause(self, clause: ast.Clause, made: Program, *, when: bool) -> list[columns.Step] | None:
+        if isinstance(clause, ast.Constant):
+            return columns.everything() if clause.value is when else columns.nothing()
+        if isinstance(clause, ast.Comparison):
+            if not isinstance(clause.left, ast.Name) or not isinstance(clause.right, ast.Literal):
+                return None
+            name = clause.left
+        else:
+            name = clause.name
+        column = self.columns.get(name.key)
+        if column is None:
+            is_null = isinstance(clause, ast.IsNull) and when
+            return columns.everything() if is_null else columns.nothing()
+        made.asked.append(column)
+        made.versions.append(column.version)
+        if isinstance(clause, ast.IsNull):
+            present = column.present()
+            if not present:
+                return None
+            return [*columns.everything(), *present, (program.NOT, 0, 0, 0)] if when else present
+        return column.steps(clause, when=when)
+
+    def _work_out(self, conditions: list[ast.Condition]) -> None:
+        words = -(-self.used // 64)
+        rows = words * 64
+        names = {name.key for condition in conditions for name in ast.names(condition)}
+        asked = {name: column.exact(rows) for name, column in self.columns.items() if name in names}
+        whole = exact.Table(asked, rows=rows)
+        for place, condition in enumerate(conditions):
+            self.bits[SCRATCH + place, :words] = plain.pack(vectors.evaluate(condition, whole))
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.bits, self._codes, self.policy_of, self._place, self.starts, self.counts, self.members)
+        return sum(array.nbytes for array in arrays)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from muster.bus import client as bus_client
+from muster.notify import client, plain, service
+from muster.notify import model as models
+from muster.notify import settings as settings_
+from muster.predicates import types
+
+WEB_SERVER = models.Model(
+    "WebServer",
+    {
+        "application": types.STRING,
+        "application_version": types.STRING,
+        "serviceIPAddress": types.STRING,
+        "servicePort": types.INT,
+        "services": types.set_of("docs", "cgi", "xml"),
+        "load": types.FLOAT,
+    },
+)
+CONTROLLER = models.Model(
+    "Controller", {"entity": types.STRING, "_command_region": types.STRING, "_trust_level": types.INT}
+)
+ALERT = models.Model("alert", {"threat_level": types.INT, "text": types.STRING}, models.Kind.EVENT)
+COMMAND = models.Model("command", {"action": types.STRING}, models.Kind.EVENT)
+MODELS = (WEB_SERVER, CONTROLLER, ALERT, COMMAND)
+
+QUICK = settings_.Notify(lease_s=1.0, ack_wait_s=0.5, beat_s=0.1)
+
+
+@pytest.fixture
+async def connect(broker):
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(identity):
+            return await stack.enter_async_context(
+                await bus_client.connect([broker.url], identity=identity, audit_s=0)
+            )
+
+        yield make
+
+
+@pytest.fixture
+async def notifier(connect):
+    """Start notifiers: ``await notifier("n1")``."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(name="n1", settings=QUICK, *, serving=True, **more):
+            made = service.Notifier(await connect(name), settings, kernels=plain, **more)
+            await stack.enter_async_context(made)
+            if serving:
+                await made.serving()
+            return made
+
+        yield start
+
+
+@pytest.fixture
+async def parties(connect):
+    """A process with its parties: ``await parties("p1")``."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(process, **more):
+            return await stack.enter_async_context(client.Parties(await connect(process), **more))
+
+        yield start

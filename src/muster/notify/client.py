@@ -2,9 +2,9 @@
 
     async with client.Parties(bus) as parties:
         await parties.define(model)
-        web = await parties.advertise("web-1", "WebServer", {"load": 0.39}, policy="alert AND threat_level >= 4")
+        web = await parties.advertise("web-1", "WebServer", {"load": 0.39}, policy="alert AND level >= 4")
         await web.update(load=0.8)
-        await web.send("alert", {"threat_level": 5}, to="application = 'IIS'")
+        await web.send("alert", {"level": 5}, to="application = 'IIS'")
         async for event in web:
             ...
 
@@ -155,7 +155,7 @@ class Parties:
 
     async def update(self, parties: Sequence[str], **values: Sequence[types.Value]) -> None:
         """New values for many parties: ``update(["a", "b"], load=[0.1, 0.7])``."""
-        columns = {name: list(protocol.to_wire(dict(enumerate(cells))).values()) for name, cells in values.items()}  # type: ignore[arg-type]
+        columns = {name: [protocol.cell(one) for one in cells] for name, cells in values.items()}
         await self.change([protocol.Update(parties=tuple(parties), values=columns)])
 
     def _shard(self, party: str) -> int:
@@ -454,7 +454,9 @@ async def who(
 async def explain(
     bus: api.Bus, event: protocol.Send, *, sender: str, receiver: str, timeout_s: float = 1.0
 ) -> dict[str, Any]:
-    told = await _everybody(bus, "explain", protocol.Ask(event=event, sender=sender, party=receiver), timeout_s)
+    told = await _everybody(
+        bus, "explain", protocol.Ask(event=event, sender=sender, party=receiver), timeout_s
+    )
     for one in told:
         if one.count:
             return dict(one.facts)

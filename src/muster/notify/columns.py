@@ -1,4 +1,4 @@
-"""The columns of a table of receivers: how each kind of attribute is held, and what a clause about it becomes.
+"""The columns of a table of receivers: how each kind of attribute is held, and how a clause asks it.
 
 Whatever a clause asks of one column is answered with bitmaps and with ranges of one-byte codes:
 
@@ -96,7 +96,9 @@ class Words:
             new = np.fromiter((0 if cell is None else known[cell] for cell in cells), np.int64, len(cells))
         codes = self._codes()
         if self._first >= 0:
-            self._room.kernels.move_bits(rows, codes[rows].astype(np.int64), new, self._first, self._room.bits)
+            self._room.kernels.move_bits(
+                rows, codes[rows].astype(np.int64), new, self._first, self._room.bits
+            )
         codes[rows] = new
 
     def _codes(self) -> Array:
@@ -112,7 +114,7 @@ class Words:
         self.version += 1
         self._exact = None
         count = len(self._words)
-        while 0 <= self._first and self._room_for < count:
+        while self._first >= 0 and self._room_for < count:
             if self._room_for >= BITMAPS_MAX:
                 self._first = -1
                 break
@@ -248,7 +250,9 @@ class Sets:
         masks = np.zeros(words * 64, np.uint64)
         for place in range(1 + len(self._domain)):
             bits = self._room.bits[self._first + place, :words]
-            masks |= np.unpackbits(bits.view(np.uint8), bitorder="little").astype(np.uint64) << np.uint64(place)
+            masks |= np.unpackbits(bits.view(np.uint8), bitorder="little").astype(np.uint64) << np.uint64(
+                place
+            )
         return exact.Column(types.Kind.SET, masks[:rows], self._domain)
 
 
@@ -266,9 +270,7 @@ class Numbers:
         self._seen: dict[Any, int] = {}
 
     def write(self, rows: Array, cells: Sequence[Any]) -> None:
-        if isinstance(cells, np.ndarray):
-            new, null = cells.astype(self._type), None
-        elif self._whole:
+        if self._whole:
             null = np.fromiter((cell is None for cell in cells), np.bool_, len(cells))
             new = np.fromiter((0 if cell is None else cell for cell in cells), np.int64, len(cells))
         else:

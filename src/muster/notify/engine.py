@@ -1,9 +1,9 @@
 """The matcher: who gets an event, at a million receivers.
 
-Receivers stand in a `table.Table` for each model, their distinct policies in one `index.PolicyIndex`.  An event
-is matched in three steps: the policies that are true of it (none: done), the receivers that its address means,
-and their meeting.  The last is worked out from whichever side is smaller: each address hit asks whether its
-policy is true, or each true policy lists its receivers and asks whether the address means them.
+Receivers stand in a `table.Table` for each model, their distinct policies in one `index.PolicyIndex`.  An
+event is matched in three steps: the policies that are true of it (none: done), the receivers that its address
+means, and their meeting.  The last is worked out from whichever side is smaller: each address hit asks whether
+its policy is true, or each true policy lists its receivers and asks whether the address means them.
 
 Single writer: between two calls every event sees one consistent state.  Pure: no clock, no bus.
 """
@@ -152,7 +152,7 @@ class Engine:
         found = np.array(slots, np.int64)
         for number in np.unique(found // TABLES).tolist():
             where = np.flatnonzero(found // TABLES == number)
-            chosen = {name: [cells[place] for place in where] for name, cells in columns.items()}
+            chosen = {name: [cells[place] for place in where.tolist()] for name, cells in columns.items()}
             self.tables[number].write(found[where] % TABLES, chosen)
 
     def update_slots(self, rows: Array, columns: Mapping[str, Sequence[Any]], *, table: int = 0) -> None:
@@ -227,9 +227,7 @@ class Engine:
             if hits * HIT_NS < members * MEMBER_NS:
                 count = kernels.by_address(means, table.policy_of, policies.stamp, policies.tick, ids)
             else:
-                count = kernels.by_policy(
-                    accepting, table.starts, table.counts, table.members, means, ids
-                )
+                count = kernels.by_policy(accepting, table.starts, table.counts, table.members, means, ids)
             if count:
                 found.append(Found(number, ids[:count]))
         return found

@@ -1,8 +1,8 @@
 """A shard in the hands of a notifier: what was said to it, checked, stored and applied, in this order.
 
 One writer for each shard.  Whatever waits when a write begins goes into it together, so the rate of changes
-does not depend on the time a sync takes.  Each write expects to be the next after the last one: a notifier that
-was deposed without knowing it cannot store anything any more.
+does not depend on the time a sync takes.  Each write expects to be the next after the last one: a notifier
+that was deposed without knowing it cannot store anything any more.
 """
 
 from __future__ import annotations
@@ -133,9 +133,7 @@ def _check_cells(model: models.Model, attribute: str, cells: Sequence[Any]) -> N
         model.require({attribute: frozenset(cell) if isinstance(cell, tuple) else cell})
 
 
-def apply(
-    engine: engines.Engine, knows: known.Known, process: str, change: protocol.Change
-) -> None:
+def apply(engine: engines.Engine, knows: known.Known, process: str, change: protocol.Change) -> None:
     """A change that was checked, by this notifier or the one before it."""
     match change:
         case protocol.Join():
@@ -158,7 +156,7 @@ def apply(
 
 
 def _cells(listed: list[protocol.Value]) -> list[Any]:
-    return [frozenset(cell) if cell.__class__ is tuple else cell for cell in listed]  # type: ignore[arg-type]
+    return [frozenset(cell) if cell.__class__ is tuple else cell for cell in listed]
 
 
 def kept(entries: Sequence[tuple[str, tuple[protocol.Change, ...]]], epoch: int) -> bytes:
@@ -181,8 +179,9 @@ def snapshot(engine: engines.Engine, shard: protocol.Shard, epoch: int) -> list[
             by_process.setdefault(process, []).append(_join(engine, party, name))
     made = [messages.encode(protocol.Kept(at_ms=int(time.time() * 1000), epoch=epoch, reset=True), "msgpack")]
     for process, joins in by_process.items():
-        for start in range(0, len(joins), 500):
-            made.append(kept([(process, tuple(joins[start : start + 500]))], epoch))
+        made += [
+            kept([(process, tuple(joins[start : start + 500]))], epoch) for start in range(0, len(joins), 500)
+        ]
     return made
 
 

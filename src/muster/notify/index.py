@@ -1,16 +1,17 @@
 """Which policies are true of an event, without asking each of them.
 
-A policy is an OR of conjunctions; a conjunction is an AND of clauses, each about one attribute of the event or
-its sender.  For each attribute, the constants of all clauses cut what a value can be into *classes*: NULL,
-each word that is asked for, each interval between neighbouring bounds.  All values of one class make the same
-clauses true, so each class has one *row*: the bitmap of the conjunctions that it leaves standing.  An event is
-decided by AND-ing one row for each attribute, some kilobytes each, however many policies there are.
+A policy is an OR of conjunctions; a conjunction is an AND of clauses, each about one attribute of the event
+or its sender.  For each attribute, the constants of all clauses cut what a value can be into *classes*:
+NULL, each word that is asked for, each interval between neighbouring bounds.  All values of one class make
+the same clauses true, so each class has one *row*: the bitmap of the conjunctions that it leaves standing.
+An event is decided by AND-ing one row for each attribute, some kilobytes each, however many policies there
+are.
 
 (The bit-vector scheme of packet classification: Lakshman and Stiliadis, SIGCOMM 1998.)
 
-Rows are made when a class first occurs, and kept.  A new conjunction sets or clears its bit in each row there
-is.  Clauses that compare two attributes or calculate are left to a closure, asked of the survivors only; so is
-the whole of a policy that has too many conjunctions.  Equal policies are one.
+Rows are made when a class first occurs, and kept.  A new conjunction sets or clears its bit in each row
+there is.  Clauses that compare two attributes or calculate are left to a closure, asked of the survivors
+only; so is the whole of a policy that has too many conjunctions.  Equal policies are one.
 """
 
 from __future__ import annotations
@@ -346,6 +347,8 @@ def _key(literal: normal.Literal) -> str | None:
         if isinstance(clause.left, ast.Name) and isinstance(clause.right, ast.Literal):
             return clause.left.key
         return None
-    if cost.class_of(literal) is cost.CostClass.COMPUTED or isinstance(clause, ast.Constant | ast.Not | ast.And | ast.Or):
+    if cost.class_of(literal) is cost.CostClass.COMPUTED or isinstance(
+        clause, ast.Constant | ast.Not | ast.And | ast.Or
+    ):
         return None
     return clause.name.key

@@ -188,9 +188,7 @@ def by_policy(policies: Any, starts: Any, counts: Any, members: Any, address: An
 
 
 @njit(cache=True)
-def bits_by_policy(
-    policies: Any, starts: Any, counts: Any, members: Any, address: Any, out: Any
-) -> int:
+def bits_by_policy(policies: Any, starts: Any, counts: Any, members: Any, address: Any, out: Any) -> int:
     """The same as a bitmap."""
     out[:] = 0
     for i in range(policies.size):

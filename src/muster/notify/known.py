@@ -75,7 +75,10 @@ class Known:
         except documents.No as no:
             raise errors.InvalidInput(f"this is no grant: {no.detail}") from None
         where = documents.Situation(
-            holder=grant.holder, domain=self._domain, region=grant.scope.region, party=grant.scope.prefix,
+            holder=grant.holder,
+            domain=self._domain,
+            region=grant.scope.region,
+            party=grant.scope.prefix,
             audience=next(iter(grant.scope.audience), ""),
         )
         found = self._verify(chain, where, now)
@@ -133,7 +136,9 @@ class Known:
                 )
                 found = self._verify(chain, where, now)
                 refused = isinstance(found, grants.Refusal)
-                authority = "" if len(chain) == 1 else documents.open_sealed(chain[1], documents.Mandate)[0].name
+                authority = (
+                    "" if len(chain) == 1 else documents.open_sealed(chain[1], documents.Mandate)[0].name
+                )
                 listed.append(
                     {
                         "serial": serial,

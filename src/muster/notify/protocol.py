@@ -1,7 +1,7 @@
 """The wire of selective notification: subjects, messages, streams.
 
     party says     muster.notify.from.<process>.change.<shard>     Changes    -> Answer, when they hold
-                   muster.notify.from.<process>.event.<shard>      Send       -> Answer, when admitted or stored
+                   muster.notify.from.<process>.event.<shard>      Send       -> Answer, admitted or stored
                    muster.notify.from.<process>.ack.<shard>        Acked
                    muster.notify.from.<process>.define             Define     -> Answer
                    muster.notify.from.<process>.trust              Present    -> Answer
@@ -63,7 +63,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="j
 
     party: Name
     model: Name
-    state: Values = {}
+    state: Values = msgspec.field(default_factory=dict)
     policy: Expression = ""  # empty: it accepts nothing
     delivery: Delivery = "transient"
 
@@ -99,7 +99,7 @@ class Send(messages.Message, frozen=True, kw_only=True, tag="notify-send/1", omi
     id: Name  # the sender's choice; a repeat of a durable event is stored once
     party: Name
     type: Name
-    content: Values = {}
+    content: Values = msgspec.field(default_factory=dict)
     address: Expression = "TRUE"
     delivery: Delivery = "transient"
     at_ms: messages.TimeMs = 0
@@ -138,7 +138,7 @@ class Told(messages.Message, frozen=True, kw_only=True, tag="notify-told/1", omi
     notifier: str
     count: int = 0
     parties: tuple[dict[str, Any], ...] = ()
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)
     fault: Fault | None = None
 
 
@@ -166,8 +166,8 @@ class Event(messages.Message, frozen=True, kw_only=True, tag="notify-event/1", o
     id: Name
     type: Name
     sender: str  # a full name
-    content: Values = {}
-    attributes: Values = {}  # the sender's
+    content: Values = msgspec.field(default_factory=dict)
+    attributes: Values = msgspec.field(default_factory=dict)  # the sender's
     address: Expression = "TRUE"
     at_ms: messages.TimeMs = 0
     shards: tuple[Shard, ...] = ()  # where it may match
@@ -198,7 +198,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kept(messages.Message, frozen=True, kw_only=True, tag="notify-kept/1", omit_defaults=True):
-    """Changes that hold, in the order they were made. ``reset``: a snapshot begins, forget what was before."""
+    """Changes that hold, in their order. ``reset``: a snapshot begins, forget what was before."""
 
     entries: tuple[Entry, ...] = ()
     at_ms: messages.TimeMs = 0
@@ -211,8 +211,10 @@ class Matched(messages.Message, frozen=True, kw_only=True, tag="notify-matched/1
 
     position: int
     epoch: int
-    matched: dict[int, tuple[str, ...]] = {}  # sequence of an event -> parties
-    acked: dict[int, tuple[str, ...]] = {}
+    matched: dict[int, tuple[str, ...]] = msgspec.field(
+        default_factory=dict
+    )  # sequence of an event -> parties
+    acked: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
     reset: bool = False
 
 
@@ -234,8 +236,12 @@ class Summary(messages.Message, frozen=True, kw_only=True, tag="notify-summary/1
     number: int  # grows with every change of the summary
     shards: tuple[Shard, ...] = ()
     leaving: bool = False
-    floors: dict[Shard, int] = {}  # the first durable event that a shard still needs
-    words: dict[str, tuple[str, ...]] = {}  # attribute -> every word it has; not listed: anything
+    floors: dict[Shard, int] = msgspec.field(
+        default_factory=dict
+    )  # the first durable event that a shard still needs
+    words: dict[str, tuple[str, ...]] = msgspec.field(
+        default_factory=dict
+    )  # attribute -> every word it has; not listed: anything
     accepts: tuple[str, ...] | None = None  # event types; None: any
 
 
@@ -290,8 +296,9 @@ def from_wire(values: Mapping[str, Value]) -> dict[str, types.Value]:
     return {name: frozenset(one) if isinstance(one, tuple) else one for name, one in values.items()}
 
 
+def cell(value: types.Value) -> Value:
+    return tuple(sorted(value)) if isinstance(value, set | frozenset) else value  # type: ignore[return-value]
+
+
 def to_wire(values: Mapping[str, types.Value]) -> dict[str, Value]:
-    return {
-        name: tuple(sorted(one)) if isinstance(one, set | frozenset) else one  # type: ignore[misc]
-        for name, one in values.items()
-    }
+    return {name: cell(value) for name, value in values.items()}

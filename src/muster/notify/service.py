@@ -27,6 +27,7 @@ from muster.notify import fair, holding, known, placement, protocol, questions
 from muster.notify import model as models
 from muster.notify import settings as settings_
 from muster.predicates import ast
+from muster.trust import documents
 
 events = log.Events("notify")
 _JSON = msgspec.json.Encoder()
@@ -191,7 +192,7 @@ class Notifier:
                 if entry.value is not None:
                     try:
                         self.known.take(entry.key, entry.value)
-                    except Exception as error:  # one bad record must not keep the others from being known
+                    except (errors.MusterError, msgspec.MsgspecError, documents.No) as error:
                         self._count("bad-record")
                         events.warning("bad-record", key=entry.key, error=error)
                 self._addresses.clear()
@@ -597,9 +598,7 @@ class Notifier:
         self._decided(event, 0, parties)
         for process, names in _by_process(parties).items():
             delivered = protocol.Delivered(to=tuple(names), event=event, shard=-1, epoch=0)
-            await self._bus.publish(
-                subjects.addressed_to(PART, process, "event"), messages.encode(delivered)
-            )
+            await self._bus.publish(subjects.addressed_to(PART, process, "event"), messages.encode(delivered))
         self._count("delivered", len(parties))
 
     def _decides(self, party: str) -> bool:
@@ -733,7 +732,9 @@ class Notifier:
             held.since_reset = 0
             await self._events.purge(subject=held.matched_subject, before=held.matched_sequence)
         for sequence, parties in record.matched.items():
-            await self._deliver_durable(held, sequence, [one for one in parties if one in held.pending.owed.get(sequence, ())])
+            await self._deliver_durable(
+                held, sequence, [one for one in parties if one in held.pending.owed.get(sequence, ())]
+            )
 
     async def _deliver_durable(self, held: holding.Holding, sequence: int, parties: list[str]) -> None:
         if not parties:
@@ -746,9 +747,7 @@ class Notifier:
             delivered = protocol.Delivered(
                 to=tuple(names), event=event, shard=held.shard, epoch=held.lease.epoch, sequence=sequence
             )
-            await self._bus.publish(
-                subjects.addressed_to(PART, process, "event"), messages.encode(delivered)
-            )
+            await self._bus.publish(subjects.addressed_to(PART, process, "event"), messages.encode(delivered))
         self._count("delivered-durable", len(parties))
 
     def _remember(self, sequence: int, event: protocol.Event) -> None:

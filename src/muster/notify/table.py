@@ -39,7 +39,9 @@ class Program:
         self.exactly: list[ast.Condition] = []
 
     def holds(self) -> bool:
-        return all(column.version == version for column, version in zip(self.asked, self.versions, strict=True))
+        return all(
+            column.version == version for column, version in zip(self.asked, self.versions, strict=True)
+        )
 
 
 class Table:

@@ -36,7 +36,7 @@ STREAMS = {
     "manage": ("decisions",),
     "monitor": ("reports", "summaries"),
     "pipeline": ("alerts", "decisions", "system"),
-    "notify": ("events", "parties"),
+    "notify": ("events", "notifications", "parties"),
     "inform": ("contexts",),
     "message": ("messages",),
 }

@@ -2,7 +2,7 @@
 
 Receivers stand in a `table.Table` for each model, their distinct policies in one `index.PolicyIndex`.  An
 event is matched in three steps: the policies that are true of it (none: done), the receivers that its address
-means, and their meeting.  The last is worked out from whichever side is smaller: each address hit asks whether
+means, and who is in both.  The last is worked out from the smaller side: each address hit asks whether
 its policy is true, or each true policy lists its receivers and asks whether the address means them.
 
 Single writer: between two calls every event sees one consistent state.  Pure: no clock, no bus.

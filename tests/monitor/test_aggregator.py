@@ -55,6 +55,19 @@ def test_a_message_has_a_bounded_number_of_rows():
     assert [one.facts.sequence for one in forwards] == [1, 2, 3]
 
 
+def test_a_message_has_a_bounded_size_whatever_its_rows_hold():
+    channel = make(message_bytes=100_000)
+    many = tuple(
+        messages.ServiceReport(name=f"service {i}", metrics={f"metric {j}": 1.0 for j in range(20)})
+        for i in range(20)
+    )
+    sent = [node(f"m{i}", services=many if i % 10 == 0 else ()) for i in range(300)]
+    give(channel, *sent)
+    forwards = channel.flush(NOW_MS)
+    assert max(len(one.encode()) for one in forwards) < 110_000
+    assert sorted(rows_of(forwards), key=lambda row: row.machine) == sorted(sent, key=lambda row: row.machine)
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**32))
 def test_nothing_is_counted_twice_or_lost_when_children_move_about(seed):

@@ -17,7 +17,7 @@ repeat was dropped here, or if something that went into it said so of itself.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
 class Limits:
     rows_max: int = 1_000_000  # held at once
     rows_per_message: int = 5_000
+    message_bytes: int = 700 << 10  # before compression; a broker takes 1 MiB unless told otherwise
     machines_max: int = 400_000  # remembered
     ahead_s: float = 60.0  # a report from further in the future is refused
     age_s: float = 7 * 86400.0  # and one that is older than this
@@ -225,7 +226,8 @@ class Aggregator:
         lost: dict[str, int],
         missing: int,
     ) -> Iterable[Forward]:
-        for batch in emission.table.combine_chunks().to_batches(max_chunksize=self._limits.rows_per_message):
+        whole = emission.table.combine_chunks().to_batches(max_chunksize=self._limits.rows_per_message)
+        for batch in (piece for one in whole for piece in _pieces(one, self._limits.message_bytes)):
             self._sequence += 1
             facts = reports.Facts(
                 schema=emission.schema,
@@ -355,6 +357,16 @@ def _table(batches: list[pa.RecordBatch], schema: pa.Schema, *, partial: bool = 
         return table
     place = schema.get_field_index("partial")
     return table.set_column(place, schema.field(place), pa.repeat(pa.scalar(True), table.num_rows))
+
+
+def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """Halved until small enough: rows may differ much in size."""
+    if batch.num_rows < 2 or batch.nbytes <= bytes_max:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _pieces(batch.slice(0, half), bytes_max)
+    yield from _pieces(batch.slice(half), bytes_max)
 
 
 def _all_finite(batch: pa.RecordBatch) -> bool:

@@ -235,35 +235,34 @@ class Channel:
         now_s = time.monotonic()
         to = {name: choice.choose(now_s) for name, choice in self._parents.items()}
         due = [one for one in self._waiting if to[one.subscription.name] not in (None, one.sent_to)]
-        durable = [one for one in due if to[one.subscription.name] == protocol.ROOT]
-        for one in due:
-            parent = to[one.subscription.name]
-            if parent is not None and parent != protocol.ROOT:
-                await self._bus.publish(self._subject(one, parent), one.data)
-                one.sent_to, one.sent_at_s = parent, time.monotonic()
-        stored = await asyncio.gather(*map(self._store, durable), return_exceptions=True)
-        gone = {id(one) for one, result in zip(durable, stored, strict=True) if result is None}
+        sent = await asyncio.gather(
+            *(self._send(one, to[one.subscription.name] or "") for one in due), return_exceptions=True
+        )
+        gone = {id(one) for one, result in zip(due, sent, strict=True) if result is True}
         if gone:
             self._keep([one for one in self._waiting if id(one) not in gone])
-        for result in stored:
+        for result in sent:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _store(self, one: _Waiting) -> None:
-        name = reports.REPORTS_STREAM if one.facts.schema == reports.NODE_SCHEMA else reports.SUMMARIES_STREAM
+    async def _send(self, one: _Waiting, parent: str) -> bool:
+        """Whether it needs to be kept no longer."""
+        subject = protocol.batch(self.name, parent, shard=self._settings.shard, schema=one.facts.schema)
         try:
-            await self._streams[name].publish(
-                self._subject(one, protocol.ROOT),
-                one.data,
-                message_id=f"{self.name}-{self._boot}-{one.facts.sequence}",
+            if parent != protocol.ROOT:
+                await self._bus.publish(subject, one.data)
+                one.sent_to, one.sent_at_s = parent, time.monotonic()
+                return False
+            detail = one.facts.schema == reports.NODE_SCHEMA
+            stream = self._streams[reports.REPORTS_STREAM if detail else reports.SUMMARIES_STREAM]
+            await stream.publish(
+                subject, one.data, message_id=f"{self.name}-{self._boot}-{one.facts.sequence}"
             )
         except (errors.InvalidInput, errors.LimitExceeded) as error:
             # Trying again would not help, and what comes after it has to pass.
             self.aggregator.dropped[error.code] += 1
             events.warning("forward-refused", channel=self.name, error=error)
-
-    def _subject(self, one: _Waiting, parent: str) -> str:
-        return protocol.batch(self.name, parent, shard=self._settings.shard, schema=one.facts.schema)
+        return True
 
     # What it says of itself.
 

@@ -1,6 +1,12 @@
 """Every test runs under the house rules of `muster.testing.plugin` (``muster_strict`` in pyproject.toml)."""
 
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
 import hypothesis
+import pytest
 
 # Installed, Muster brings this plugin by its entry point of the same name, and pytest loads it once.
 pytest_plugins = ["muster.testing.plugin", "pytester"]
@@ -10,3 +16,22 @@ hypothesis.settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("unhurried")
+
+
+def pytest_report_header() -> str:
+    """What root is used for is said before it is tried; what is skipped without it, at the end."""
+    if os.geteuid() == 0:
+        return "root: PostgreSQL runs as nobody, and small disks are mounted to be filled"
+    return "not root: tests that fill a small disk are skipped"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 32 MiB that may be filled."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root may mount a small disk to fill")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)

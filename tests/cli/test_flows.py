@@ -194,29 +194,21 @@ def test_a_home_that_cannot_be_written(tmp_path):
     assert "Traceback" not in answer.err
 
 
-def test_a_full_disk_is_told_and_nothing_is_broken_by_it(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(disk)]
-    if subprocess.run(mounted, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root may mount a small disk to fill")
-    try:
-        home = disk / "home"
-        assert driver.quick("init", "--port", "0", home=home).code == 0
-        filler = disk / "filler"
-        with contextlib.suppress(OSError):
-            filler.write_bytes(bytes(32 << 20))
-        answer = driver.quick("up", home=home)
-        assert answer.code == errors.LimitExceeded.exit_code
-        assert "no space left" in answer.err
-        filler.unlink()
-        with started("up", home=home) as process:
-            assert "is up: nats://" in next_line(process)
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=WAIT_S)
-            assert process.returncode == 0
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+def test_a_full_disk_is_told_and_nothing_is_broken_by_it(small_disk):
+    home = small_disk / "home"
+    assert driver.quick("init", "--port", "0", home=home).code == 0
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError):
+        filler.write_bytes(bytes(32 << 20))
+    answer = driver.quick("up", home=home)
+    assert answer.code == errors.LimitExceeded.exit_code
+    assert "no space left" in answer.err
+    filler.unlink()
+    with started("up", home=home) as process:
+        assert "is up: nats://" in next_line(process)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0
 
 
 # -- messages

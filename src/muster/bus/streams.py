@@ -19,6 +19,7 @@ from muster.bus import (
     jetstream,
     keyvalue,
     matching,
+    publishing,
     wire,
 )
 from muster.core import errors, log, subjects
@@ -148,7 +149,7 @@ def _on_full(config: dict[str, Any]) -> api.OnFull:
     return api.OnFull.REFUSE if config["discard"] == "new" else api.OnFull.DROP_OLDEST
 
 
-class Stream:
+class Stream(publishing.Publishing):
     """See `api.Stream`."""
 
     def __init__(self, streams: Streams, config: dict[str, Any]) -> None:
@@ -168,32 +169,6 @@ class Stream:
         return self._name
 
     # Writing.
-
-    async def publish(
-        self,
-        subject: str,
-        data: bytes,
-        *,
-        headers: api.Headers | None = None,
-        message_id: str | None = None,
-        expected_last_sequence: int | None = None,
-        expected_last_subject_sequence: int | None = None,
-        ttl_s: float | None = None,
-        timeout_s: float = api.DURABLE_TIMEOUT_S,
-    ) -> int:
-        message = api.Outgoing(
-            subject,
-            data,
-            headers or {},
-            message_id,
-            expected_last_sequence,
-            expected_last_subject_sequence,
-            ttl_s,
-        )
-        return await self.store(message, timeout_s=timeout_s)
-
-    async def store(self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> int:
-        return await self.publish_batch((message,), timeout_s=timeout_s)
 
     async def publish_batch(
         self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S

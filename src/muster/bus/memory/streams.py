@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from muster.bus import api, forms
+from muster.bus import api, forms, publishing
 from muster.core import errors, subjects
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ LOOK_AGAIN_S = 5.0
 RETRY_S = 0.25
 
 
-class Stream:
+class Stream(publishing.Publishing):
     """See `api.Stream`."""
 
     def __init__(self, bus: connection.Bus, name: str) -> None:
@@ -30,32 +30,6 @@ class Stream:
         return self._name
 
     # Writing.
-
-    async def publish(
-        self,
-        subject: str,
-        data: bytes,
-        *,
-        headers: api.Headers | None = None,
-        message_id: str | None = None,
-        expected_last_sequence: int | None = None,
-        expected_last_subject_sequence: int | None = None,
-        ttl_s: float | None = None,
-        timeout_s: float = api.DURABLE_TIMEOUT_S,
-    ) -> int:
-        message = api.Outgoing(
-            subject,
-            data,
-            headers or {},
-            message_id,
-            expected_last_sequence,
-            expected_last_subject_sequence,
-            ttl_s,
-        )
-        return await self.store(message, timeout_s=timeout_s)
-
-    async def store(self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> int:
-        return await self.publish_batch((message,), timeout_s=timeout_s)
 
     async def publish_batch(
         self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S

@@ -1,0 +1,45 @@
+"""The ways to publish into a stream, all of them one: a batch. Shared by the real stream and its twin."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+from muster.bus import api
+
+
+class Publishing(abc.ABC):
+    """`api.Stream`'s ``publish`` and ``store``, for whoever has a ``publish_batch``."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    async def publish_batch(
+        self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
+    ) -> int: ...
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: api.Headers | None = None,
+        message_id: str | None = None,
+        expected_last_sequence: int | None = None,
+        expected_last_subject_sequence: int | None = None,
+        ttl_s: float | None = None,
+        timeout_s: float = api.DURABLE_TIMEOUT_S,
+    ) -> int:
+        message = api.Outgoing(
+            subject,
+            data,
+            headers or {},
+            message_id,
+            expected_last_sequence,
+            expected_last_subject_sequence,
+            ttl_s,
+        )
+        return await self.store(message, timeout_s=timeout_s)
+
+    async def store(self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> int:
+        return await self.publish_batch((message,), timeout_s=timeout_s)

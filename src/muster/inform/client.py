@@ -1,0 +1,116 @@
+"""What users, `web`, `cli` and `simulate` call.
+
+inform = client.Client(bus)
+written = await inform.put("printers/3", b"<printer/>", attributes={"floor": 2})
+context = await inform.get("printers/3", max_staleness_s=1.0)
+async for change in inform.watch("printers/3"):
+    ...
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Literal
+
+from muster.bus import api
+from muster.core import errors
+from muster.inform import protocol
+
+TIMEOUT_S = 30.0  # a write waits out a silent primary and the selection of another
+WAIT_S = 20.0
+
+
+class Client:
+    def __init__(self, bus: api.Bus, *, node: str = protocol.ANY, timeout_s: float = TIMEOUT_S) -> None:
+        """``node``: always ask this one; else whichever the brokers find nearest."""
+        self._bus = bus
+        self._node = node
+        self._timeout_s = timeout_s
+
+    async def put(
+        self,
+        key: str | None,
+        value: bytes,
+        *,
+        attributes: Mapping[str, protocol.Attribute] | None = None,
+        lease_s: float = 0.0,
+        expected_version: int | None = None,
+        ack: Literal["logged", "replicated"] = "logged",
+    ) -> protocol.Written:
+        """Returns when the context's log has it (``replicated``: when its permanent copies have it as well).
+
+        Without a ``key`` the system assigns one.  ``expected_version``: `errors.Conflict` unless it is the
+        context's (0: there must be none).
+        """
+        asked = protocol.Put(
+            key or "",
+            value,
+            dict(attributes or {}),
+            lease_s,
+            expected_version,
+            ack,
+            uuid.uuid4().hex,
+        )
+        return await self._ask("put", asked, protocol.Written)
+
+    async def delete(self, key: str, *, expected_version: int | None = None) -> protocol.Written:
+        return await self._ask(
+            "delete", protocol.Delete(key, expected_version, uuid.uuid4().hex), protocol.Written
+        )
+
+    async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:
+        """`errors.NotFound` if there is none. 0: as new as this moment."""
+        return await self._ask("get", protocol.Get(key, max_staleness_s), protocol.Context)
+
+    async def find(self, predicate: str, *, limit: int = 100) -> protocol.Found:
+        return await self._ask("find", protocol.Find(predicate, limit), protocol.Found)
+
+    async def history(self, key: str, *, after_version: int = 0) -> protocol.History:
+        return await self._ask("history", protocol.Changes(key, after_version), protocol.History)
+
+    async def watch(self, key: str, *, after_version: int = 0) -> AsyncIterator[protocol.Change]:
+        """Every change after that version, in order, without end; goes on where it was when a node is lost.
+
+        `errors.NotFound` if it fell behind further than the log reaches back.
+        """
+        position = after_version
+        while True:
+            try:
+                found = await self._ask(
+                    "changes", protocol.Changes(key, position, WAIT_S), protocol.History, WAIT_S + TIMEOUT_S
+                )
+            except errors.Unavailable:
+                continue
+            if position and not found.complete:
+                raise errors.NotFound(
+                    f"the changes of {key!r} after version {position} are gone",
+                    hint="read it, and watch from the version that you got",
+                )
+            for change in found.changes:
+                position = change.version
+                yield change
+
+    async def where(self, key: str) -> list[protocol.CopyView]:
+        """Its copies: the primary first."""
+        return await self._ask("where", protocol.Name(key), list[protocol.CopyView])
+
+    async def nodes(self) -> list[protocol.NodeView]:
+        return await self._ask("nodes", None, list[protocol.NodeView])
+
+    async def _ask(
+        self, verb: str, asked: object, answer: type[protocol.T], timeout_s: float | None = None
+    ) -> protocol.T:
+        try:
+            told = await self._bus.request(
+                protocol.asked(self._bus.identity, verb, self._node),
+                protocol.encode(asked),
+                timeout_s=timeout_s or self._timeout_s,
+            )
+        except errors.TimedOut:
+            raise
+        except errors.Unavailable as error:
+            raise errors.Unavailable(
+                "no information node listens on this bus", hint="is [inform] enabled where the domain runs?"
+            ) from error
+        return protocol.result_of(told.data, answer)

@@ -1,0 +1,101 @@
+"""The log of all contexts: one durable stream, a subject for each context, compare-and-set on its last entry.
+
+We write no consensus: the stream's engine has it.  What an append with the right sequence says is true; an
+append by somebody who does not know the last entry fails.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+from muster.bus import api
+from muster.core import errors
+from muster.inform import protocol
+
+MAX_BYTES = 1 << 30
+
+
+class Entry(NamedTuple):
+    record: protocol.Record
+    sequence: int
+
+    @property
+    def version(self) -> int:
+        return self.record.version or self.sequence
+
+
+class ContextLog:
+    def __init__(self, stream: api.Stream) -> None:
+        self._stream = stream
+
+    @classmethod
+    async def open(
+        cls, bus: api.Bus, *, history: int = 16, max_bytes: int = MAX_BYTES, replicas: int = 1
+    ) -> ContextLog:
+        stream = await bus.stream(
+            api.StreamSettings(
+                protocol.STREAM,
+                subjects=(protocol.LOG_SUBJECTS,),
+                max_bytes=max_bytes,
+                max_age_s=0.0,
+                max_messages_per_subject=history,
+                on_full=api.OnFull.REFUSE,
+                replicas=replicas,
+            )
+        )
+        return cls(stream)
+
+    async def last(self, key: str) -> Entry | None:
+        """What stands there now."""
+        stored = await self._stream.last_for(protocol.log_subject(key))
+        return None if stored is None else entry_of(stored, key)
+
+    async def append(self, record: protocol.Record, after: int, *, timeout_s: float) -> int:
+        """The new sequence; `errors.Conflict` unless ``after`` is the sequence of the key's last entry.
+
+        `errors.TimedOut` leaves the outcome open.
+        """
+        return await self._stream.publish(
+            protocol.log_subject(record.key),
+            protocol.encode(record),
+            message_id=secrets.token_hex(12),  # so that the bus may repeat it while the outcome is open
+            expected_last_subject_sequence=after,
+            timeout_s=timeout_s,
+        )
+
+    async def entries(self, key: str) -> list[Entry]:
+        """All that the log still has of a context, oldest first."""
+        subject = protocol.log_subject(key)
+        while True:
+            first = (await self._stream.state()).first_sequence
+            try:
+                return [
+                    entry_of(stored, key)
+                    async for stored in self._stream.read(max(first, 1), subject=subject, gaps=True)
+                ]
+            except errors.NotFound:  # the oldest went while we read: those that are there now
+                continue
+
+    async def ends_at(self) -> int:
+        return (await self._stream.state()).last_sequence
+
+    async def begins_at(self) -> int:
+        return (await self._stream.state()).first_sequence
+
+    def follow(self, first: int) -> api.Following:
+        return self._stream.follow(first, gaps=True)
+
+    async def forget(self, key: str) -> None:
+        """All of a context that was deleted long ago."""
+        await self._stream.purge(subject=protocol.log_subject(key))
+
+
+def entry_of(stored: api.StoredMessage, key: str | None = None) -> Entry:
+    record = protocol.decode_record(stored.data)
+    if key is None:
+        if protocol.log_subject(record.key) != stored.subject:
+            raise errors.InvalidInput(f"a record of {record.key[:80]!r} stands under another's subject")
+    elif record.key != key:
+        raise errors.InvalidInput(f"under the subject of {key[:80]!r} stands a record of {record.key[:80]!r}")
+    return Entry(record, stored.sequence)

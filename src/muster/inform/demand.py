@@ -1,0 +1,87 @@
+"""Dynamic replication: copies follow the demand, by the paper's thresholds and ratios.
+
+Every interval, a node looks at what was asked of its copies, by the node each request came from:
+
+- a temporary copy that was asked for less often than the deletion threshold goes;
+- above the replication threshold, an origin with more than the migration ratio of the demand is asked to hold
+  the context instead of us; one with more than the replication ratio gets a temporary copy.
+
+Against flapping: the replication threshold is far above the deletion one; a migration needs the demand that
+a replication needs, not only the ratio; a copy that came within the interval is left alone; what is asked
+here counts as our own demand, so a context that moved to its readers stays.  Holders all hear every access,
+so for permanent copies only the primary decides.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    interval_s: float = 100.0
+    replicate_per_s: float = 0.18
+    delete_per_s: float = 0.03
+    migration_ratio: float = 0.6
+    replication_ratio: float = 0.2
+
+
+class Kind(enum.Enum):
+    PRIMARY = "primary"
+    PERMANENT = "permanent"
+    TEMPORARY = "temporary"
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Our temporary copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    to: str
+
+
+Instruction = Delete | Migrate | Replicate
+
+
+def decide(
+    me: str, kind: Kind, counts: Mapping[str, int], held_s: float, thresholds: Thresholds
+) -> list[Instruction]:
+    """``counts``: requests in the interval that has ended, by origin; our own clients' are under ``me``."""
+    total = sum(counts.values())
+    rate = total / thresholds.interval_s
+    if held_s < thresholds.interval_s:
+        return []
+    if kind is Kind.TEMPORARY:
+        return [Delete()] if rate < thresholds.delete_per_s else []
+    if kind is Kind.PERMANENT or rate <= thresholds.replicate_per_s:
+        return []
+    others = sorted((count, origin) for origin, count in counts.items() if origin != me)
+    for count, origin in reversed(others):
+        if count > thresholds.migration_ratio * total:
+            return [Migrate(origin)]
+    return [
+        Replicate(origin)
+        for count, origin in reversed(others)
+        if count > thresholds.replication_ratio * total
+    ]
+
+
+def migrated(holders: tuple[str, ...], me: str, to: str) -> tuple[str, ...]:
+    """The holders after a migration from us, the primary, to ``to``, which is the primary then.
+
+    One that holds a permanent copy already becomes the primary and we stay; else it takes our place.
+    """
+    if to in holders:
+        return (to, *(node for node in holders if node != to))
+    return (to, *(node for node in holders if node != me))

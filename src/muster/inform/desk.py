@@ -1,0 +1,187 @@
+"""What the parts of one information node share: its copies, how far it is in the log, and who waits for what.
+
+Reading, writing and upkeep each get the same desk.  It is the one place where a record becomes a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from muster.bus import api
+from muster.core import clock, errors, log
+from muster.inform import contextlog, copies, directory, protocol, rights, views
+from muster.inform import settings as settings_
+
+events = log.Events("inform")
+
+
+class RoleOf(Protocol):
+    """The role of an identity, if it is known."""
+
+    def __call__(self, identity: str) -> str | None: ...
+
+
+class Desk:
+    def __init__(
+        self,
+        name: str,
+        bus: api.Bus,
+        log_: contextlog.ContextLog,
+        *,
+        settings: settings_.Inform,
+        view: views.View | None,
+        now_ns: Callable[[], int],
+        role_of: RoleOf,
+        zone: str,
+    ) -> None:
+        self.name = name
+        self.bus = bus
+        self.log = log_
+        self.settings = settings
+        self.view = view
+        self.now_ns = now_ns
+        self.role_of = role_of
+        self.zone = zone
+        self.copies = copies.Copies(name, memory_bytes_max=settings.memory_bytes)
+        self.directory = directory.Directory(name, lost_after_s=settings.lost_after_s)
+        self.clock = clock.Clock(name)
+        self.demand: dict[str, dict[str, int]] = {}
+        self.requests = 0  # of users, since the load was last looked at
+        self.load = protocol.Load()
+        self.due: list[tuple[int, str]] = []  # when an expiry or the end of a tombstone is to be looked at
+        self.dirty: dict[str, contextlog.Entry | None] = {}  # not yet in the view
+        self.changed = asyncio.Event()  # …set when something is
+        self.buckets_changed = asyncio.Event()
+        self.position = 0  # of the last record of the log that was seen
+        self.fresh_at_s = -float("inf")  # when all that the log then held had been seen
+        self._advanced = asyncio.Event()
+        self._waiting: dict[str, asyncio.Event] = {}
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def now_s(self) -> float:
+        return self._loop.time()
+
+    # Records become copies.
+
+    def apply(self, entry: contextlog.Entry) -> None:
+        record = entry.record
+        if not self.copies.apply(record, entry.sequence, self.now_s()):
+            return
+        with contextlib.suppress(errors.MusterError):  # a clock that runs ahead is counted by ours
+            self.clock.observe(clock.Stamp(record.stamp, record.stamped_by), self.now_ns())
+        self._note(record.key, entry if record.key in self.copies.index else None)
+
+    def _note(self, key: str, entry: contextlog.Entry | None) -> None:
+        if self.view is not None:
+            self.dirty[key] = entry
+            self.changed.set()
+        self.buckets_changed.set()
+        if entry is not None:
+            if entry.record.value is None:
+                due_ns = (entry.record.stamp >> 16) * 1_000_000 + int(self.settings.tombstone_s * 1e9)
+                heapq.heappush(self.due, (due_ns, key))
+            elif entry.record.expires_at_ns:
+                heapq.heappush(self.due, (entry.record.expires_at_ns, key))
+
+    def drop(self, key: str) -> None:
+        was = self.copies.index.get(key)
+        self.copies.drop(key)
+        if was is not None and not was.temporary:
+            self._note(key, None)
+
+    def seen(self, sequence: int, key: str) -> None:
+        """The follower has come to this record."""
+        self.position = sequence
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            waiting.set()
+        self._advanced.set()
+        self._advanced = asyncio.Event()
+
+    def change_of(self, key: str) -> asyncio.Event:
+        """Set when the log has a further record of ``key``."""
+        return self._waiting.setdefault(key, asyncio.Event())
+
+    # Freshness.
+
+    async def refresh(self, timeout_s: float) -> None:
+        """Know all that the log held when this was called; `errors.Unavailable` if that cannot be."""
+        asked_at_s = self.now_s()
+        try:
+            async with asyncio.timeout(timeout_s):
+                end = await self.log.ends_at()
+                while self.position < end:
+                    await self._advanced.wait()
+        except TimeoutError:
+            raise errors.TimedOut(f"the log did not answer {self.name} in {timeout_s:g} s") from None
+        self.fresh_at_s = max(self.fresh_at_s, asked_at_s)
+
+    def age_s(self, copy: copies.Copy) -> float:
+        return max(0.0, self.now_s() - (copy.fresh_at_s if copy.temporary else self.fresh_at_s))
+
+    async def value_of(self, key: str, copy: copies.Copy) -> bytes | None:
+        """The value, from memory or from where it was put; None if the context changed meanwhile."""
+        value = self.copies.value(key)
+        if value is not None:
+            return value
+        entry = await self.view.value(key) if self.view is not None and not copy.temporary else None
+        if entry is None or entry.sequence != copy.sequence:
+            entry = await self.log.last(key)
+        if entry is None or entry.version != copy.version:
+            return None
+        self.copies.keep_value(key, entry.record.value)
+        return entry.record.value
+
+    # One writer of a key at a time.
+
+    @contextlib.asynccontextmanager
+    async def turn(self, key: str) -> AsyncIterator[None]:
+        lock, users = self._locks.get(key) or (asyncio.Lock(), 0)
+        self._locks[key] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[key]
+            if users == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = lock, users - 1
+
+    # Others.
+
+    def check(self, identity: str, act: str, key: str, owner: str | None) -> None:
+        if self.settings.rules:
+            role = self.role_of(identity)
+            rights.check(self.settings.rules, key, act, identity=identity, role=role, owner=owner)
+
+    def count(self, key: str, origin: str) -> None:
+        counts = self.demand.get(key)
+        if counts is None:
+            counts = self.demand[key] = {}
+        counts[origin] = counts.get(origin, 0) + 1
+
+    def information(self) -> protocol.ServerInformation:
+        held = self.copies
+        return protocol.ServerInformation(self.name, self.load, self.zone, held.temporary, held.memory_bytes)
+
+    def copies_wanted(self) -> int:
+        if self.settings.full_replication:
+            return len(self.directory.nodes) + 1
+        return self.settings.copies
+
+    async def ask(self, node: str, kind: str, message: object, answer: type[protocol.T]) -> protocol.T:
+        """One other node. `errors.Unavailable` if it is silent."""
+        told = await self.bus.request(
+            protocol.to_node(node, kind), protocol.encode(message), timeout_s=self.settings.timeout_s
+        )
+        return protocol.result_of(told.data, answer)
+
+
+def stamp_text(stamp: int, stamped_by: str) -> str:
+    return str(clock.Stamp(stamp, stamped_by))

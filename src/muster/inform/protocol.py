@@ -1,0 +1,342 @@
+"""The wire of the information service: its subjects and messages, version 1.
+
+    muster.inform.from.<identity>.read.<node|any>.<verb>     a client asks, and changes nothing
+    muster.inform.from.<identity>.write.<node|any>.<verb>    a client changes something
+    muster.inform.all.context.<bucket>.<kind>                to the holders of the contexts of a bucket
+    muster.inform.all.nodes.<kind>                           to all information nodes
+    muster.inform.to.<node>.<kind>                           from node to node
+    muster.inform.log.context.<bucket>.<token>               the log: one subject for each context
+
+The topic of a context is one of `BUCKETS`: a million raw subscriptions would cost a broker 760 MB, and who
+holds nothing of that name keeps silent.  A context's log has its key's hash as subject, so that keys may be
+any text; the key itself stands in the record, and a record under another key's hash is refused.
+
+Every record of the log is whole: the value, and where its copies live.  The first of ``holders`` is the
+primary.  So the last record of a subject is all there is to know of a context, whoever appends needs only
+the sequence of that last record, and changing the primary is an append like any other: the deposed one's
+next append fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from muster.core import errors, subjects
+
+PART = "inform"
+STREAM = "contexts"
+BUCKETS = 1024
+ANY = "any"
+
+KEY_BYTES_MAX = 512
+VALUE_BYTES_MAX = 1 << 20
+ATTRIBUTES_BYTES_MAX = 16 << 10
+
+#: What clients ask; the first group may be asked by a viewer.
+READS = ("get", "find", "changes", "history", "where", "nodes")
+WRITES = ("put", "delete")
+
+Attribute = str | int | float | bool | list[str]
+Attributes = dict[str, Attribute]
+T = TypeVar("T")
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all messages here. Fields are only ever added at the end, with a default."""
+
+
+class Record(Frame, frozen=True, gc=False):
+    """One entry of a context's log. ``value`` is None where the context was deleted or has expired."""
+
+    key: str
+    holders: tuple[str, ...]  # of the permanent copies; the primary first
+    stamp: int  # of the value, by the primary's hybrid logical clock…
+    stamped_by: str
+    value: bytes | None = None
+    attributes: bytes = b""  # MessagePack of `Attributes`; empty: none
+    version: int = 0  # the sequence of the record that wrote the value; 0: this one's own
+    expires_at_ns: int = 0  # 0: never
+    writer: str = ""
+    request: str = ""  # of the write: a repeat is recognised by it
+    reason: str = "put"  # or delete, expire, place (holders only)
+    acknowledge: bool = False  # holders tell the primary when they have it
+
+
+class Context(Frame, frozen=True):
+    """What a reader gets: a context, its version, and how old this copy's knowledge may be."""
+
+    key: str
+    value: bytes
+    attributes: Attributes
+    version: int
+    stamp: str
+    age_s: float  # it was the newest at least until so long ago
+    source: str  # the node that answered, or "log"
+    copy: str  # primary, permanent, temporary, log
+    writer: str = ""
+    expires_at_ns: int = 0
+
+
+class Change(Frame, frozen=True):
+    """One step of a context's history. ``value`` is None for a deletion or expiry."""
+
+    key: str
+    version: int
+    stamp: str
+    value: bytes | None
+    attributes: Attributes
+    writer: str
+    reason: str
+
+
+class Put(Frame, frozen=True, tag="put"):
+    key: str  # empty: the system assigns one
+    value: bytes
+    attributes: Attributes = {}
+    lease_s: float = 0.0  # 0: stays until it is deleted
+    expected_version: int | None = None  # 0: it must not be there yet
+    ack: Literal["logged", "replicated"] = "logged"
+    request: str = ""
+
+
+class Delete(Frame, frozen=True, tag="delete"):
+    key: str
+    expected_version: int | None = None
+    request: str = ""
+
+
+class Written(Frame, frozen=True):
+    key: str
+    version: int
+    stamp: str
+    primary: str
+    copies: int  # permanent copies that are known to have it
+    status: str = "normal"  # "updated" until the permanent copies have it
+
+
+class Get(Frame, frozen=True):
+    key: str
+    max_staleness_s: float | None = None  # None: any copy will do
+    origin: str = ""  # the node that asks, where one does
+
+
+class Find(Frame, frozen=True):
+    predicate: str
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+
+
+class Found(Frame, frozen=True):
+    contexts: list[Context]
+    silent: list[str] = []  # nodes that did not answer: their primaries are not among the contexts
+
+
+class Changes(Frame, frozen=True):
+    """What happened to a context after ``after_version``, waiting up to ``wait_s`` for it."""
+
+    key: str
+    after_version: int = 0
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+
+
+class History(Frame, frozen=True):
+    changes: list[Change]
+    complete: bool = True  # False: older ones than the log keeps were asked for, and are gone
+
+
+class Load(Frame, frozen=True):
+    """The paper's two factors: topics held (ours: permanent copies), and messages of users in a second."""
+
+    contexts: int = 0
+    messages_per_s: float = 0.0
+    ratio: float = 0.0  # of what the node's settings call full
+
+
+class ServerInformation(Frame, frozen=True):
+    node: str
+    load: Load
+    zone: str = "default"
+    temporary: int = 0
+    memory_bytes: int = 0
+
+
+class NodeView(Frame, frozen=True):
+    """A node as the answering one sees it."""
+
+    node: str
+    load: Load
+    proximity_ms: float
+    heard_s_ago: float
+    zone: str = "default"
+    temporary: int = 0
+    memory_bytes: int = 0
+
+
+class CopyView(Frame, frozen=True):
+    node: str
+    copy: str
+    version: int
+    age_s: float
+    demand: dict[str, int]  # requests in this interval, by the node they came from
+
+
+class Update(Frame, frozen=True):
+    """From the initiator to the primary. ``holders`` is set for a context that is new."""
+
+    write: Put | Delete
+    writer: str
+    holders: tuple[str, ...] = ()
+
+
+class Store(Frame, frozen=True):
+    """Hold a temporary copy of this."""
+
+    record: Record
+    sequence: int
+    age_s: float
+
+
+class Name(Frame, frozen=True):
+    """A context by its key, in a question of one node to others; ``silent`` is a primary thought dead."""
+
+    key: str
+    silent: str = ""
+
+
+class Applied(Frame, frozen=True):
+    """From a holder to the primary: the record with this stamp is here."""
+
+    node: str
+    key: str
+    stamp: int
+
+
+class Problem(Frame, frozen=True):
+    code: str
+    message: str
+    hint: str | None = None
+    actual: int | None = None
+
+
+class Reply(Frame, frozen=True):
+    result: msgspec.Raw = msgspec.Raw(b"\xc0")
+    problem: Problem | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+_decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_attributes = msgspec.msgpack.Decoder(Attributes).decode
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise errors.InvalidInput(f"this is no {kind.__name__}: {error}") from error
+
+
+def decode_record(data: bytes) -> Record:
+    try:
+        return _decode_record(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise errors.InvalidInput(f"this is no record of a context: {error}") from error
+
+
+def attributes_of(data: bytes) -> Attributes:
+    return _decode_attributes(data) if data else {}
+
+
+# Subjects.
+
+
+def check_key(key: str) -> str:
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise errors.InvalidInput(f"{key[:80]!r} cannot be a key: it holds half a character") from error
+    if not 0 < size <= KEY_BYTES_MAX or "\0" in key:
+        raise errors.InvalidInput(
+            f"a key of {size} bytes, beginning {key[:40]!r}: use 1 to {KEY_BYTES_MAX} bytes, none zero"
+        )
+    return key
+
+
+def token(key: str) -> str:
+    return hashlib.blake2b(key.encode(), digest_size=20).hexdigest()
+
+
+def bucket(key: str) -> int:
+    return int(token(key)[:8], 16) % BUCKETS
+
+
+def log_subject(key: str) -> str:
+    name = token(key)
+    return subjects.logged(PART, "context", str(int(name[:8], 16) % BUCKETS), name)
+
+
+LOG_SUBJECTS = subjects.logged(PART, "context", "*", "*")
+
+
+def topic(of_bucket: int, kind: str) -> str:
+    return subjects.announced(PART, "context", str(of_bucket), kind)
+
+
+def to_all(kind: str) -> str:
+    return subjects.announced(PART, "nodes", kind)
+
+
+def to_node(node: str, kind: str) -> str:
+    return subjects.addressed_to(PART, node, kind)
+
+
+def asked(identity: str, verb: str, node: str = ANY) -> str:
+    return subjects.said_by(PART, identity, "read" if verb in READS else "write", node, verb)
+
+
+# Errors on the wire.
+
+
+def problem_of(error: errors.MusterError) -> Problem:
+    return Problem(error.code, error.message, error.hint, getattr(error, "actual", None))
+
+
+class Moved(errors.Conflict):
+    """This node is no longer the context's primary: find out who is, and ask again."""
+
+    code = "moved"
+
+
+def raise_problem(problem: Problem) -> None:
+    kinds: list[type[errors.MusterError]] = [errors.MusterError]
+    for kind in kinds:
+        if kind.code == problem.code:
+            break
+        kinds += kind.__subclasses__()
+    else:
+        kind = errors.MusterError
+    if issubclass(kind, errors.Conflict):
+        raise kind(problem.message, actual=problem.actual, hint=problem.hint)
+    try:
+        error = kind(problem.message, hint=problem.hint)
+    except TypeError:  # one that needs more facts than travelled
+        error = errors.MusterError(problem.message, hint=problem.hint)
+    raise error
+
+
+def result_of(data: bytes, kind: type[T]) -> T:
+    """The result in a `Reply`, or the error it tells."""
+    reply = decode(data, Reply)
+    if reply.problem is not None:
+        raise_problem(reply.problem)
+    return decode(bytes(reply.result), kind)
+
+
+def reply(result: object) -> bytes:
+    return encode(Reply(msgspec.Raw(encode(result))))
+
+
+def refusal(error: errors.MusterError) -> bytes:
+    return encode(Reply(problem=problem_of(error)))

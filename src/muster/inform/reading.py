@@ -1,0 +1,256 @@
+"""Access: from memory where there is a copy; else from the holders, the first answer wins; else from the log.
+
+The paper ends with the holders and takes silence until the time-out for "not found".  We have a log that
+knows, so a read that no holder has answered for a moment asks it: absence is told at once, and a context is
+readable even when all its holders are gone.  Only when the log is silent too does the time-out mean "not
+found".
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from muster.core import errors
+from muster.inform import contextlog, copies, demand, desk, protocol
+from muster.predicates import closure, parser
+
+SCAN_CHUNK = 2_000
+FIND_TIMEOUT_S = 2.0
+
+
+class Reader:
+    def __init__(self, shared: desk.Desk) -> None:
+        self._desk = shared
+
+    # One context.
+
+    def local(self, key: str, max_staleness_s: float | None = None) -> protocol.Context | None:
+        """From memory, at once, or None: then ask `get`."""
+        shared = self._desk
+        copy = shared.copies.index.get(key)
+        if copy is None or not copy.is_live(shared.now_ns()):
+            return None
+        age_s = shared.age_s(copy)
+        if max_staleness_s is not None and age_s > max_staleness_s:
+            return None
+        value = shared.copies.value(key)
+        return None if value is None else self._context(key, copy, value, age_s)
+
+    def _context(self, key: str, copy: copies.Copy, value: bytes, age_s: float) -> protocol.Context:
+        return protocol.Context(
+            key,
+            value,
+            protocol.attributes_of(copy.attributes),
+            copy.version,
+            desk.stamp_text(copy.stamp, copy.stamped_by),
+            age_s,
+            self._desk.name,
+            self._desk.copies.kind(copy).value,
+            copy.writer,
+            copy.expires_at_ns,
+        )
+
+    async def get(self, asked: protocol.Get, identity: str) -> protocol.Context:
+        """`errors.NotFound` where there is none."""
+        key = protocol.check_key(asked.key)
+        found = await self.held(asked)
+        if found is not None:
+            self._desk.count(key, self._desk.name)
+        else:
+            found = await self._from_others(asked)
+        self._desk.check(identity, "read", key, found.writer)
+        return found
+
+    async def held(self, asked: protocol.Get) -> protocol.Context | None:
+        """From a copy of ours that is fresh enough, or can be made so."""
+        shared = self._desk
+        found = self.local(asked.key, asked.max_staleness_s)
+        copy = shared.copies.index.get(asked.key)
+        if found is not None or copy is None:
+            return found
+        if asked.max_staleness_s is not None and shared.age_s(copy) > asked.max_staleness_s:
+            if copy.temporary:
+                return None
+            try:
+                await shared.refresh(shared.settings.timeout_s)
+            except errors.Unavailable:
+                return None
+            copy = shared.copies.index.get(asked.key)
+        if copy is None or not copy.is_live(shared.now_ns()):
+            return None
+        value = await shared.value_of(asked.key, copy)
+        return None if value is None else self._context(asked.key, copy, value, shared.age_s(copy))
+
+    async def _from_others(self, asked: protocol.Get) -> protocol.Context:
+        shared, settings = self._desk, self._desk.settings
+        question = protocol.encode(protocol.Get(asked.key, asked.max_staleness_s, shared.name))
+        topic = protocol.topic(protocol.bucket(asked.key), "access")
+        deadline_s = shared.now_s() + settings.timeout_s
+        while True:
+            answers = await shared.bus.gather(topic, question, enough=1, timeout_s=settings.hedge_s)
+            if answers:
+                return protocol.result_of(answers[0].data, protocol.Context)
+            left_s = deadline_s - shared.now_s()
+            if left_s <= 0:
+                raise errors.NotFound(
+                    f"no context {asked.key!r}: nobody who could know answered in {settings.timeout_s:g} s"
+                )
+            try:
+                async with asyncio.timeout(left_s):
+                    entry = await shared.log.last(asked.key)
+            except (errors.Unavailable, TimeoutError):
+                continue
+            return self._from_log(asked.key, entry)
+
+    def _from_log(self, key: str, entry: contextlog.Entry | None) -> protocol.Context:
+        record = entry.record if entry is not None else None
+        if entry is None or record is None or record.value is None or _expired(record, self._desk.now_ns()):
+            raise errors.NotFound(f"no context {key!r}")
+        return protocol.Context(
+            key,
+            record.value,
+            protocol.attributes_of(record.attributes),
+            entry.version,
+            desk.stamp_text(record.stamp, record.stamped_by),
+            0.0,
+            "log",
+            "log",
+            record.writer,
+            record.expires_at_ns,
+        )
+
+    # What happened to it.
+
+    async def history(self, key: str, after_version: int = 0) -> protocol.History:
+        """Its changes after that version, oldest first."""
+        entries = await self._desk.log.entries(protocol.check_key(key))
+        if entries and entries[0].record.reason == "place":  # the write that it repeats has gone
+            first = entries[0]
+            entries[0] = contextlog.Entry(_as_written(first.record), first.sequence)
+        changes = [
+            _change(entry)
+            for entry in entries
+            if entry.record.reason != "place" and entry.version > after_version
+        ]
+        reaches_back = len(entries) < self._desk.settings.history or entries[0].version <= after_version
+        return protocol.History(changes, complete=reaches_back)
+
+    async def changes(self, asked: protocol.Changes, identity: str) -> protocol.History:
+        """As `history`, waiting for something to happen if nothing has."""
+        shared, key = self._desk, protocol.check_key(asked.key)
+        deadline_s = shared.now_s() + asked.wait_s
+        while True:
+            changed = shared.change_of(key)
+            copy = shared.copies.index.get(key)
+            idle = copy is not None and not copy.temporary and copy.version <= asked.after_version
+            if not idle:
+                found = await self.history(key, asked.after_version)
+                if found.changes:
+                    shared.check(identity, "read", key, found.changes[-1].writer)
+                    return found
+            left_s = deadline_s - shared.now_s()
+            if left_s <= 0:
+                return protocol.History([])
+            try:
+                async with asyncio.timeout(left_s):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    # All of them.
+
+    async def find(self, asked: protocol.Find, identity: str) -> protocol.Found:
+        """Those that satisfy the predicate, wherever they are: every primary answers for its own."""
+        parser.parse(asked.predicate)  # its faults are told here, once
+        shared = self._desk
+        others = shared.directory.nodes
+        question = protocol.encode(asked)
+        told = await shared.bus.gather(  # we are one of those asked
+            protocol.to_all("find"), question, enough=len(others) + 1, timeout_s=FIND_TIMEOUT_S
+        )
+        found: list[protocol.Context] = []
+        heard: set[str] = set()
+        for message in told:
+            node, contexts = protocol.result_of(message.data, tuple[str, list[protocol.Context]])
+            heard.add(node)
+            found += contexts
+        allowed = [one for one in found if self._may_read(identity, one)]
+        allowed.sort(key=lambda one: one.key)
+        return protocol.Found(allowed[: asked.limit], [node for node in others if node not in heard])
+
+    def _may_read(self, identity: str, context: protocol.Context) -> bool:
+        try:
+            self._desk.check(identity, "read", context.key, context.writer)
+        except errors.Forbidden:
+            return False
+        return True
+
+    async def find_here(self, asked: protocol.Find) -> list[protocol.Context]:
+        """Among the contexts whose primary we are."""
+        shared = self._desk
+        matches = closure.compile(parser.parse(asked.predicate))
+        found: list[protocol.Context] = []
+        for number, (key, copy) in enumerate(shared.copies.primaries(), 1):
+            if number % SCAN_CHUNK == 0:
+                await asyncio.sleep(0)
+            if not copy.is_live(shared.now_ns()):
+                continue
+            attributes = {
+                **protocol.attributes_of(copy.attributes),
+                "key": key,
+                "version": copy.version,
+                "writer": copy.writer,
+            }
+            if matches(attributes.get):
+                value = await shared.value_of(key, copy)
+                if value is not None:
+                    found.append(self._context(key, copy, value, shared.age_s(copy)))
+                if len(found) >= asked.limit:
+                    break
+        return found
+
+    async def where(self, key: str) -> list[protocol.CopyView]:
+        shared = self._desk
+        question = protocol.encode(protocol.Name(protocol.check_key(key)))
+        others = shared.directory.nodes
+        told = await shared.bus.gather(
+            protocol.to_all("where"), question, enough=len(others) + 1, timeout_s=FIND_TIMEOUT_S
+        )
+        order = {kind.value: place for place, kind in enumerate(demand.Kind)}
+        found = [view for one in told for view in protocol.result_of(one.data, list[protocol.CopyView])]
+        if not found:
+            self._from_log(key, await shared.log.last(key))
+        return sorted(found, key=lambda view: (order[view.copy], view.node))
+
+    def where_here(self, key: str) -> list[protocol.CopyView]:
+        """The copy we hold, if we do."""
+        shared = self._desk
+        copy = shared.copies.index.get(key)
+        if copy is None or not copy.is_live(shared.now_ns()):
+            return []
+        kind = shared.copies.kind(copy).value
+        counts = dict(shared.demand.get(key, {}))
+        return [protocol.CopyView(shared.name, kind, copy.version, shared.age_s(copy), counts)]
+
+
+def _expired(record: protocol.Record, now_ns: int) -> bool:
+    return record.expires_at_ns != 0 and record.expires_at_ns <= now_ns
+
+
+def _as_written(record: protocol.Record) -> protocol.Record:
+    return msgspec.structs.replace(record, reason="put" if record.value is not None else "delete")
+
+
+def _change(entry: contextlog.Entry) -> protocol.Change:
+    record = entry.record
+    return protocol.Change(
+        record.key,
+        entry.version,
+        desk.stamp_text(record.stamp, record.stamped_by),
+        record.value,
+        protocol.attributes_of(record.attributes),
+        record.writer,
+        record.reason,
+    )

@@ -1,0 +1,51 @@
+"""Who may read and write which contexts, by identity and role.
+
+Rules are looked at in their order, and the first whose pattern covers the key decides; where none does,
+`DEFAULT` holds: everybody in the domain reads and writes (the broker keeps a viewer from asking to write at
+all).  A pattern is a key, or a prefix with a ``*`` at its end.  Names are identities, ``role:<role>``,
+``owner`` (whoever wrote the context) or ``*``.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from muster.core import errors
+
+EVERYBODY = "*"
+OWNER = "owner"
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    keys: str
+    read: tuple[str, ...] = (EVERYBODY,)
+    write: tuple[str, ...] = (EVERYBODY,)
+
+    def covers(self, key: str) -> bool:
+        return key.startswith(self.keys[:-1]) if self.keys.endswith("*") else key == self.keys
+
+
+DEFAULT = Rule("*")
+
+
+def rule_for(rules: Sequence[Rule], key: str) -> Rule:
+    return next((rule for rule in rules if rule.covers(key)), DEFAULT)
+
+
+def check(
+    rules: Sequence[Rule], key: str, act: str, *, identity: str, role: str | None, owner: str | None
+) -> None:
+    """``act``: read or write. ``owner``: who wrote what is there; None where nothing is (then all are)."""
+    rule = rule_for(rules, key)
+    names = rule.read if act == "read" else rule.write
+    if EVERYBODY in names or identity in names or (role is not None and f"role:{role}" in names):
+        return
+    if OWNER in names and (owner is None or owner == identity):
+        return
+    raise errors.Forbidden(
+        f"{identity} may not {act} {key[:80]!r}", hint=f"the rule for {rule.keys!r} names {', '.join(names)}"
+    )

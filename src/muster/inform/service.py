@@ -1,0 +1,403 @@
+"""An information node: the shell around reading, writing and upkeep.
+
+    async with await service.start(bus, store=store) as node:
+        ...
+
+It follows the log, answers clients and other nodes, and runs the rounds of upkeep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Self
+
+from muster.bus import api
+from muster.core import errors, subjects
+from muster.inform import contextlog, desk, protocol, reading, upkeep, views, writing
+from muster.inform import settings as settings_
+from muster.store import database
+
+IN_FLIGHT_MAX = 4_096
+RETRY_S = 0.5
+SAVE_ENTRIES = 1_000
+SAVE_BYTES = 16 << 20
+GROUP = "nodes"
+
+Answer = Callable[[str, bytes], Awaitable[object]]  # from the asker's identity and the question
+
+
+def _no_role(identity: str) -> str | None:
+    del identity
+    return None
+
+
+async def start(
+    bus: api.Bus,
+    *,
+    name: str | None = None,
+    settings: settings_.Inform = settings_.DEFAULT,
+    store: database.Store | None = None,
+    max_bytes: int = contextlog.MAX_BYTES,
+    replicas: int = 1,
+    now_ns: Callable[[], int] = time.time_ns,
+    role_of: desk.RoleOf = _no_role,
+    zone: str = "default",
+) -> Node:
+    """A node that serves: it has read its view and all the log there was. ``name``: or the bus's identity."""
+    name = subjects.token(name or bus.identity)
+    log = await contextlog.ContextLog.open(
+        bus, history=settings.history, max_bytes=max_bytes, replicas=replicas
+    )
+    view = views.View(store, name) if store is not None else None
+    shared = desk.Desk(
+        name, bus, log, settings=settings, view=view, now_ns=now_ns, role_of=role_of, zone=zone
+    )
+    node = Node(shared)
+    try:
+        await node.open()
+    except BaseException:
+        await node.close()
+        raise
+    return node
+
+
+class Node:
+    def __init__(self, shared: desk.Desk) -> None:
+        self.desk = shared
+        self.name = shared.name
+        self.reader = reading.Reader(shared)
+        self.writer = writing.Writer(shared)
+        self.upkeep = upkeep.Upkeep(shared, self.writer)
+        self.refused = 0  # requests beyond what can be in flight
+        self.malformed = 0
+        self._saved = 0
+        self._subscriptions: list[api.Subscription] = []
+        self._topics: dict[int, api.Subscription] = {}
+        self._loops: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        reader, writer, keeper = self.reader, self.writer, self.upkeep
+        self._verbs: dict[str, Answer] = {
+            "get": lambda who, data: reader.get(protocol.decode(data, protocol.Get), who),
+            "find": lambda who, data: reader.find(protocol.decode(data, protocol.Find), who),
+            "changes": lambda who, data: reader.changes(protocol.decode(data, protocol.Changes), who),
+            "history": self._history,
+            "where": lambda _, data: reader.where(protocol.decode(data, protocol.Name).key),
+            "nodes": self._nodes,
+            "put": lambda who, data: writer.write(protocol.decode(data, protocol.Put), who),
+            "delete": lambda who, data: writer.write(protocol.decode(data, protocol.Delete), who),
+        }
+        self._kinds: dict[str, Callable[[bytes], Awaitable[object]]] = {
+            "update": lambda data: writer.update(protocol.decode(data, protocol.Update)),
+            "become-primary": self._become_primary,
+            "find": self._find_here,
+            "where": self._where_here,
+        }
+        self._heard: dict[str, Callable[[bytes], Awaitable[None] | None]] = {
+            "applied": lambda data: writer.applied(protocol.decode(data, protocol.Applied)),
+            "server-information": keeper.heard_response,
+        }
+
+    # Life.
+
+    async def open(self) -> None:
+        await self._load()
+        self._run(self._follow())
+        await self.desk.refresh(api.DURABLE_TIMEOUT_S * 2)
+        for subject, handler, group in (
+            (protocol.to_node(self.name, "*"), self._told, None),
+            (protocol.to_all("*"), self._told, None),
+            (subjects.said_by(protocol.PART, "*", "read", self.name, "*"), self._asked, None),
+            (subjects.said_by(protocol.PART, "*", "write", self.name, "*"), self._asked, None),
+            (subjects.said_by(protocol.PART, "*", "read", protocol.ANY, "*"), self._asked, GROUP),
+            (subjects.said_by(protocol.PART, "*", "write", protocol.ANY, "*"), self._asked, GROUP),
+        ):
+            self._subscriptions.append(await self.desk.bus.subscribe(subject, group=group, handler=handler))
+        await self._subscribe_topics()
+        self._run(self._keep_topics())
+        if self.desk.view is not None:
+            self._run(self._keep_view(self.desk.view))
+        await self.upkeep.discover()
+        settings = self.desk.settings
+        self._run(self._every(settings.refresh_s, self.upkeep.discover))
+        self._run(self._every(upkeep.PROBE_S, self.upkeep.probe))
+        self._run(self._every(upkeep.PROBE_S, self.upkeep.end_what_is_due))
+        self._run(self._every(settings.interval_s, self.upkeep.follow_demand))
+
+    async def close(self) -> None:
+        """What was asked is answered; then the node goes."""
+        for subscription in (*self._subscriptions, *self._topics.values()):
+            with contextlib.suppress(errors.Unavailable):
+                await subscription.close()
+        self._subscriptions.clear()
+        self._topics.clear()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2.0)
+        for task in (*self._loops, *self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
+        self._loops.clear()
+        if self.desk.view is not None:
+            with contextlib.suppress(errors.Unavailable):
+                await self._save(self.desk.view)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def failure(self) -> BaseException | None:
+        """What ended one of its loops, if anything did."""
+        return next((task.exception() for task in self._loops if task.done() and not task.cancelled()), None)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._loops.append(asyncio.create_task(work, name=f"information node {self.name}"))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"information node {self.name}: request")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await action()
+            except errors.Unavailable as error:
+                desk.events.info("round-failed", node=self.name, error=error)
+
+    # The log and the view.
+
+    async def _load(self) -> None:
+        view, shared = self.desk.view, self.desk
+        if view is None:
+            return
+        position, saved_at_ns = await view.position()
+        kept_ns = shared.settings.tombstone_s * 1e9
+        if position and (saved_at_ns + kept_ns < shared.now_ns() or position > await shared.log.ends_at()):
+            desk.events.warning("view-too-old", node=self.name, position=position)
+            await view.clear()
+            position = 0
+        if position:
+            async for page in view.load():
+                for entry in page:
+                    shared.apply(entry)
+                await asyncio.sleep(0)
+        shared.dirty.clear()
+        self._saved = shared.position = position
+
+    async def _follow(self) -> None:
+        shared = self.desk
+        while True:
+            try:
+                async with shared.log.follow(shared.position + 1) as following:
+                    number = 0
+                    async for stored in following:
+                        self._take(stored)
+                        number += 1
+                        if number % 200 == 0:
+                            await asyncio.sleep(0)
+            except errors.NotFound:  # older records have made room for newer ones, which are there
+                shared.position = max(shared.position, await self._before_first())
+            except errors.Unavailable as error:
+                desk.events.info("log-lost", node=self.name, error=error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _before_first(self) -> int:
+        try:
+            return await self.desk.log.begins_at() - 1
+        except errors.Unavailable:
+            await asyncio.sleep(RETRY_S)
+            return 0
+
+    def _take(self, stored: api.StoredMessage) -> None:
+        shared = self.desk
+        try:
+            entry = contextlog.entry_of(stored)
+        except errors.InvalidInput as error:
+            self.malformed += 1
+            desk.events.error("strange-record", sequence=stored.sequence, error=error)
+            shared.seen(stored.sequence, "")
+            return
+        record = entry.record
+        shared.apply(entry)
+        shared.seen(entry.sequence, record.key)
+        if record.acknowledge and record.holders[0] != self.name and self.name in record.holders:
+            told = protocol.Applied(self.name, record.key, record.stamp)
+            self._spawn(self._tell(protocol.to_node(record.holders[0], "applied"), protocol.encode(told)))
+
+    async def _tell(self, subject: str, data: bytes) -> None:
+        with contextlib.suppress(errors.Unavailable):
+            await self.desk.bus.publish(subject, data)
+
+    async def _keep_view(self, view: views.View) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(upkeep.PROBE_S):
+                    await self.desk.changed.wait()
+            try:
+                await self._save(view)
+            except (
+                errors.Unavailable
+            ) as error:  # a full disk: reads and writes go on, and so do we when it is not
+                desk.events.error("view-not-stored", node=self.name, error=error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _save(self, view: views.View) -> None:
+        shared = self.desk
+        shared.changed.clear()
+        while shared.dirty or self._saved < shared.position:
+            position, size = shared.position, 0
+            taken: dict[str, contextlog.Entry | None] = {}
+            for key, entry in shared.dirty.items():
+                size += len(entry.record.value or b"") if entry else 0
+                if taken and (size > SAVE_BYTES or len(taken) >= SAVE_ENTRIES):
+                    position = self._saved  # not all that the position promises is in this commit
+                    break
+                taken[key] = entry
+            await view.save(taken, position, shared.now_ns())
+            self._saved = position
+            for key, entry in taken.items():
+                if shared.dirty.get(key) is entry:
+                    del shared.dirty[key]
+
+    # Topics of contexts.
+
+    async def _keep_topics(self) -> None:
+        while True:
+            await self.desk.buckets_changed.wait()
+            self.desk.buckets_changed.clear()
+            try:
+                await self._subscribe_topics()
+            except errors.Unavailable:
+                self.desk.buckets_changed.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _subscribe_topics(self) -> None:
+        held = self.desk.copies.buckets
+        for bucket in [bucket for bucket in held if bucket not in self._topics]:
+            self._topics[bucket] = await self.desk.bus.subscribe(
+                protocol.topic(bucket, "*"), handler=self._topic
+            )
+        for bucket in [bucket for bucket in self._topics if bucket not in held]:
+            await self._topics.pop(bucket).close()
+
+    async def _topic(self, message: api.Message) -> None:
+        """A question to the holders of a context: who holds nothing of that name keeps silent."""
+        kind = message.subject.rpartition(".")[2]
+        try:
+            if kind == "access":
+                asked = protocol.decode(message.data, protocol.Get)
+                copy = self.desk.copies.index.get(asked.key)
+                if asked.origin == self.name or copy is None or copy.temporary:
+                    return
+                found = self.reader.local(asked.key, asked.max_staleness_s)
+                if found is None:
+                    self._spawn(self._answer_access(message, asked))
+                    return
+                self.desk.count(asked.key, asked.origin)
+                await message.respond(protocol.reply(found))
+            elif kind == "select":
+                name = protocol.decode(message.data, protocol.Name)
+                copy = self.desk.copies.index.get(name.key)
+                if copy is not None and not copy.temporary and name.silent != self.name:
+                    await message.respond(protocol.reply(self.desk.information()))
+        except errors.InvalidInput as error:
+            self.malformed += 1
+            desk.events.warning("malformed", subject=message.subject, error=error)
+
+    async def _answer_access(self, message: api.Message, asked: protocol.Get) -> None:
+        with contextlib.suppress(errors.Unavailable):
+            found = await self.reader.held(asked)
+            if found is not None:
+                self.desk.count(asked.key, asked.origin)
+                await message.respond(protocol.reply(found))
+
+    # Questions.
+
+    def _asked(self, message: api.Message) -> None:
+        """By a client, whose identity the broker has put into the subject; answered to its own inbox only."""
+        sender = subjects.sender_of(message.subject)
+        if message.reply is None or not message.reply.startswith(f"{subjects.inbox(sender)}."):
+            self.malformed += 1
+            return
+        self.desk.requests += 1
+        kind, verb = message.subject.split(".")[4], message.subject.rpartition(".")[2]
+        answer = self._verbs.get(verb) if (verb in protocol.READS) == (kind == "read") else None
+        if answer is None:
+            unknown = errors.InvalidInput(f"no verb {verb!r}: there are {', '.join(self._verbs)}")
+            self._spawn(self._answer(message, _raise(unknown)))
+        else:
+            self._spawn_bounded(message, lambda: answer(sender, message.data))
+
+    def _told(self, message: api.Message) -> None:
+        """By another node."""
+        kind = message.subject.rpartition(".")[2]
+        if message.subject == protocol.to_all("server-information"):
+            self._spawn(self._guarded(self.upkeep.heard_request(message.data)))
+        elif kind == "store":
+            self._spawn(self._answer(message, self._store(message.data)))
+        elif (answer := self._kinds.get(kind)) is not None and message.reply is not None:
+            self._spawn_bounded(message, lambda: answer(message.data))
+        elif (heard := self._heard.get(kind)) is not None:
+            try:
+                heard(message.data)
+            except errors.InvalidInput:
+                self.malformed += 1
+
+    def _spawn_bounded(self, message: api.Message, work: Callable[[], Awaitable[object]]) -> None:
+        if len(self._tasks) < IN_FLIGHT_MAX:
+            self._spawn(self._answer(message, work()))
+        else:
+            self.refused += 1
+            full = errors.Overloaded(f"{self.name} has {IN_FLIGHT_MAX} requests in flight", retry_after_s=0.1)
+            self._spawn(self._answer(message, _raise(full)))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except errors.InvalidInput:
+            self.malformed += 1
+        except errors.Unavailable:
+            return
+
+    async def _answer(self, message: api.Message, work: Awaitable[object]) -> None:
+        try:
+            data = protocol.reply(await work)
+        except errors.MusterError as error:
+            data = protocol.refusal(error)
+        except Exception as error:  # noqa: BLE001  (a bug of ours must not leave the asker waiting)
+            desk.events.error("request-failed", subject=message.subject, error=error)
+            data = protocol.refusal(errors.InvariantBroken(f"{type(error).__name__}: {error}"))
+        with contextlib.suppress(errors.Unavailable):
+            await message.respond(data)
+
+    async def _history(self, who: str, data: bytes) -> protocol.History:
+        asked = protocol.decode(data, protocol.Changes)
+        found = await self.reader.history(asked.key, asked.after_version)
+        if found.changes:
+            self.desk.check(who, "read", asked.key, found.changes[-1].writer)
+        return found
+
+    async def _nodes(self, _: str, __: bytes) -> list[protocol.NodeView]:
+        return self.desk.directory.views(self.desk.information(), self.desk.now_s())
+
+    async def _become_primary(self, data: bytes) -> None:
+        name = protocol.decode(data, protocol.Name)
+        await self.writer.become_primary(name.key, name.silent)
+
+    async def _find_here(self, data: bytes) -> tuple[str, list[protocol.Context]]:
+        return self.name, await self.reader.find_here(protocol.decode(data, protocol.Find))
+
+    async def _where_here(self, data: bytes) -> list[protocol.CopyView]:
+        return self.reader.where_here(protocol.decode(data, protocol.Name).key)
+
+    async def _store(self, data: bytes) -> None:
+        self.upkeep.store(protocol.decode(data, protocol.Store))
+
+
+async def _raise(error: errors.MusterError) -> object:
+    raise error

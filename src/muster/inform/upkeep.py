@@ -1,0 +1,192 @@
+"""What a node does by itself: know the others, keep enough copies, follow the demand, end what has expired.
+
+Each is a round that can be run at any time and does nothing where nothing is to be done.  A node that was
+cut off must not take the others for dead: as long as its probes of the log fail it judges nobody, and after
+they succeed again everybody has the full time to be heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Coroutine
+from typing import Any
+
+from muster.core import errors
+from muster.inform import demand, desk, placement, protocol, writing
+
+PROBE_S = 1.0
+CHUNK = 2_000
+TOGETHER = 32
+
+
+class Upkeep:
+    def __init__(self, shared: desk.Desk, writer: writing.Writer) -> None:
+        self._desk = shared
+        self._writer = writer
+        self._steady_since_s: float | None = None
+        self._load_at_s = shared.now_s()
+        self._asked_at_s = 0.0
+        self._members: tuple[str, ...] = ()
+        self.moved = {"migrated": 0, "replicated": 0, "deleted": 0, "mended": 0, "expired": 0}
+
+    # Discovery.
+
+    async def discover(self) -> None:
+        """A Server-Information request to all; what they answer comes to `heard_response`."""
+        shared = self._desk
+        self._measure_load()
+        self._asked_at_s = shared.now_s()
+        await shared.bus.publish(
+            protocol.to_all("server-information"), protocol.encode((self._asked_at_s, shared.information()))
+        )
+
+    async def heard_request(self, data: bytes) -> None:
+        shared = self._desk
+        asked_at_s, information = protocol.decode(data, tuple[float, protocol.ServerInformation])
+        if information.node == shared.name:
+            return
+        shared.directory.heard(information, shared.now_s())
+        await shared.bus.publish(
+            protocol.to_node(information.node, "server-information"),
+            protocol.encode((asked_at_s, shared.information())),
+        )
+
+    def heard_response(self, data: bytes) -> None:
+        asked_at_s, information = protocol.decode(data, tuple[float, protocol.ServerInformation])
+        now_s = self._desk.now_s()
+        self._desk.directory.heard(information, now_s, round_trip_s=max(0.0, now_s - asked_at_s))
+
+    def _measure_load(self) -> None:
+        shared, settings = self._desk, self._desk.settings
+        now_s = shared.now_s()
+        if now_s - self._load_at_s < 0.5:
+            return
+        rate = shared.requests / (now_s - self._load_at_s)
+        shared.requests, self._load_at_s = 0, now_s
+        held = shared.copies.permanent
+        ratio = max(held / settings.contexts_max, rate / settings.messages_per_s_max)
+        shared.load = protocol.Load(held, round(rate, 1), round(ratio, 4))
+
+    # The log, and who is gone.
+
+    async def probe(self) -> None:
+        shared = self._desk
+        try:
+            await shared.refresh(shared.settings.timeout_s)
+        except errors.Unavailable:
+            self._steady_since_s = None
+            return
+        now_s = shared.now_s()
+        if self._steady_since_s is None:
+            self._steady_since_s = now_s
+            shared.directory.excuse(now_s)
+            return
+        if now_s - self._steady_since_s >= shared.settings.lost_after_s:
+            for node in shared.directory.lose(now_s):
+                desk.events.warning("node-lost", lost=node, by=shared.name)
+            await self.mend()
+
+    async def mend(self) -> None:
+        """Make copies again that went with a lost node, and those that a new node makes possible."""
+        shared, settings = self._desk, self._desk.settings
+        members = tuple(sorted([shared.name, *shared.directory.nodes]))
+        if members == self._members:
+            return
+        work: list[Coroutine[Any, Any, None]] = []
+        live = shared.directory.candidates(shared.information())
+        for number, (key, copy) in enumerate(list(shared.copies.index.items()), 1):
+            if number % CHUNK == 0:
+                await asyncio.sleep(0)
+            if copy.temporary or placement.responsible(copy.holders, members) != shared.name:
+                continue
+            wanted = placement.mend(copy.holders, live, shared.copies_wanted(), watermark=settings.watermark)
+            if wanted != copy.holders and not copy.deleted:
+                work.append(self._writer.place(key, wanted, before=copy.holders))
+        self.moved["mended"] += len(work)
+        if await _all(work):
+            self._members = members
+
+    # Demand.
+
+    async def follow_demand(self) -> None:
+        """Look at the interval that has ended."""
+        shared, thresholds = self._desk, self._desk.settings.thresholds
+        counts, shared.demand = shared.demand, {}
+        now_s = shared.now_s()
+        keys = set(counts)
+        if shared.copies.temporary:
+            keys |= {key for key, copy in shared.copies.index.items() if copy.temporary}
+        work: list[Coroutine[Any, Any, None]] = []
+        for key in sorted(keys):
+            copy = shared.copies.index.get(key)
+            if copy is None or not copy.is_live(shared.now_ns()):
+                continue
+            kind = shared.copies.kind(copy)
+            found = counts.get(key, {})
+            for told in demand.decide(shared.name, kind, found, now_s - copy.since_s, thresholds):
+                match told:
+                    case demand.Delete():
+                        shared.drop(key)
+                        self.moved["deleted"] += 1
+                    case demand.Migrate(to):
+                        self.moved["migrated"] += 1
+                        holders = demand.migrated(copy.holders, shared.name, to)
+                        work.append(self._writer.place(key, holders, before=copy.holders))
+                    case demand.Replicate(to) if to not in copy.holders:
+                        self.moved["replicated"] += 1
+                        work.append(self._replicate(key, to))
+        await _all(work)
+
+    async def _replicate(self, key: str, to: str) -> None:
+        entry = await self._desk.log.last(key)
+        if entry is not None and entry.record.value is not None:
+            await self._desk.ask(to, "store", protocol.Store(entry.record, entry.sequence, 0.0), type(None))
+
+    def store(self, asked: protocol.Store) -> None:
+        """A Context Storage Request: hold a temporary copy."""
+        shared = self._desk
+        now_s = shared.now_s()
+        shared.copies.install_temporary(asked.record, asked.sequence, now_s, fresh_at_s=now_s - asked.age_s)
+
+    # Ends.
+
+    async def end_what_is_due(self) -> None:
+        """Expired contexts become deleted ones; what was deleted long ago is forgotten."""
+        shared = self._desk
+        now_ns = shared.now_ns()
+        work: list[Coroutine[Any, Any, None]] = []
+        while shared.due and shared.due[0][0] <= now_ns:
+            _, key = heapq.heappop(shared.due)
+            copy = shared.copies.index.get(key)
+            if copy is None:
+                continue
+            if copy.deleted:
+                if (copy.stamp >> 16) * 1_000_000 + shared.settings.tombstone_s * 1e9 <= now_ns:
+                    if not copy.temporary and copy.holders[0] == shared.name:
+                        work.append(shared.log.forget(key))
+                    shared.drop(key)
+            elif 0 < copy.expires_at_ns <= now_ns:
+                if copy.temporary:
+                    shared.drop(key)
+                elif copy.holders[0] == shared.name:
+                    self.moved["expired"] += 1
+                    work.append(self._writer.expire(key))
+                    heapq.heappush(shared.due, (now_ns + 5_000_000_000, key))  # should this one fail
+        await _all(work)
+
+
+async def _all(work: list[Coroutine[Any, Any, None]]) -> bool:
+    """Some at a time. Whether all of it could be done; what could not is found again by the next round."""
+    gate = asyncio.Semaphore(TOGETHER)
+
+    async def one(task: Coroutine[Any, Any, None]) -> bool:
+        async with gate:
+            try:
+                await task
+            except (errors.Unavailable, errors.Refused, errors.NotFound) as error:
+                desk.events.warning("upkeep-failed", error=error)
+                return False
+            return True
+
+    return all(await asyncio.gather(*map(one, work)))

@@ -1,0 +1,64 @@
+"""A node's permanent copies at rest: a view of the log in the store, and how far in the log it is.
+
+The view is behind the log by what is being written just now; after a crash the node reads on from the
+view's position.  A view that has not been written for longer than deleted contexts are remembered is thrown
+away: what was deleted meanwhile left no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+from muster.inform import contextlog, protocol
+from muster.store import database
+
+_POSITIONS = "inform.positions"
+PAGE = 2_000
+
+
+class View:
+    def __init__(self, store: database.Store, node: str) -> None:
+        self._store = store
+        self._node = node
+        self._collection = f"inform.node.{node}"[:64]
+
+    async def position(self) -> tuple[int, int]:
+        """The last sequence in the view (0: there is none), and when that was stored."""
+        record = await self._store.get(_POSITIONS, self._node)
+        if record is None:
+            return 0, 0
+        sequence, at_ns = protocol.decode(record.value, tuple[int, int])
+        return sequence, at_ns
+
+    async def load(self) -> AsyncIterator[list[contextlog.Entry]]:
+        async with self._store.snapshot() as snapshot:
+            async for page in snapshot.load(self._collection, page=PAGE):
+                yield [_entry(record.value) for record in page]
+
+    async def value(self, key: str) -> contextlog.Entry | None:
+        record = await self._store.get(self._collection, key)
+        return None if record is None else _entry(record.value)
+
+    async def save(self, entries: Mapping[str, contextlog.Entry | None], position: int, at_ns: int) -> None:
+        """In one commit. None: the copy is gone."""
+        async with self._store.transaction() as tx:
+            for key, entry in entries.items():
+                if entry is None:
+                    tx.delete(self._collection, key)
+                else:
+                    tx.put(
+                        self._collection,
+                        key,
+                        entry.sequence.to_bytes(8, "big") + protocol.encode(entry.record),
+                    )
+            tx.put(_POSITIONS, self._node, protocol.encode((position, at_ns)))
+
+    async def clear(self) -> None:
+        async for page in self._store.pages(self._collection):
+            async with self._store.transaction() as tx:
+                for record in page:
+                    tx.delete(self._collection, record.key)
+
+
+def _entry(data: bytes) -> contextlog.Entry:
+    return contextlog.Entry(protocol.decode_record(data[8:]), int.from_bytes(data[:8], "big"))

@@ -1,0 +1,336 @@
+"""Writes: the initiator finds the primary, the primary appends to the log and acknowledges.
+
+The node a client asks is the initiator.  For a context that is new it chooses where the copies go; else it
+hands the write to the primary, and if that one is silent it has another selected among the holders: a
+Primary-Copy Selection Request to the context's topic, the best of those who answer is notified, and makes
+itself the primary by an append under compare-and-set.  So two initiators that act at once make one new
+primary, and the old one, if it lives after all, cannot append any more: it learns from the conflict that it
+has been deposed.
+
+A write has an id of its own.  When its outcome was unknown and it is tried again, the id in the last record
+tells that it is done already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import NamedTuple
+
+import msgspec
+
+from muster.core import clock, errors
+from muster.inform import contextlog, desk, placement, protocol
+
+ATTEMPTS = 8
+
+
+class _Base(NamedTuple):
+    """What stands in the log of a key, as far as its next record depends on it."""
+
+    sequence: int
+    version: int
+    holders: tuple[str, ...]
+    stamp: clock.Stamp | None
+    writer: str | None  # None: nothing is there to be owned
+    request: str
+    live: bool
+
+
+NOTHING = _Base(0, 0, (), None, None, "", False)
+
+
+class Writer:
+    def __init__(self, shared: desk.Desk) -> None:
+        self._desk = shared
+        self._applied: dict[tuple[str, int], tuple[set[str], asyncio.Event]] = {}
+        self._hints: dict[str, tuple[str, ...]] = {}  # holders of contexts that are not here
+
+    # The initiator.
+
+    async def write(self, asked: protocol.Put | protocol.Delete, writer: str) -> protocol.Written:
+        asked = _checked(asked)
+        shared, key = self._desk, asked.key
+        for _ in range(ATTEMPTS):
+            holders = await self._holders(key)
+            if holders:
+                update = protocol.Update(asked, writer)
+            elif isinstance(asked, protocol.Delete):
+                raise errors.NotFound(f"no context {key!r}")
+            else:
+                holders = tuple(self._choose())
+                update = protocol.Update(asked, writer, holders)
+            primary = holders[0]
+            try:
+                if primary == shared.name:
+                    return await self.update(update)
+                return await shared.ask(primary, "update", update, protocol.Written)
+            except protocol.Moved:
+                self._hints.pop(key, None)
+            except errors.Unavailable as error:
+                if primary == shared.name or not _is_silence(error):
+                    raise
+                self._hints.pop(key, None)
+                shared.directory.silent(primary)
+                await self._select_primary(key, silent=primary)
+        raise errors.Unavailable(f"the primary of {key!r} moved {ATTEMPTS} times while it was to be written")
+
+    def _choose(self) -> list[str]:
+        shared = self._desk
+        candidates = shared.directory.candidates(shared.information())
+        return placement.rank(candidates, shared.copies_wanted(), watermark=shared.settings.watermark)
+
+    async def _holders(self, key: str) -> tuple[str, ...]:
+        """The primary first; empty for a context that is new."""
+        copy = self._desk.copies.index.get(key)
+        if copy is not None and not copy.temporary:
+            return copy.holders
+        hint = self._hints.get(key)
+        if hint:
+            return hint
+        entry = await self._desk.log.last(key)
+        if entry is None:
+            return ()
+        if len(self._hints) > 10_000:
+            self._hints.clear()
+        self._hints[key] = entry.record.holders
+        return entry.record.holders
+
+    async def _select_primary(self, key: str, *, silent: str) -> None:
+        shared = self._desk
+        entry = await shared.log.last(key)
+        if entry is None or entry.record.holders[0] != silent:
+            return
+        others = [node for node in entry.record.holders if node not in (silent, shared.name)]
+        told = await shared.bus.gather(
+            protocol.topic(protocol.bucket(key), "select"),
+            protocol.encode(protocol.Name(key, silent)),
+            enough=max(1, len(others)),
+            timeout_s=min(1.0, shared.settings.timeout_s),
+        )
+        answered = [protocol.result_of(message.data, protocol.ServerInformation) for message in told]
+        known = {one.node: one for one in shared.directory.candidates(shared.information())}
+        candidates = [
+            known.get(one.node, placement.Candidate(one.node, one.load.ratio, 1000.0)) for one in answered
+        ]
+        if shared.name in entry.record.holders:
+            candidates.append(known[shared.name])
+        for node in placement.rank(candidates, len(candidates)):
+            try:
+                if node == shared.name:
+                    await self.become_primary(key, silent)
+                else:
+                    await shared.ask(node, "become-primary", protocol.Name(key, silent), type(None))
+            except errors.Unavailable as error:
+                if node == shared.name or not _is_silence(error):
+                    raise
+                continue
+            return
+        await self.become_primary(key, silent)  # nobody holds it any more: from the log
+
+    # The primary.
+
+    async def update(self, update: protocol.Update) -> protocol.Written:
+        """Carry out a write as the context's primary; `protocol.Moved` if that is somebody else."""
+        shared, asked = self._desk, update.write
+        async with shared.turn(asked.key):
+            fresh = False
+            for _ in range(ATTEMPTS):
+                base = await self._base(asked.key, fresh=fresh)
+                record = self._next_record(update, base)
+                if record is None:  # done already
+                    return self._written(asked.key, base.version, base.stamp, base.holders, 1)
+                waiting = self._expect(record) if record.acknowledge else None
+                try:
+                    sequence = await self._append(record, base.sequence)
+                    if waiting is None:
+                        return self._written(asked.key, sequence, _stamp(record), record.holders, 1)
+                    copies = await self._replicated(record, waiting)
+                    return self._written(asked.key, sequence, _stamp(record), record.holders, copies)
+                except errors.Conflict as conflict:
+                    if isinstance(conflict, protocol.Moved):
+                        raise
+                    fresh = True  # what we knew is not what stands there
+                finally:
+                    self._applied.pop((record.key, record.stamp), None)
+        raise errors.Unavailable(f"{asked.key!r} changes faster than it can be written", retry_after_s=0.1)
+
+    def _next_record(self, update: protocol.Update, base: _Base) -> protocol.Record | None:
+        shared, asked = self._desk, update.write
+        holders = base.holders or update.holders
+        if not holders or holders[0] != shared.name:
+            raise protocol.Moved(f"{shared.name} is not the primary of {asked.key!r}")
+        if asked.request and asked.request == base.request:
+            return None
+        shared.check(update.writer, "write", asked.key, base.writer if base.live else None)
+        version = base.version if base.live else 0
+        if asked.expected_version is not None and asked.expected_version != version:
+            raise errors.Conflict(
+                f"{asked.key!r} has the version {version}, not {asked.expected_version}", actual=version
+            )
+        now_ns = shared.now_ns()
+        stamp = shared.clock.now(now_ns) if base.stamp is None else shared.clock.observe(base.stamp, now_ns)
+        if isinstance(asked, protocol.Delete):
+            if not base.live:
+                raise errors.NotFound(f"no context {asked.key!r}")
+            return protocol.Record(
+                asked.key,
+                holders,
+                stamp.time,
+                stamp.node,
+                writer=update.writer,
+                request=asked.request,
+                reason="delete",
+            )
+        return protocol.Record(
+            asked.key,
+            holders,
+            stamp.time,
+            stamp.node,
+            asked.value,
+            protocol.encode(asked.attributes) if asked.attributes else b"",
+            expires_at_ns=now_ns + int(asked.lease_s * 1e9) if asked.lease_s else 0,
+            writer=update.writer,
+            request=asked.request,
+            acknowledge=asked.ack == "replicated" and len(holders) > 1,
+        )
+
+    async def _base(self, key: str, *, fresh: bool = False) -> _Base:
+        shared = self._desk
+        copy = shared.copies.index.get(key)
+        if not fresh and copy is not None and not copy.temporary:
+            stamp = clock.Stamp(copy.stamp, copy.stamped_by)
+            live = copy.is_live(shared.now_ns())
+            return _Base(copy.sequence, copy.version, copy.holders, stamp, copy.writer, copy.request, live)
+        entry = await shared.log.last(key)
+        if entry is None:
+            shared.drop(key)
+            return NOTHING
+        shared.apply(entry)
+        record = entry.record
+        live = record.value is not None and not 0 < record.expires_at_ns <= shared.now_ns()
+        return _Base(
+            entry.sequence, entry.version, record.holders, _stamp(record), record.writer, record.request, live
+        )
+
+    async def _append(self, record: protocol.Record, after: int) -> int:
+        """Append and apply. An unknown outcome is looked up; if it cannot be, `errors.TimedOut`."""
+        shared = self._desk
+        try:
+            sequence = await shared.log.append(record, after, timeout_s=shared.settings.timeout_s)
+        except errors.TimedOut:
+            entry = await shared.log.last(record.key)
+            if entry is None or entry.record != record:
+                raise
+            sequence = entry.sequence
+        shared.apply(contextlog.Entry(record, sequence))
+        return sequence
+
+    def _expect(self, record: protocol.Record) -> asyncio.Event:
+        done = asyncio.Event()
+        self._applied[record.key, record.stamp] = set(record.holders) - {self._desk.name}, done
+        return done
+
+    def applied(self, told: protocol.Applied) -> None:
+        """A holder has a record that was to be acknowledged."""
+        expected = self._applied.get((told.key, told.stamp))
+        if expected is not None:
+            missing, done = expected
+            missing.discard(told.node)
+            if not missing:
+                done.set()
+
+    async def _replicated(self, record: protocol.Record, done: asyncio.Event) -> int:
+        missing, _ = self._applied[record.key, record.stamp]
+        try:
+            async with asyncio.timeout(self._desk.settings.timeout_s):
+                await done.wait()
+        except TimeoutError:
+            desk.events.warning("copies-silent", key=record.key, nodes=sorted(missing))
+        return len(record.holders) - len(missing)
+
+    def _written(
+        self, key: str, version: int, stamp: clock.Stamp | None, holders: tuple[str, ...], copies: int
+    ) -> protocol.Written:
+        status = "normal" if copies >= len(holders) else "updated"
+        return protocol.Written(key, version, str(stamp), self._desk.name, copies, status)
+
+    # Holders and the primary change.
+
+    async def become_primary(self, key: str, silent: str) -> None:
+        """Unless ``silent`` is no longer the primary."""
+        shared = self._desk
+        async with shared.turn(key):
+            entry = await shared.log.last(key)
+            if entry is None or entry.record.holders[0] != silent:
+                return
+            kept = [node for node in entry.record.holders if node not in (silent, shared.name)]
+            candidates = [
+                one for one in shared.directory.candidates(shared.information()) if one.node != silent
+            ]
+            missing = shared.copies_wanted() - 1 - len(kept)
+            rest = [one for one in candidates if one.node not in (shared.name, *kept)]
+            holders = (shared.name, *kept, *placement.rank(rest, max(0, missing)))
+            await self._place(entry, holders)
+            desk.events.info("primary-taken", key=key, node=shared.name, silent=silent)
+
+    async def place(self, key: str, holders: tuple[str, ...], *, before: tuple[str, ...]) -> None:
+        """Have the copies there, if they are where we thought."""
+        async with self._desk.turn(key):
+            entry = await self._desk.log.last(key)
+            if entry is not None and entry.record.holders == before and entry.record.value is not None:
+                await self._place(entry, holders)
+
+    async def _place(self, entry: contextlog.Entry, holders: tuple[str, ...]) -> None:
+        record = msgspec.structs.replace(
+            entry.record, holders=holders, version=entry.version, reason="place", acknowledge=False
+        )
+        try:
+            await self._append(record, entry.sequence)
+        except errors.Conflict:
+            last = await self._desk.log.last(entry.record.key)
+            if last is not None:
+                self._desk.apply(last)
+
+    async def expire(self, key: str) -> None:
+        """Its lease has ended: say so in the log, for those who watch."""
+        shared = self._desk
+        async with shared.turn(key):
+            entry = await shared.log.last(key)
+            if entry is None or entry.record.value is None or entry.record.holders[0] != shared.name:
+                return
+            now_ns = shared.now_ns()
+            if not 0 < entry.record.expires_at_ns <= now_ns:
+                return
+            stamp = shared.clock.observe(_stamp(entry.record), now_ns)
+            record = protocol.Record(
+                key, entry.record.holders, stamp.time, stamp.node, writer=entry.record.writer, reason="expire"
+            )
+            await self._append(record, entry.sequence)
+
+
+def _stamp(record: protocol.Record) -> clock.Stamp:
+    return clock.Stamp(record.stamp, record.stamped_by)
+
+
+def _is_silence(error: errors.Unavailable) -> bool:
+    """Nobody answered; as against an answer that says "not now"."""
+    return not isinstance(error, errors.Overloaded | errors.NotConnected)
+
+
+def _checked(asked: protocol.Put | protocol.Delete) -> protocol.Put | protocol.Delete:
+    request = asked.request or uuid.uuid4().hex
+    if isinstance(asked, protocol.Delete):
+        protocol.check_key(asked.key)
+        return msgspec.structs.replace(asked, request=request)
+    key = protocol.check_key(asked.key) if asked.key else str(uuid.uuid4())
+    if len(asked.value) > protocol.VALUE_BYTES_MAX:
+        raise errors.LimitExceeded(
+            f"a context of {len(asked.value)} bytes: the most is {protocol.VALUE_BYTES_MAX}",
+            hint="keep the large thing elsewhere, and its address in the context",
+        )
+    if len(protocol.encode(asked.attributes)) > protocol.ATTRIBUTES_BYTES_MAX:
+        raise errors.LimitExceeded(f"the attributes take over {protocol.ATTRIBUTES_BYTES_MAX} bytes")
+    if not (asked.lease_s == 0 or 0.001 <= asked.lease_s <= 100 * 365 * 86400):
+        raise errors.InvalidInput(f"a lease of {asked.lease_s!r} s: from a millisecond to a hundred years")
+    return msgspec.structs.replace(asked, key=key, request=request)

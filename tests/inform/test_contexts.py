@@ -1,0 +1,170 @@
+"""Contexts through a client, one or a few nodes and a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from muster.core import errors
+from muster.inform import client, protocol
+from muster.store import database
+from muster.testing.eventually import eventually
+
+
+async def test_what_is_put_is_got_with_its_version_stamp_and_age(start_node, inform):
+    await start_node("n1")
+    written = await inform.put("printers/3", b"<printer/>", attributes={"floor": 2})
+    context = await inform.get("printers/3")
+    assert (context.value, context.attributes) == (b"<printer/>", {"floor": 2})
+    assert (context.version, context.stamp) == (written.version, written.stamp)
+    assert (context.source, context.copy, context.writer) == ("n1", "primary", "ann")
+    assert 0 <= context.age_s < 10
+
+
+async def test_the_system_assigns_a_key_where_none_is_given(start_node, inform):
+    await start_node()
+    one, other = await inform.put(None, b"a"), await inform.put(None, b"b")
+    assert one.key != other.key
+    assert (await inform.get(one.key)).value == b"a"
+
+
+async def test_versions_and_stamps_grow_and_compare_and_set_holds(start_node, inform):
+    await start_node()
+    first = await inform.put("k", b"1", expected_version=0)
+    second = await inform.put("k", b"2", expected_version=first.version)
+    assert second.version > first.version
+    assert second.stamp > first.stamp
+    with pytest.raises(errors.Conflict) as caught:
+        await inform.put("k", b"3", expected_version=first.version)
+    assert caught.value.actual == second.version
+    with pytest.raises(errors.Conflict):
+        await inform.put("k", b"3", expected_version=0)
+    assert (await inform.get("k", max_staleness_s=0)).value == b"2"
+
+
+async def test_deleted_is_not_found_and_may_be_written_again(start_node, inform):
+    await start_node()
+    with pytest.raises(errors.NotFound):
+        await inform.get("k")
+    with pytest.raises(errors.NotFound):
+        await inform.delete("k")
+    put = await inform.put("k", b"1")
+    deleted = await inform.delete("k")
+    with pytest.raises(errors.NotFound):
+        await inform.get("k")
+    again = await inform.put("k", b"2", expected_version=0)
+    assert put.version < deleted.version < again.version
+    changes = (await inform.history("k")).changes
+    assert [(one.value, one.reason) for one in changes] == [(b"1", "put"), (None, "delete"), (b"2", "put")]
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20])
+async def test_sizes_from_nothing_to_a_mebibyte(start_node, inform, size):
+    await start_node()
+    value = b"x" * size
+    await inform.put("k", value)
+    assert (await inform.get("k", max_staleness_s=0)).value == value
+
+
+async def test_what_is_too_large_or_malformed_is_refused_and_changes_nothing(start_node, inform, connect):
+    node = await start_node()
+    with pytest.raises(errors.LimitExceeded, match="1048576"):
+        await inform.put("k", b"x" * ((1 << 20) + 1))
+    for key in ("x" * 513, "a\0b", "\ud800"):
+        with pytest.raises(errors.InvalidInput):
+            await inform.put(key, b"")
+    bus = await connect("bob")
+    for verb in ("put", "get", "find", "changes", "where", "history"):
+        answer = await bus.request(protocol.asked("bob", verb), b"\xff\x00 hostile")
+        with pytest.raises(errors.InvalidInput):
+            protocol.result_of(answer.data, object)
+    answer = await bus.request("muster.inform.from.bob.read.any.put", protocol.encode(protocol.Put("k", b"")))
+    with pytest.raises(errors.InvalidInput, match="no verb"):  # a viewer cannot write by calling it reading
+        protocol.result_of(answer.data, object)
+    assert node.desk.position == 0
+
+
+async def test_a_lease_ends_and_watchers_hear_of_it(start_node, inform):
+    await start_node()
+    await inform.put("k", b"1", lease_s=0.5)
+    changes = inform.watch("k")
+    assert (await anext(changes)).value == b"1"
+    ended = await asyncio.wait_for(anext(changes), 10)
+    assert (ended.value, ended.reason) == (None, "expire")
+    with pytest.raises(errors.NotFound):
+        await inform.get("k")
+    await changes.aclose()
+
+
+async def test_find_takes_predicates_over_all_nodes(start_node, inform):
+    nodes = [await start_node(name) for name in ("n1", "n2")]
+    for node in nodes:
+        await eventually(lambda node=node: len(node.desk.directory.nodes) == 1)
+    writers = [client.Client(inform._bus, node=node.name) for node in nodes]
+    for number in range(6):
+        await writers[number % 2].put(f"p/{number}", b"v", attributes={"floor": number, "tags": ["a"]})
+    found = await inform.find("floor >= 2 AND floor < 5 AND tags CONTAINS 'a'")
+    assert [one.key for one in found.contexts] == ["p/2", "p/3", "p/4"]
+    assert found.silent == []
+    assert [one.key for one in (await inform.find("key LIKE 'p/%'", limit=2)).contexts] == ["p/0", "p/1"]
+    with pytest.raises(errors.ParseError if False else errors.MusterError):
+        await inform.find("floor >>> 2")
+
+
+async def test_watchers_hear_every_update_in_order_and_resume_from_a_version(start_node, inform, connect):
+    await start_node("n1")
+    await start_node("n2")
+    versions = [(await inform.put("k", b"%d" % number)).version for number in range(5)]
+    heard = []
+    async for change in inform.watch("k", after_version=versions[1]):
+        heard.append(change.value)
+        if change.value == b"4":
+            await inform.put("k", b"5")
+        if change.value == b"5":
+            break
+    assert heard == [b"2", b"3", b"4", b"5"]
+
+
+async def test_a_watcher_that_fell_behind_is_told(start_node, inform):
+    await start_node(history=4)
+    first = await inform.put("k", b"0")
+    for number in range(8):
+        await inform.put("k", b"%d" % number)
+    changes = inform.watch("k", after_version=first.version)
+    with pytest.raises(errors.NotFound, match="are gone"):
+        await anext(changes)
+
+
+async def test_a_node_starts_with_its_view_and_reads_on(start_node, inform, tmp_path):
+    async with await database.open(f"sqlite:{tmp_path / 'view.db'}") as store:
+        first = await start_node("n1", store=store)
+        await inform.put("a", b"1")
+        await inform.put("gone", b"1")
+        await inform.delete("gone")
+        await first.close()
+        other = await start_node("n2")
+        await client.Client(inform._bus, node="n2").put("b", b"2")
+        again = await start_node("n1", store=store)
+        assert again.reader.local("a").value == b"1"
+        assert again.reader.local("gone") is None
+        assert again.desk.position == other.desk.position
+
+
+async def test_memory_is_bounded_and_what_was_evicted_is_read_again(start_node, inform, tmp_path):
+    async with await database.open(f"sqlite:{tmp_path / 'view.db'}") as store:
+        node = await start_node("n1", store=store, memory_bytes=1 << 20)
+        for number in range(60):
+            await inform.put(f"k{number}", b"%d" % number + b"x" * 40_000)
+        assert node.desk.copies.memory_bytes <= 1 << 20
+        assert node.desk.copies.evicted > 0
+        for number in (0, 30, 59):
+            assert (await inform.get(f"k{number}")).value.startswith(b"%d" % number)
+
+
+async def test_a_local_read_needs_no_message(start_node, inform):
+    node = await start_node()
+    await inform.put("k", b"1")
+    assert node.reader.local("k").value == b"1"
+    assert node.reader.local("k", max_staleness_s=0.0) is None  # only the log can say
+    assert node.reader.local("other") is None

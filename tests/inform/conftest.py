@@ -21,7 +21,9 @@ async def start_node(connect) -> AsyncIterator[StartNode]:
     async with contextlib.AsyncExitStack() as nodes:
 
         async def start(name: str = "n1", **options: Any) -> service.Node:
-            changes = {key: options.pop(key) for key in list(options) if key in settings.Inform.__struct_fields__}
+            changes = {
+                key: options.pop(key) for key in list(options) if key in settings.Inform.__struct_fields__
+            }
             options.setdefault("settings", msgspec.structs.replace(QUICK, **changes))
             node = await service.start(await connect(name), **options)
             nodes.push_async_callback(node.close)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muster.app import monitor, notify, pipeline, team
+from muster.app import inform, monitor, notify, pipeline, team
 from muster.core import ground
+from muster.inform import settings as inform_settings
 from muster.monitor import settings as monitor_settings
 from muster.notify import settings as notify_settings
 from muster.pipeline import settings as pipeline_settings
@@ -22,6 +23,7 @@ class Settings(ground.Ground, frozen=True, kw_only=True):
     channel: monitor_settings.Channel = monitor_settings.Channel()
     sensor: monitor_settings.Sensor = monitor_settings.Sensor()
     notify: notify_settings.Notify = notify_settings.Notify()
+    inform: inform_settings.Inform = inform_settings.Inform()
     pipeline: pipeline_settings.Pipeline = pipeline_settings.Pipeline()
 
 
@@ -29,6 +31,7 @@ class Settings(ground.Ground, frozen=True, kw_only=True):
 Factory = Callable[[Settings], team.Part | None]
 
 FACTORIES: Sequence[Factory] = (
+    lambda wanted: inform.InformationNodes(wanted.inform) if wanted.inform.enabled else None,
     lambda wanted: monitor.Channel(wanted.channel) if wanted.channel.enabled else None,
     lambda wanted: monitor.Sensor(wanted.sensor) if wanted.sensor.enabled else None,
     lambda wanted: notify.Notifier(wanted.notify) if wanted.notify.enabled else None,

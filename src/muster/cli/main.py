@@ -41,6 +41,7 @@ COMMANDS: dict[str, Entry] = {
     "pub": Entry("messages", "Messages", "Publish a message to a topic."),
     "sub": Entry("messages", "Messages", "Print the messages of a topic as they come."),
     "request": Entry("messages", "Messages", "Ask a topic and print the answer."),
+    "inform": Entry("inform", "Contexts", "Put, get, find and watch contexts; see where they are."),
     "sensor": Entry("sensor", "Monitoring", "Report this machine and the services on it."),
     "channel": Entry("channel", "Monitoring", "Take reports, hold them, and pass them on as columns."),
     "top": Entry(

@@ -214,11 +214,11 @@ class Bus(settings.Section, frozen=True, kw_only=True):
         doc(
             "Largest message. A broker buffers up to 64 MiB for a slow client, so a large limit lets few "
             "messages fill it; over 8 MiB is advised against by the engine. All brokers of a network must "
-            "agree.",
+            "agree. The default leaves room for a context of 1 MiB and what travels with it.",
             ge=1024,
             le=64 * _MIB,
         ),
-    ] = _MIB
+    ] = _MIB + _MIB // 16
     max_connections: Annotated[
         int,
         doc(

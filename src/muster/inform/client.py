@@ -16,6 +16,7 @@ from typing import Literal
 from muster.bus import api
 from muster.core import errors
 from muster.inform import protocol
+from muster.predicates import parser
 
 TIMEOUT_S = 30.0  # a write waits out a silent primary and the selection of another
 WAIT_S = 20.0
@@ -64,6 +65,7 @@ class Client:
         return await self._ask("get", protocol.Get(key, max_staleness_s), protocol.Context)
 
     async def find(self, predicate: str, *, limit: int = 100) -> protocol.Found:
+        parser.parse(predicate)  # here its faults can be pointed at
         return await self._ask("find", protocol.Find(predicate, limit), protocol.Found)
 
     async def history(self, key: str, *, after_version: int = 0) -> protocol.History:

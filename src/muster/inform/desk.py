@@ -58,6 +58,7 @@ class Desk:
         self.buckets_changed = asyncio.Event()
         self.position = 0  # of the last record of the log that was seen
         self.fresh_at_s = -float("inf")  # when all that the log then held had been seen
+        self.closing = False
         self._advanced = asyncio.Event()
         self._waiting: dict[str, asyncio.Event] = {}
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
@@ -106,6 +107,12 @@ class Desk:
     def change_of(self, key: str) -> asyncio.Event:
         """Set when the log has a further record of ``key``."""
         return self._waiting.setdefault(key, asyncio.Event())
+
+    def wake_all(self) -> None:
+        """We are closing: who waits for a change is told that there was none."""
+        self.closing = True
+        for waiting in self._waiting.values():
+            waiting.set()
 
     # Freshness.
 

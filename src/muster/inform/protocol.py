@@ -226,9 +226,15 @@ class Reply(Frame, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-encode = _encoder.encode
 _decode_record = msgspec.msgpack.Decoder(Record).decode
 _decode_attributes = msgspec.msgpack.Decoder(Attributes).decode
+
+
+def encode(message: object) -> bytes:
+    try:
+        return _encoder.encode(message)
+    except (UnicodeEncodeError, TypeError, OverflowError) as error:
+        raise errors.InvalidInput(f"this cannot travel: {error}") from error
 
 
 def decode(data: bytes, kind: type[T]) -> T:

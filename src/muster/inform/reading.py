@@ -151,7 +151,7 @@ class Reader:
                     shared.check(identity, "read", key, found.changes[-1].writer)
                     return found
             left_s = deadline_s - shared.now_s()
-            if left_s <= 0:
+            if left_s <= 0 or shared.closing:
                 return protocol.History([])
             try:
                 async with asyncio.timeout(left_s):
@@ -198,7 +198,7 @@ class Reader:
             if not copy.is_live(shared.now_ns()):
                 continue
             attributes = {
-                **protocol.attributes_of(copy.attributes),
+                **_searchable(copy.attributes),
                 "key": key,
                 "version": copy.version,
                 "writer": copy.writer,
@@ -233,6 +233,14 @@ class Reader:
         kind = shared.copies.kind(copy).value
         counts = dict(shared.demand.get(key, {}))
         return [protocol.CopyView(shared.name, kind, copy.version, shared.age_s(copy), counts)]
+
+
+def _searchable(attributes: bytes) -> dict[str, object]:
+    """As predicates see them: a list is a set."""
+    return {
+        name: frozenset(value) if isinstance(value, list) else value
+        for name, value in protocol.attributes_of(attributes).items()
+    }
 
 
 def _expired(record: protocol.Record, now_ns: int) -> bool:

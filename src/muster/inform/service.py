@@ -24,6 +24,7 @@ IN_FLIGHT_MAX = 4_096
 RETRY_S = 0.5
 SAVE_ENTRIES = 1_000
 SAVE_BYTES = 16 << 20
+DRAIN_S = 2.0
 GROUP = "nodes"
 
 Answer = Callable[[str, bytes], Awaitable[object]]  # from the asker's identity and the question
@@ -133,8 +134,9 @@ class Node:
                 await subscription.close()
         self._subscriptions.clear()
         self._topics.clear()
+        self.desk.wake_all()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2.0)
+            await asyncio.wait(self._tasks, timeout=DRAIN_S)
         for task in (*self._loops, *self._tasks):
             task.cancel()
         await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
@@ -329,7 +331,7 @@ class Node:
         answer = self._verbs.get(verb) if (verb in protocol.READS) == (kind == "read") else None
         if answer is None:
             unknown = errors.InvalidInput(f"no verb {verb!r}: there are {', '.join(self._verbs)}")
-            self._spawn(self._answer(message, _raise(unknown)))
+            self._spawn(self._answer(message, lambda: _raise(unknown)))
         else:
             self._spawn_bounded(message, lambda: answer(sender, message.data))
 
@@ -339,7 +341,7 @@ class Node:
         if message.subject == protocol.to_all("server-information"):
             self._spawn(self._guarded(self.upkeep.heard_request(message.data)))
         elif kind == "store":
-            self._spawn(self._answer(message, self._store(message.data)))
+            self._spawn(self._answer(message, lambda: self._store(message.data)))
         elif (answer := self._kinds.get(kind)) is not None and message.reply is not None:
             self._spawn_bounded(message, lambda: answer(message.data))
         elif (heard := self._heard.get(kind)) is not None:
@@ -350,11 +352,11 @@ class Node:
 
     def _spawn_bounded(self, message: api.Message, work: Callable[[], Awaitable[object]]) -> None:
         if len(self._tasks) < IN_FLIGHT_MAX:
-            self._spawn(self._answer(message, work()))
+            self._spawn(self._answer(message, work))
         else:
             self.refused += 1
             full = errors.Overloaded(f"{self.name} has {IN_FLIGHT_MAX} requests in flight", retry_after_s=0.1)
-            self._spawn(self._answer(message, _raise(full)))
+            self._spawn(self._answer(message, lambda: _raise(full)))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -364,9 +366,9 @@ class Node:
         except errors.Unavailable:
             return
 
-    async def _answer(self, message: api.Message, work: Awaitable[object]) -> None:
+    async def _answer(self, message: api.Message, work: Callable[[], Awaitable[object]]) -> None:
         try:
-            data = protocol.reply(await work)
+            data = protocol.reply(await work())
         except errors.MusterError as error:
             data = protocol.refusal(error)
         except Exception as error:  # noqa: BLE001  (a bug of ours must not leave the asker waiting)

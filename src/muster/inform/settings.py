@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
 from muster.core import errors, settings
 from muster.inform import demand, rights
 
@@ -158,4 +156,4 @@ class Inform(settings.Section, frozen=True, kw_only=True):
         )
 
 
-DEFAULT = msgspec.convert({}, Inform)
+DEFAULT = Inform()

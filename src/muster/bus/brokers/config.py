@@ -141,7 +141,7 @@ class BrokerConfig:
     mqtt: Listener | None = None
     trust: OperatorTrust | None = None
     system_secret: str | None = None  # without `trust`: the password of SYSTEM_USER on the system account
-    payload_bytes_max: int = MIB
+    payload_bytes_max: int = MIB + MIB // 16  # a context of 1 MiB and what travels with it
     pending_bytes_max: int = 64 * MIB  # for a client that reads too slowly; then it is cut off
     connections_max: int = 65_536
     ping_interval_s: float = 20.0  # a silent client is found dead after twice this

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_PAYLOAD = 1 << 20
+MAX_PAYLOAD = (1 << 20) + (1 << 16)
 MAX_UNSENT = 1000  # messages kept while not connected
 TRY_S = 3.0
 

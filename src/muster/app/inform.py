@@ -1,0 +1,66 @@
+"""Information nodes as a part of a domain."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+
+from muster.app import context as context_
+from muster.app import team
+from muster.core import errors, health
+from muster.inform import service, settings
+from muster.trust import keyring, roles
+
+PREFIX = "inform-"
+
+
+class InformationNodes:
+    name = "inform"
+    depends_on: Sequence[str] = ()
+    vital = False  # contexts stay in their log, and other nodes have copies
+
+    def __init__(self, wanted: settings.Inform) -> None:
+        self._wanted = wanted
+        self._stack = contextlib.AsyncExitStack()
+        self.nodes: list[service.Node] = []
+
+    async def start(self, context: context_.Context) -> None:
+        budget = context.settings.retention.contexts
+        for number in range(1, self._wanted.nodes + 1):
+            bus = await context.connect(
+                f"{PREFIX}{context.settings.domain.zone}-{number}", roles.Role.INFORMATION_NODE
+            )
+            self._stack.push_async_callback(bus.close)
+            node = await service.start(
+                bus,
+                settings=self._wanted,
+                store=context.store,
+                max_bytes=budget.max_bytes,
+                replicas=context.settings.bus.replicas,
+                role_of=functools.lru_cache(1024)(functools.partial(_role_of, context.trust)),
+                zone=context.settings.domain.zone,
+            )
+            self._stack.push_async_callback(node.close)
+            self.nodes.append(node)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+        self.nodes.clear()
+
+    def health(self) -> team.Health:
+        for node in self.nodes:
+            failure = node.failure()
+            if failure is not None:
+                return team.Health(health.State.FAILED, f"{node.name}: {failure}")
+            age_s = node.desk.now_s() - node.desk.fresh_at_s
+            if age_s > 3 * self._wanted.timeout_s:
+                return team.Health(health.State.LATE, f"{node.name} has not heard the log for {age_s:.0f} s")
+        return team.Health()
+
+
+def _role_of(trust: keyring.Trust, identity: str) -> str | None:
+    try:
+        return str(trust.show(identity).role)
+    except errors.MusterError:
+        return None

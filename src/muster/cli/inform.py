@@ -1,0 +1,368 @@
+"""``muster inform``: contexts by hand, and the nodes that hold them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import json
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import base, connection, monitoring
+
+if TYPE_CHECKING:
+    from muster.inform import client, protocol
+
+node_option = click.option("--node", metavar="NAME", help="Ask this information node, not the nearest.")
+
+
+@click.group(
+    cls=base.Group,
+    examples=[
+        ("muster inform put printers/3 '<printer/>' -a floor=2", ""),
+        ("muster inform find 'floor >= 2'", ""),
+        ("muster inform where printers/3", "its copies, and which is primary"),
+    ],
+)
+def inform() -> None:
+    """Put, get, find and watch contexts; see where they are."""
+
+
+@contextlib.asynccontextmanager
+async def _client(
+    invocation: base.Invocation, to: connection.Options, node: str | None = None
+) -> AsyncIterator[client.Client]:
+    from muster.inform import client, protocol
+
+    async with await connection.connect(invocation, to) as bus:
+        yield client.Client(bus, node=node or protocol.ANY)
+
+
+def _value(data: bytes | None) -> dict[str, Any]:
+    """As text where it is text; else in base 64, under another name."""
+    if data is None:
+        return {"value": None}
+    try:
+        return {"value": data.decode()}
+    except UnicodeDecodeError:
+        return {"value_base64": base64.b64encode(data).decode()}
+
+
+def _context(context: protocol.Context) -> dict[str, Any]:
+    expires = context.expires_at_ns
+    return {
+        "key": context.key,
+        **_value(context.value),
+        "attributes": context.attributes,
+        "version": context.version,
+        "age_s": round(context.age_s, 3),
+        "copy": context.copy,
+        "source": context.source,
+        "writer": context.writer,
+        "stamp": context.stamp,
+        "expires_at": datetime.datetime.fromtimestamp(expires / 1e9, datetime.UTC).isoformat()
+        if expires
+        else None,
+    }
+
+
+def _change(change: protocol.Change) -> dict[str, Any]:
+    return {
+        "key": change.key,
+        "version": change.version,
+        **_value(change.value),
+        "attributes": change.attributes,
+        "reason": change.reason,
+        "writer": change.writer,
+        "stamp": change.stamp,
+    }
+
+
+def _attributes(given: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--attribute")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+        if not isinstance(found[name], str | int | float | bool | list):
+            found[name] = value
+    return found
+
+
+@inform.command(
+    examples=[
+        ("muster inform put printers/3 '<printer/>' -a floor=2 -a tags='[\"colour\"]'", ""),
+        ("muster inform put - < description.xml", "the key is assigned; the value comes from stdin"),
+        ("muster inform put sessions/7 open --lease 60 --if-version 0", "only if it is not there"),
+    ],
+)
+@click.argument("key")
+@click.argument("value", required=False)
+@click.option("-a", "--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="To be found by.")
+@click.option("--lease", "lease_s", type=float, default=0.0, metavar="SECONDS", help="It goes after so long.")
+@click.option("--if-version", type=int, metavar="N", help="Only if this is its version; 0: if there is none.")
+@click.option("--replicated", is_flag=True, help="Wait until the permanent copies have it.")
+@node_option
+@connection.options
+@base.pass_invocation
+def put(
+    invocation: base.Invocation,
+    key: str,
+    value: str | None,
+    attributes: tuple[str, ...],
+    lease_s: float,
+    if_version: int | None,
+    replicated: bool,
+    node: str | None,
+    to: connection.Options,
+) -> None:
+    """Write a context.
+
+    KEY '-' lets the system assign one. Without VALUE, or with '-', it is read from stdin.
+    """
+    data = sys.stdin.buffer.read() if value in (None, "-") else str(value).encode()
+
+    async def work() -> protocol.Written:
+        async with _client(invocation, to, node) as contexts:
+            return await contexts.put(
+                None if key == "-" else key,
+                data,
+                attributes=_attributes(attributes),
+                lease_s=lease_s,
+                expected_version=if_version,
+                ack="replicated" if replicated else "logged",
+            )
+
+    written = base.run(work())
+    facts = {
+        name: getattr(written, name) for name in ("key", "version", "stamp", "primary", "copies", "status")
+    }
+    invocation.printer.done(facts, f"{written.key} has version {written.version}, primary {written.primary}")
+
+
+@inform.command(examples=[("muster inform get printers/3 --max-staleness 0", "as new as this moment")])
+@click.argument("key")
+@click.option("--max-staleness", "max_staleness_s", type=float, metavar="SECONDS", help="No older than this.")
+@click.option("--raw", is_flag=True, help="Print the value alone, as it is.")
+@node_option
+@connection.options
+@base.pass_invocation
+def get(
+    invocation: base.Invocation,
+    key: str,
+    max_staleness_s: float | None,
+    raw: bool,
+    node: str | None,
+    to: connection.Options,
+) -> None:
+    """Read a context, with its version and age."""
+
+    async def work() -> protocol.Context:
+        async with _client(invocation, to, node) as contexts:
+            return await contexts.get(key, max_staleness_s=max_staleness_s)
+
+    found = base.run(work())
+    if raw:
+        sys.stdout.buffer.write(found.value)
+        return
+    invocation.printer.facts(_context(found))
+
+
+@inform.command(examples=[("muster inform delete printers/3", "")])
+@click.argument("key")
+@click.option("--if-version", type=int, metavar="N", help="Only if this is its version.")
+@connection.options
+@base.pass_invocation
+def delete(invocation: base.Invocation, key: str, if_version: int | None, to: connection.Options) -> None:
+    """Delete a context."""
+
+    async def work() -> protocol.Written:
+        async with _client(invocation, to) as contexts:
+            return await contexts.delete(key, expected_version=if_version)
+
+    written = base.run(work())
+    invocation.printer.done({"key": written.key, "version": written.version}, f"{written.key} is deleted")
+
+
+@inform.command(
+    examples=[
+        ("muster inform find \"floor >= 2 AND tags CONTAINS 'colour'\"", ""),
+        ("muster inform find \"key LIKE 'printers/%'\" -o json", ""),
+    ],
+)
+@click.argument("predicate")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@connection.options
+@base.pass_invocation
+def find(invocation: base.Invocation, predicate: str, limit: int, to: connection.Options) -> None:
+    """List the contexts whose attributes satisfy a predicate.
+
+    Besides its own attributes a context has key, version and writer.
+    """
+
+    async def work() -> protocol.Found:
+        async with _client(invocation, to) as contexts:
+            return await contexts.find(predicate, limit=limit)
+
+    found = base.run(work())
+    rows = [_context(one) for one in found.contexts]
+    invocation.printer.rows(rows, ("key", "version", "attributes", "age_s", "source"), of="context")
+    if found.silent:
+        sys.stderr.write(f"not complete: no answer from {', '.join(found.silent)}\n")
+
+
+@inform.command(examples=[("muster inform watch printers/3 -o json | jq .value", "until Ctrl-C")])
+@click.argument("key")
+@click.option("--after", type=int, default=0, metavar="VERSION", help="Begin after this version.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many changes.")
+@connection.options
+@base.pass_invocation
+def watch(
+    invocation: base.Invocation, key: str, after: int, count: int | None, to: connection.Options
+) -> None:
+    """Print a context's changes as they happen, in order."""
+
+    async def work() -> None:
+        async with _client(invocation, to) as contexts:
+            number = 0
+            async for change in contexts.watch(key, after_version=after):
+                record = _change(change)
+                shown = record.get("value", record.get("value_base64"))
+                invocation.printer.item(record, f"{change.version}  {change.reason}  {shown or ''}")
+                number += 1
+                if number == count:
+                    return
+
+    base.run(work())
+
+
+@inform.command(examples=[("muster inform history printers/3", "")])
+@click.argument("key")
+@connection.options
+@base.pass_invocation
+def history(invocation: base.Invocation, key: str, to: connection.Options) -> None:
+    """List a context's versions, as far back as the log goes."""
+
+    async def work() -> protocol.History:
+        async with _client(invocation, to) as contexts:
+            return await contexts.history(key)
+
+    rows = [_change(one) for one in base.run(work()).changes]
+    columns = ("version", "reason", "value", "attributes", "writer", "stamp")
+    invocation.printer.rows(rows, columns, of="version", empty=f"{key} has never been written")
+
+
+@inform.command(examples=[("muster inform where printers/3", "")])
+@click.argument("key")
+@connection.options
+@base.pass_invocation
+def where(invocation: base.Invocation, key: str, to: connection.Options) -> None:
+    """List a context's copies: which is primary, their ages, the demand for them."""
+
+    async def work() -> list[protocol.CopyView]:
+        async with _client(invocation, to) as contexts:
+            return await contexts.where(key)
+
+    rows = [
+        {
+            "node": one.node,
+            "copy": one.copy,
+            "version": one.version,
+            "age_s": round(one.age_s, 3),
+            "demand": one.demand,
+        }
+        for one in base.run(work())
+    ]
+    invocation.printer.rows(rows, ("node", "copy", "version", "age_s", "demand"), of="copy on")
+
+
+@inform.command(examples=[("muster inform nodes", "")])
+@node_option
+@connection.options
+@base.pass_invocation
+def nodes(invocation: base.Invocation, node: str | None, to: connection.Options) -> None:
+    """List information nodes: load, proximity, contexts held, messages a second."""
+
+    async def work() -> list[protocol.NodeView]:
+        async with _client(invocation, to, node) as contexts:
+            return await contexts.nodes()
+
+    rows = [
+        {
+            "node": one.node,
+            "load": one.load.ratio,
+            "proximity_ms": one.proximity_ms,
+            "contexts": one.load.contexts,
+            "temporary": one.temporary,
+            "messages_per_s": one.load.messages_per_s,
+            "memory_bytes": one.memory_bytes,
+            "heard_s_ago": one.heard_s_ago,
+            "zone": one.zone,
+        }
+        for one in base.run(work())
+    ]
+    shown = (
+        "node",
+        "load",
+        "proximity_ms",
+        "contexts",
+        "temporary",
+        "messages_per_s",
+        "memory_bytes",
+        "zone",
+    )
+    invocation.printer.rows(rows, shown, of="node")
+
+
+@inform.command(
+    examples=[
+        ("muster inform node --name inform-2", "one more node, which keeps its view in inform-2.db"),
+        ("muster inform node --name inform-3 --store sqlite::memory: --set refresh_s=1", ""),
+    ],
+)
+@click.option("--name", default="inform", show_default=True, help="Identity of the node.")
+@click.option("--store", "url", metavar="URL", help="Where its view lies (default: sqlite:NAME.db).")
+@click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="A setting of [inform].")
+@connection.options
+@base.pass_invocation
+def node(
+    invocation: base.Invocation, name: str, url: str | None, given: tuple[str, ...], to: connection.Options
+) -> None:
+    """Run an information node beside the domain's own process."""
+    base.run(_run_node(invocation, to, name, url or f"sqlite:{name}.db", _attributes(given)))
+
+
+async def _run_node(
+    invocation: base.Invocation, to: connection.Options, name: str, url: str, given: dict[str, Any]
+) -> None:
+    import msgspec
+
+    from muster.core import errors
+    from muster.inform import service, settings
+    from muster.store import database
+    from muster.trust import roles
+
+    try:
+        wanted = msgspec.convert(given, settings.Inform, strict=False)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidInput(f"--set: {error}") from error
+    async with (
+        await monitoring.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE) as bus,
+        await database.open(url) as store,
+        monitoring.until_signal() as asked,
+        await service.start(bus, name=name, settings=wanted, store=store) as running,
+    ):
+        held = running.desk.copies.permanent
+        invocation.printer.item(
+            {"node": running.name, "contexts": held},
+            f"information node {running.name} is up with {held} contexts; Ctrl-C ends it",
+        )
+        await asked.wait()

@@ -1,0 +1,109 @@
+"""Information nodes in a domain with its permissions, through the command and as users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.app import catalogue, domain
+from muster.app import inform as part
+from muster.core import errors, settings
+from muster.inform import client, protocol
+from muster.testing.eventually import eventually
+from muster.trust import roles
+from tests.cli import driver
+
+
+def wanted(tmp_path: Path, **more: object) -> catalogue.Settings:
+    flags = {"domain.data_dir": str(tmp_path), "inform.nodes": 2, "inform.refresh_s": "300ms", **more}
+    return settings.load(catalogue.Settings, flags=flags)
+
+
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
+    made = wanted(tmp_path)
+    async with domain.Domain(made, parts=catalogue.parts(made)) as running:
+        nodes = running.part(part.InformationNodes).nodes
+        await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in nodes))
+        async with (
+            await running.connect("ann", roles.Role.USER) as ann,
+            await running.connect("vic", roles.Role.VIEWER) as vic,
+            await running.connect("agent", roles.Role.AGENT) as agent,
+        ):
+            written = await client.Client(ann).put("k", b"v", attributes={"a": 1}, ack="replicated")
+            assert (written.copies, written.status) == (2, "normal")
+            viewer = client.Client(vic, timeout_s=2.0)
+            assert (await viewer.get("k")).writer == "ann"
+            assert [one.key for one in (await viewer.find("a = 1")).contexts] == ["k"]
+            assert {one.copy for one in await viewer.where("k")} == {"primary", "permanent"}
+            with pytest.raises(errors.MusterError):
+                await viewer.put("k", b"forged")
+            assert (await client.Client(agent).get("k", max_staleness_s=0)).value == b"v"
+            with pytest.raises(errors.MusterError):  # not under somebody else's name
+                await vic.request(
+                    protocol.asked("ann", "put"), protocol.encode(protocol.Put("k", b"forged")), timeout_s=1.0
+                )
+            assert (await viewer.get("k", max_staleness_s=0)).value == b"v"
+
+
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
+    rules = [
+        {"keys": "ops/*", "read": ["role:operator", "ann"], "write": ["role:operator"]},
+        {"keys": "own/*", "write": ["owner"]},
+    ]
+    made = wanted(tmp_path, **{"inform.rules": rules})
+    async with (
+        domain.Domain(made, parts=catalogue.parts(made)) as running,
+        await running.connect("ann", roles.Role.USER) as ann,
+        await running.connect("bob", roles.Role.USER) as bob,
+        await running.connect("olga", roles.Role.OPERATOR) as olga,
+    ):
+        by_ann, by_bob, by_olga = client.Client(ann), client.Client(bob), client.Client(olga)
+        await by_olga.put("ops/1", b"secret", attributes={"kind": "ops"})
+        assert (await by_ann.get("ops/1")).value == b"secret"
+        for refused in (
+            by_ann.put("ops/1", b"x"),
+            by_ann.delete("ops/1"),
+            by_bob.get("ops/1"),
+            by_bob.history("ops/1"),
+        ):
+            with pytest.raises(errors.Forbidden):
+                await refused
+        assert (await by_bob.find("kind = 'ops'")).contexts == []
+        await by_ann.put("own/1", b"ann's")
+        with pytest.raises(errors.Forbidden):
+            await by_bob.put("own/1", b"mine now")
+        await by_ann.delete("own/1")
+        await by_bob.put("own/1", b"free again")
+
+
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_the_command(broker, start_node, tmp_path):
+    import asyncio
+
+    await start_node("n1")
+
+    def muster(*arguments: str, stdin: str = "") -> driver.Answer:
+        return driver.run(
+            "inform", *arguments, "--server", broker.url, "-o", "json", home=tmp_path, stdin=stdin
+        )
+
+    async def run(*arguments: str, stdin: str = "") -> driver.Answer:
+        return await asyncio.to_thread(lambda: muster(*arguments, stdin=stdin))
+
+    put = await run("put", "p/1", "<p/>", "-a", "floor=2", "-a", 'tags=["a"]')
+    assert put.code == 0, put.err
+    assert (await run("get", "p/1")).json()["attributes"] == {"floor": 2, "tags": ["a"]}
+    assigned = (await run("put", "-", stdin="from stdin")).json()["key"]
+    assert (await run("get", assigned)).json()["value"] == "from stdin"
+    assert [row["key"] for row in (await run("find", "floor = 2")).json()] == ["p/1"]
+    assert (await run("where", "p/1")).json()[0]["copy"] == "primary"
+    assert (await run("nodes")).json()[0]["node"] == "n1"
+    assert (await run("put", "p/1", "x", "--if-version", "0")).code == errors.Conflict.exit_code
+    await run("delete", "p/1")
+    assert (await run("get", "p/1")).code == errors.NotFound.exit_code
+    assert [row["reason"] for row in (await run("history", "p/1")).json()] == ["put", "delete"]
+    watched = (await run("watch", "p/1", "--count", "2")).out.splitlines()
+    assert len(watched) == 2

@@ -541,6 +541,11 @@ class Streams:
             await (await other.open_stream("log")).publish("log.1", b"new")
             assert (await take(following, 1))[0].data == b"new"
             assert (await take(odd, 1))[0].data == b"new"
+
+        async def nobody_follows() -> bool:
+            return (await stream.state()).consumers == 0
+
+        await eventually(nobody_follows, what="followers leave nothing behind")
         await stream.purge(before=4)
         async with stream.follow(2) as following:
             with pytest.raises(errors.NotFound):

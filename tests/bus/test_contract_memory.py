@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.bus.memory import network
+from muster.bus import api, client
+from muster.bus.memory import connection, network
 from tests.bus import contract
 
 pytestmark = pytest.mark.virtual_time
@@ -35,3 +36,10 @@ async def connect(net):
 
 class TestMemory(contract.Contract):
     pass
+
+
+def both_speak_the_words(
+    net: network.Network, real: client.Client, twin: connection.Bus
+) -> tuple[api.Connector, api.Bus, api.Bus]:
+    """For the type checker: neither has drifted from the protocols."""
+    return net.connect, real, twin

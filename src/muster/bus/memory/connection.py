@@ -52,6 +52,7 @@ class Ear:
     group: str
     bus: Bus
     accept: Callable[[Message], None]
+    listening: bool = False
 
 
 class Bus:
@@ -159,7 +160,7 @@ class Bus:
         over = self._connection
 
         def arrive() -> None:
-            if self.net.reaches(self.node, "quorum") and (over is None or over == self._connection):
+            if self.net.is_plugged(self.node) and (over is None or over == self._connection):
                 action()
 
         if over is not None:
@@ -192,7 +193,7 @@ class Bus:
             raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {MAX_PAYLOAD}")
 
         def arrive() -> None:
-            stored = self.net.capture(subject, data, with_trace)
+            stored = self.net.capture(self.node, subject, data, with_trace)
             heard_by(self.net.route(self.node, subject, data, with_trace, reply) + stored)
 
         self._send(arrive)
@@ -337,17 +338,20 @@ class Bus:
         """Have it done there, if the word arrives; nobody waits for the outcome."""
 
         def arrive() -> None:
-            if not self.net.chance(self.net.faults.loss):
+            if self._reaches_storage():
                 with contextlib.suppress(errors.MusterError):
                     operation()
 
         self._send(arrive)
 
+    def _reaches_storage(self) -> bool:
+        return self.net.reaches_storage(self.node) and not self.net.chance(self.net.faults.loss)
+
     def _operate(
         self, operation: Callable[[], T], future: asyncio.Future[tuple[T | errors.MusterError]]
     ) -> None:
         """At the brokers."""
-        if self.net.chance(self.net.faults.loss):
+        if not self._reaches_storage():
             return
         outcome: T | errors.MusterError
         try:
@@ -358,7 +362,7 @@ class Bus:
             return
 
         def answer() -> None:
-            if self.net.reaches(self.node, "quorum") and not future.done():
+            if self.net.is_plugged(self.node) and not future.done():
                 future.set_result((outcome,))
 
         self.net.hop(self.node, "down", answer)

@@ -9,10 +9,13 @@ loop (`muster.testing.clock`) a run of hours takes seconds and repeats exactly.
 
 Each connection lives on a node (named after its identity unless told otherwise).  A message takes two hops,
 to the brokers and on to its receiver; each has a delay, keeps order unless reordering says otherwise, and may
-lose or double what passes.  Nodes that are *cut* reach each other but nobody else; streams and key/value live
-with the others, in the quorum.  A request to them may be lost on its way there or back: then its outcome is
-unknown, as with the real thing.  Brokers report connections that closed, at once when they were closed and
-after `Faults.silence_s` when a node has been cut off so long.
+lose or double what passes.
+
+Two ways to fall apart.  Nodes that are *cut* off have a broker on their side: they reach each other and
+nobody else, and stay connected.  A node that is *unplugged* reaches nobody; after `Faults.silence_s` both
+ends give its connection up, and the brokers report it, as they report any that closes.  Streams and key/value
+live with the rest, in the quorum.  A request to them may be lost on its way there or back: then its outcome
+is unknown, as with the real thing.
 """
 
 from __future__ import annotations
@@ -46,6 +49,40 @@ class Faults:
     silence_s: float = 40.0  # after so long, both ends of a cut connection give it up
 
 
+class Ears:
+    """Who listens to what, by subject where it is one."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, list[connection.Ear]] = {}
+        self._wild: list[connection.Ear] = []
+
+    def _place(self, ear: connection.Ear) -> list[connection.Ear]:
+        if "*" in ear.subject or ">" in ear.subject:
+            return self._wild
+        return self._exact.setdefault(ear.subject, [])
+
+    def add(self, ear: connection.Ear) -> None:
+        ear.listening = True
+        self._place(ear).append(ear)
+
+    def remove(self, ear: connection.Ear) -> None:
+        if ear.listening:
+            ear.listening = False
+            self._place(ear).remove(ear)
+            if not self._exact.get(ear.subject, True):
+                del self._exact[ear.subject]
+
+    def remove_all_of(self, bus: connection.Bus) -> None:
+        everyone = [*self._wild, *(ear for ears in self._exact.values() for ear in ears)]
+        for ear in everyone:
+            if ear.bus is bus:
+                self.remove(ear)
+
+    def for_subject(self, subject: str) -> list[connection.Ear]:
+        wild = [ear for ear in self._wild if matching.matches(ear.subject, subject)]
+        return [*self._exact.get(subject, ()), *wild]
+
+
 class Network:
     """Brokers, links and storage. `connect` is an `api.Connector`."""
 
@@ -56,12 +93,14 @@ class Network:
         self.duplicated = 0
         self._sides: dict[str, int] = {}
         self._cuts = 0
+        self._unplugged: dict[str, int] = {}  # node: which unplugging
         self._links: dict[tuple[str, str], float] = {}
-        self._ears: list[connection.Ear] = []
+        self._ears = Ears()
         self._connections = 0
         self._buses: list[connection.Bus] = []
         self.logs: dict[str, storage.Log] = {}
         self._changed: dict[str, asyncio.Event] = {}
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
 
     # Time and chance.
 
@@ -84,18 +123,34 @@ class Network:
     # Faults.
 
     def reaches(self, one: str, other: str) -> bool:
+        if one in self._unplugged or other in self._unplugged:
+            return False
         return self._sides.get(one, 0) == self._sides.get(other, 0)
 
+    def is_plugged(self, node: str) -> bool:
+        """Whether it reaches a broker at all."""
+        return node not in self._unplugged
+
+    def reaches_storage(self, node: str) -> bool:
+        return self.reaches(node, QUORUM)
+
     def cut(self, *nodes: str) -> None:
-        """These reach each other, and nobody else, until `heal`."""
+        """These, and a broker with them, are cut off from the rest until `heal`."""
         self._cuts += 1
         for node in nodes:
             self._sides[node] = self._cuts
-        cut = self._cuts
-        asyncio.get_running_loop().call_later(self.faults.silence_s, self._give_up, nodes, cut)
+
+    def unplug(self, *nodes: str) -> None:
+        """These reach nobody until `heal`."""
+        self._cuts += 1
+        for node in nodes:
+            self._unplugged[node] = self._cuts
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.faults.silence_s, self._give_up, nodes, self._cuts)
 
     def heal(self) -> None:
         self._sides.clear()
+        self._unplugged.clear()
         for bus in list(self._buses):
             if bus.state is api.ConnectionState.RECONNECTING:
                 self._reconnect_soon(bus)
@@ -111,9 +166,9 @@ class Network:
         self.report_closed(bus)
         bus.end(errors.NotConnected("the process was killed"))
 
-    def _give_up(self, nodes: Sequence[str], cut: int) -> None:
+    def _give_up(self, nodes: Sequence[str], unplugging: int) -> None:
         for bus in list(self._buses):
-            if bus.node in nodes and self._sides.get(bus.node) == cut and bus.connection is not None:
+            if bus.node in nodes and self._unplugged.get(bus.node) == unplugging and bus.connection:
                 self.report_closed(bus)
                 bus.lose_connection()
 
@@ -122,7 +177,7 @@ class Network:
         asyncio.get_running_loop().call_later(delay_s, self._reconnect, bus)
 
     def _reconnect(self, bus: connection.Bus) -> None:
-        if bus.state is api.ConnectionState.RECONNECTING and self.reaches(bus.node, QUORUM):
+        if bus.state is api.ConnectionState.RECONNECTING and self.is_plugged(bus.node):
             bus.gain_connection(self._next_connection())
 
     def _next_connection(self) -> api.ConnectionId:
@@ -143,7 +198,7 @@ class Network:
     ) -> connection.Bus:
         del servers  # there is one network
         node = node or identity
-        if not self.reaches(node, QUORUM):
+        if not self.is_plugged(node):
             raise errors.NotConnected(f"no broker answers {node!r}")
         bus = connection.Bus(self, subjects.token(identity), node)
         self._buses.append(bus)
@@ -151,14 +206,13 @@ class Network:
         return bus
 
     def listen(self, ear: connection.Ear) -> None:
-        self._ears.append(ear)
+        self._ears.add(ear)
 
     def forget(self, ear: connection.Ear) -> None:
-        with contextlib.suppress(ValueError):
-            self._ears.remove(ear)
+        self._ears.remove(ear)
 
     def forget_bus(self, bus: connection.Bus) -> None:
-        self._ears = [ear for ear in self._ears if ear.bus is not bus]
+        self._ears.remove_all_of(bus)
         if bus in self._buses:
             self._buses.remove(bus)
 
@@ -166,8 +220,8 @@ class Network:
         """At the brokers: pass it on to whoever listens. Returns how many that were."""
         groups: dict[tuple[str, str], list[connection.Ear]] = {}
         chosen: list[connection.Ear] = []
-        for ear in self._ears:
-            if matching.matches(ear.subject, subject) and self.reaches(node, ear.bus.node):
+        for ear in self._ears.for_subject(subject):
+            if self.reaches(node, ear.bus.node):
                 if ear.group:
                     groups.setdefault((ear.subject, ear.group), []).append(ear)
                 else:
@@ -192,7 +246,7 @@ class Network:
         over = ear.bus.connection
 
         def arrive() -> None:
-            if over is not None and ear.bus.connection == over and ear in self._ears:
+            if over is not None and ear.bus.connection == over and ear.listening:
                 ear.accept(message)
 
         for _ in range(copies):
@@ -210,14 +264,19 @@ class Network:
             event.set()
         next_ns = log.next_expiry_ns()
         if next_ns is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_at((next_ns - EPOCH_NS) / 1e9, self._expire, log)
+            # A little after, so that rounding does not find it still alive.
+            at = (next_ns - EPOCH_NS) / 1e9 + 1e-6
+            alarm = self._expiries.get(log.settings.name)
+            if alarm is None or alarm.cancelled() or alarm.when() > at:
+                if alarm is not None:
+                    alarm.cancel()
+                alarm = asyncio.get_running_loop().call_at(at, self._expire, log)
+                self._expiries[log.settings.name] = alarm
 
     def _expire(self, log: storage.Log) -> None:
-        before = len(log.messages), log.last
+        self._expiries.pop(log.settings.name, None)
         log.expire(self.now_ns())
-        if (len(log.messages), log.last) != before:
-            self.tell_changed(log)
+        self.tell_changed(log)
 
     def log(self, name: str) -> storage.Log:
         log = self.logs.get(name)
@@ -248,8 +307,10 @@ class Network:
             log.store([message], self.now_ns())
             self.tell_changed(log)
 
-    def capture(self, subject: str, data: bytes, headers: api.Headers) -> int:
+    def capture(self, node: str, subject: str, data: bytes, headers: api.Headers) -> int:
         """A plain publish on a stream's subject is stored as well, unconfirmed. Returns by how many."""
+        if not self.reaches_storage(node):
+            return 0
         keepers = [log for log in self.logs.values() if log.covers(subject)]
         for log in keepers:
             with contextlib.suppress(errors.Refused, errors.AlreadyExists):

@@ -6,6 +6,7 @@ Plain data and rules; the clock is given.  Nothing here waits or is sent: `muste
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections import deque
 from collections.abc import Sequence
 
@@ -49,7 +50,7 @@ class Log:
         self.bytes = 0
         self.consumers: dict[str, Consumption] = {}
         self._by_subject: dict[str, deque[int]] = {}
-        self._expiry: dict[int, int] = {}  # sequence: when, in ns
+        self._expiry: list[tuple[int, int]] = []  # a heap: when (in ns), sequence
         self._ids: dict[str, tuple[int, int]] = {}  # message id: sequence, when
 
     def covers(self, subject: str) -> bool:
@@ -122,7 +123,8 @@ class Log:
         sequences = self._by_subject.setdefault(message.subject, deque())
         sequences.append(self.last)
         if message.ttl_s is not None:
-            self._expiry[self.last] = now_ns + forms.whole_seconds(message.ttl_s) * 1_000_000_000
+            expires_ns = now_ns + forms.whole_seconds(message.ttl_s) * 1_000_000_000
+            heapq.heappush(self._expiry, (expires_ns, self.last))
         limit = self.settings.max_messages_per_subject
         while limit and len(sequences) > limit:
             self.remove(sequences[0])
@@ -137,7 +139,6 @@ class Log:
         if message is None:
             raise errors.NotFound(f"{self.settings.name}: no message {sequence}")
         self.bytes -= _size(message)
-        self._expiry.pop(sequence, None)
         sequences = self._by_subject[message.subject]
         sequences.remove(sequence)
         if not sequences:
@@ -157,28 +158,29 @@ class Log:
     # Time.
 
     def next_expiry_ns(self) -> int | None:
-        return min(self._expiry.values(), default=None)
+        while self._expiry and self._expiry[0][1] not in self.messages:
+            heapq.heappop(self._expiry)  # it went before its time
+        return self._expiry[0][0] if self._expiry else None
 
-    def expire(self, now_ns: int) -> list[api.StoredMessage]:
-        """Let go what is too old. Returns what an expiry leaves a marker of."""
+    def expire(self, now_ns: int) -> None:
+        """Let go what is too old; in a bucket, an expiry leaves a marker."""
         age_ns = round(self.settings.max_age_s * 1e9)
         while age_ns and self.messages:
             first = next(iter(self.messages.values()))
             if now_ns - first.stored_at_ns <= age_ns:
                 break
             self.remove(first.sequence)
-        marked = []
-        for sequence in [s for s, at_ns in self._expiry.items() if at_ns <= now_ns]:
-            message = self.messages[sequence]
-            newest = self.last_of(message.subject) == sequence
+        while self._expiry and self._expiry[0][0] <= now_ns:
+            message = self.messages.get(heapq.heappop(self._expiry)[1])
+            if message is None:
+                continue
+            newest = self.last_of(message.subject) == message.sequence
+            self.remove(message.sequence)
             marker = keyvalue.MARKER_REASON in message.headers or keyvalue.OPERATION in message.headers
-            self.remove(sequence)
             if self.markers and newest and not marker:
                 headers = {keyvalue.MARKER_REASON: "MaxAge"}
                 ttl_s = keyvalue.EXPIRY_MARKER_TTL_S
                 self._append(api.Outgoing(message.subject, b"", headers, ttl_s=ttl_s), now_ns)
-                marked.append(self.messages[self.last])
-        return marked
 
     # Reading.
 
@@ -197,8 +199,9 @@ class Log:
 
     def page(self, first: int, patterns: Sequence[str], count: int) -> list[api.StoredMessage]:
         found: list[api.StoredMessage] = []
-        for sequence, message in self.messages.items():
-            if sequence >= first and (
+        for sequence in range(max(first, next(iter(self.messages), 1)), self.last + 1):
+            message = self.messages.get(sequence)
+            if message is not None and (
                 not patterns or any(matching.matches(pattern, message.subject) for pattern in patterns)
             ):
                 found.append(message)

@@ -88,7 +88,7 @@ async def test_simulate_report_top_and_capacity(muster, connect):
         reports.SystemReport,
     )
     assert system.machines == 300
-    assert [(one.group, one.machines) for one in system.groups] == [("g0", 300)]
+    assert [(one.group, one.machines) for one in system.groups] == [("g0", 100), ("g1", 100), ("g2", 100)]
     assert system.stale or system.metrics["cpu_percent"].count == 300  # stale if this machine is slow
     as_xml = await ended(await muster("report", "node", "sim.0000007", "-o", "xml", "--window", "1h"))
     node = xml.decode(as_xml.encode())

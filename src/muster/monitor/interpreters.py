@@ -184,15 +184,21 @@ class Summary:
         }
 
     def rollup(self) -> reports.Rollup:
+        row = self.row()
         return reports.Rollup(
             count=self.count,
             sum=self.sum,
-            min=self.min if np.isfinite(self.min) else None,
-            max=self.max if np.isfinite(self.max) else None,
-            p50=self.sketch.quantile(0.50),
-            p95=self.sketch.quantile(0.95),
-            p99=self.sketch.quantile(0.99),
+            min=row["min"],
+            max=row["max"],
+            p50=self.quantile(0.50),
+            p95=self.quantile(0.95),
+            p99=self.quantile(0.99),
         )
+
+    def quantile(self, share: float) -> float | None:
+        """What the sketch says, and never outside of what was seen."""
+        found = self.sketch.quantile(share)
+        return None if found is None else min(max(found, self.min), self.max)
 
 
 Key = tuple[str, str, str]  # group, zone, metric

@@ -237,7 +237,8 @@ class Fleet:
         plan = self.plan
         numbers = np.arange(first, end)
         # Machines of a message are of one group as far as possible, as those of a first channel would be.
-        group_numbers = (numbers // plan.rows_per_message) % plan.groups
+        together = min(plan.rows_per_message, math.ceil(plan.machines / plan.groups))
+        group_numbers = (numbers // together) % plan.groups
         zone_numbers = numbers % plan.zones
         own = np.random.default_rng((plan.seed, 1, first))
         return Slot(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muster.app import inform, monitor, notify, pipeline, team
+from muster.app import inform, manage, monitor, notify, pipeline, team
 from muster.core import ground
 from muster.inform import settings as inform_settings
+from muster.manage import settings as manage_settings
 from muster.monitor import settings as monitor_settings
 from muster.notify import settings as notify_settings
 from muster.pipeline import settings as pipeline_settings
@@ -20,6 +21,7 @@ from muster.pipeline import settings as pipeline_settings
 class Settings(ground.Ground, frozen=True, kw_only=True):
     """The whole of a domain's settings: the ground every process shares, and a section for each service."""
 
+    manage: manage_settings.Manage = manage_settings.Manage()
     channel: monitor_settings.Channel = monitor_settings.Channel()
     sensor: monitor_settings.Sensor = monitor_settings.Sensor()
     notify: notify_settings.Notify = notify_settings.Notify()
@@ -32,6 +34,7 @@ Factory = Callable[[Settings], team.Part | None]
 
 FACTORIES: Sequence[Factory] = (
     lambda wanted: inform.InformationNodes(wanted.inform) if wanted.inform.enabled else None,
+    lambda wanted: manage.Manage(wanted.manage) if wanted.manage.enabled else None,
     lambda wanted: monitor.Channel(wanted.channel) if wanted.channel.enabled else None,
     lambda wanted: monitor.Sensor(wanted.sensor) if wanted.sensor.enabled else None,
     lambda wanted: notify.Notifier(wanted.notify) if wanted.notify.enabled else None,

@@ -33,3 +33,4 @@ class Context:
     metrics: metrics.Metrics
     log: log.Events
     spawn: Spawn  # a task that ends with the part, and whose failure is the part's
+    servers: Callable[[], tuple[str, ...]] = tuple  # where the domain's brokers are now

@@ -223,6 +223,7 @@ class Domain:
             metrics=self.metrics,
             log=self._log.bind(in_part=part.name),
             spawn=spawn,
+            servers=lambda: self.servers,
         )
 
     def _part_failed(self, part: team.Part, error: BaseException) -> None:

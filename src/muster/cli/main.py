@@ -42,6 +42,23 @@ COMMANDS: dict[str, Entry] = {
     "sub": Entry("messages", "Messages", "Print the messages of a topic as they come."),
     "request": Entry("messages", "Messages", "Ask a topic and print the answer."),
     "inform": Entry("inform", "Contexts", "Put, get, find and watch contexts; see where they are."),
+    "apply": Entry("desired", "Management", "Make what a manifest says be so, and keep it so."),
+    "plan": Entry("desired", "Management", "Say what an apply would do, and do nothing."),
+    "diff": Entry("desired", "Management", "Say field by field what an apply would change."),
+    "delete": Entry(
+        "desired", "Management", "Take resources down and forget them, those that depend on others first."
+    ),
+    "drain": Entry("desired", "Management", "Let a resource, or all of an agent's, finish and stop."),
+    "rollout": Entry("desired", "Management", "Do the same to many resources, some at a time."),
+    "get": Entry("fleet", "Management", "List resources and how they are."),
+    "describe": Entry("fleet", "Management", "Tell all there is to tell of one resource."),
+    "targets": Entry("fleet", "Management", "List the resources that a predicate selects, and do nothing."),
+    "watch": Entry("fleet", "Management", "Print each change of a resource's state as it comes."),
+    "logs": Entry("fleet", "Management", "Print the end of what a resource wrote."),
+    "exec": Entry("fleet", "Management", "Have an operation of a resource carried out."),
+    "events": Entry("fleet", "Management", "List the latest decisions: the audit."),
+    "agent": Entry("agent", "Management", "Host resources on this machine, and let machines into a domain."),
+    "chaos": Entry("chaos", "Management", "Kill parts of a domain, for drills."),
     "sensor": Entry("sensor", "Monitoring", "Report this machine and the services on it."),
     "channel": Entry("channel", "Monitoring", "Take reports, hold them, and pass them on as columns."),
     "top": Entry(

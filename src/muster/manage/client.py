@@ -8,6 +8,7 @@ await fleet.wait("web-1", "up")
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from muster.manage import manifest, protocol, requests
 from muster.manage.adapters import catalogue
 
 TIMEOUT_S = 30.0
+READ_TRY_S = 2.0
 LOOK_S = 2.0  # a state may have been missed: look again
 
 
@@ -136,7 +138,7 @@ class Client:
             where=where,
             arguments=arguments or {},
             timeout_s=timeout_s,
-            id=id,
+            id=id or secrets.token_hex(8),
         )
         return found
 
@@ -180,7 +182,9 @@ class Client:
 
     async def _read(self, verb: str, **arguments: Any) -> Any:
         subject = protocol.read(self._bus.identity, verb)
-        return await requests.ask(self._bus, subject, timeout_s=self._timeout_s, **arguments)
+        return await requests.ask(
+            self._bus, subject, timeout_s=self._timeout_s, try_s=READ_TRY_S, **arguments
+        )
 
 
 def _entries(text: str) -> list[Any]:

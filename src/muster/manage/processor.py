@@ -29,9 +29,12 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deleting: bool = False
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    manager: str  # "" where nobody could take it
+class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``boot``: of the manager's process, so that one that was restarted owns anew, with a higher epoch."""
+
+    manager: str
     epoch: int
+    boot: int = 0
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -239,18 +242,20 @@ class Processor:
         changes = Changes(epoch=self.epoch)
         if not takers:
             return changes
-        counts = {name: len(self._owned.get(name, ())) for name in takers}
+        boots = {name: self.managers[name].boot for name in takers}
         moving = [
             name
             for name in self.resources
-            if (owner := self.owners.get(name)) is None or owner.manager not in counts
+            if (owner := self.owners.get(name)) is None or boots.get(owner.manager) != owner.boot
         ]
+        lost = set(moving)
+        counts = {name: len(self._owned.get(name, set()) - lost) for name in takers}
         share = -(-len(self.resources) // len(takers))
         slack = max(1, int(share * SLACK))
         for name in takers:
             surplus = counts[name] - share
             if surplus > slack or (surplus > 0 and min(counts.values()) < share - slack):
-                moving += sorted(self._owned[name])[:surplus]
+                moving += sorted(self._owned[name] - lost)[:surplus]
                 counts[name] -= surplus
         least = [(count, name) for name, count in counts.items()]
         heapq.heapify(least)
@@ -258,10 +263,10 @@ class Processor:
             count, manager = least[0]
             heapq.heapreplace(least, (count + 1, manager))
             before = self.owners.get(name)
-            if before is not None and before.manager == manager:
+            if before is not None and (before.manager, before.boot) == (manager, boots[manager]):
                 continue  # it came back to where it was
             changes.epoch += 1
-            changes.owners[name] = Owner(manager=manager, epoch=changes.epoch)
+            changes.owners[name] = Owner(manager=manager, epoch=changes.epoch, boot=boots[manager])
         return changes
 
     # Resources

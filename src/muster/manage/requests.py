@@ -19,16 +19,24 @@ events = log.Events("manage")
 RETRY_S = 0.2
 
 
-async def ask(bus: api.Bus, subject: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
-    """The answer; raises what was refused. While nobody acts (a take-over) it asks again."""
+async def ask(
+    bus: api.Bus, subject: str, *, timeout_s: float = 30.0, try_s: float | None = None, **arguments: Any
+) -> Any:
+    """The answer; raises what was refused. While nobody acts (a take-over) it asks again.
+
+    ``try_s``: what was not answered in so long is asked again; for what may be done twice.
+    """
     data = msgspec.json.encode(arguments)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     message: api.Message | None = None
     while message is None:
         try:
-            message = await bus.request(subject, data, timeout_s=max(0.1, deadline - loop.time()))
+            left_s = max(0.1, deadline - loop.time())
+            message = await bus.request(subject, data, timeout_s=min(left_s, try_s or left_s))
         except errors.TimedOut:
+            if loop.time() < deadline:
+                continue
             raise errors.TimedOut(f"no answer in {timeout_s:g} s; it may or may not have been done") from None
         except errors.Unavailable as error:
             if loop.time() + RETRY_S > deadline:

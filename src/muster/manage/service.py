@@ -74,6 +74,7 @@ class Registry:
         await self.stop()
 
     async def start(self) -> None:
+        await self._drop_own()
         self._leases = await leases.Leases.open(self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas)
         self._running = asyncio.create_task(self._run(), name=f"registry {self.name}")
 
@@ -84,6 +85,21 @@ class Registry:
         if self._leases is not None:
             with contextlib.suppress(errors.Unavailable):
                 await self._leases.close()
+
+    async def _drop_own(self) -> None:
+        """A lease under our own name is of a process that we replace: nobody has to wait for its end.
+
+        If it lives after all, its epoch is lower than ours, and the store refuses it.
+        """
+        bucket = await self._bus.key_value(
+            api.KeyValueSettings(leases.BUCKET, max_bytes=16 << 20, replicas=self._replicas)
+        )
+        entry = await bucket.get(protocol.LEASE)
+        if entry is None or entry.value is None:
+            return
+        with contextlib.suppress(ValueError, KeyError, TypeError, errors.Conflict):
+            if json.loads(entry.value)["holder"] == self.name:
+                await bucket.delete(protocol.LEASE, revision=entry.revision)
 
     async def _run(self) -> None:
         assert self._leases is not None

@@ -1,0 +1,266 @@
+"""Management as a part of a domain: the active bootstrap node.
+
+It starts registry endpoints, managers and this machine's agent as processes of their own, starts anew what
+falls, makes and spends enrolment tokens, and kills on request (drills).
+
+    muster.manage.from.<identity>.domain.<verb>      verbs: processes, kill, token, approve, waiting, enrol
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from muster.app import certificates, enrolment, identities, managing, team
+from muster.app import context as context_
+from muster.bus import api
+from muster.core import errors, health, subjects
+from muster.manage import bootstrap, protocol, requests, settings
+from muster.trust import roles
+
+if TYPE_CHECKING:
+    from muster.core import ground
+
+KIND = "domain"
+READY_S = 20.0
+STOP_S = 5.0
+
+_ROLES = {
+    "registry": roles.Role.REGISTRY,
+    "manager": roles.Role.MANAGER,
+    "agent": roles.Role.AGENT,
+}
+
+
+async def ask(bus: api.Bus, verb: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
+    subject = subjects.said_by(protocol.PART, bus.identity, KIND, verb)
+    return await requests.ask(bus, subject, timeout_s=timeout_s, **arguments)
+
+
+class Manage:
+    name = "manage"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self, wanted: settings.Manage) -> None:
+        self._wanted = wanted
+        self._context: context_.Context
+        self._care = bootstrap.Care(_names(wanted))
+        self._children: dict[str, asyncio.subprocess.Process] = {}
+        self._ready: dict[str, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+        self._subscription: api.Subscription | None = None
+        self._desk: enrolment.Desk
+        self._stopping = False
+
+    async def start(self, context: context_.Context) -> None:
+        self._context = context
+        self._desk = enrolment.Desk(context.store, context.trust)
+        self._ready = {name: asyncio.Event() for name in self._care.wards}
+        context.spawn(self._keep())
+        async with asyncio.timeout(READY_S):
+            await self._ready["registry-1"].wait()
+            await self._ready["manager-1"].wait()
+        self._subscription = await context.bus.subscribe(
+            subjects.said_by(protocol.PART, "*", KIND, "*"), handler=self._asked
+        )
+
+    async def stop(self) -> None:
+        self._stopping = True
+        if self._subscription is not None:
+            await self._subscription.close()
+        for child in self._children.values():
+            if child.stdin is not None:
+                child.stdin.close()
+        waits = [asyncio.create_task(child.wait()) for child in self._children.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=STOP_S)
+            for child in self._children.values():
+                if child.returncode is None:
+                    child.kill()
+            if late:
+                await asyncio.wait(late)
+
+    def health(self) -> team.Health:
+        missing = [name for name, ward in self._care.wards.items() if ward.phase is bootstrap.Phase.MISSING]
+        facts = {"management": self._processes()}
+        if missing:
+            return team.Health(health.State.LATE, f"being started: {', '.join(missing)}", facts)
+        return team.Health(facts=facts)
+
+    def _processes(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "state": ward.phase.value,
+                "pid": self._children[name].pid if name in self._children else None,
+                "starts": ward.starts,
+                "reason": ward.reason,
+            }
+            for name, ward in self._care.wards.items()
+        ]
+
+    # Keeping processes alive
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            self._changed.clear()
+            for name in self._care.due(loop.time()):
+                await self._begin(name)
+            due = self._care.next_at()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if due is None else max(0.01, due - loop.time())):
+                    await self._changed.wait()
+
+    async def _begin(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            task = await asyncio.to_thread(_task, self._context, self._wanted, name)
+            errors_path = self._context.folder.logs / f"{name}.log"
+            output = await asyncio.to_thread(errors_path.open, "ab")
+            try:
+                child = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    managing.__name__,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            finally:
+                output.close()
+        except (OSError, errors.MusterError) as error:
+            self._care.ended(name, loop.time(), str(error))
+            self._context.log.error("not-started", process=name, error=error)
+            return
+        self._children[name] = child
+        self._care.started(name, loop.time())
+        self._context.log.info("process-started", process=name, pid=child.pid)
+        assert child.stdin is not None
+        child.stdin.write(msgspec.json.encode(task) + b"\n")
+        self._context.spawn(self._watch(name, child))
+
+    async def _watch(self, name: str, child: asyncio.subprocess.Process) -> None:
+        assert child.stdout is not None
+        if await child.stdout.readline():
+            self._ready[name].set()
+        code = await child.wait()
+        if self._children.get(name) is child:
+            del self._children[name]
+        if not self._stopping:
+            self._context.log.warning("process-ended", process=name, code=code)
+            self._care.ended(name, asyncio.get_running_loop().time(), f"it ended with {code}")
+            self._changed.set()
+
+    # What it is asked
+
+    async def _asked(self, message: api.Message) -> None:
+        sender = subjects.sender_of(message.subject)
+        verb = message.subject.rpartition(".")[2]
+
+        async def obey(arguments: dict[str, Any]) -> Any:
+            if verb == "enrol" and sender.startswith(enrolment.PREFIX):
+                return await self._enrol(sender, **arguments)
+            record = await asyncio.to_thread(self._context.trust.show, sender)
+            if record.role != roles.Role.OPERATOR:
+                raise errors.Forbidden(f"{sender} has the role {record.role}; only an operator may {verb}")
+            self._context.log.info("asked", by=sender, verb=verb)
+            match verb:
+                case "processes":
+                    return self._processes()
+                case "kill":
+                    return self._kill(**arguments)
+                case "token":
+                    return await self._token(sender, **arguments)
+                case "approve":
+                    return await self._desk.approve(**arguments)
+                case "waiting":
+                    return await self._desk.waiting()
+            raise errors.NotFound(f"no verb {verb!r}: there are processes, kill, token, approve, waiting")
+
+        await requests.answer(message, obey)
+
+    def _kill(self, name: str, number: int = signal.SIGKILL) -> dict[str, Any]:
+        child = self._children.get(name)
+        if child is None:
+            known = ", ".join(self._care.wards)
+            raise errors.NotFound(f"no process {name!r} runs here", hint=f"there are: {known}")
+        os.kill(child.pid, number)
+        return {"killed": name, "pid": child.pid}
+
+    async def _token(
+        self,
+        by: str,
+        name: str,
+        approval: bool = False,
+        lifetime_s: float = enrolment.LIFETIME_S,
+        servers: Sequence[str] = (),
+    ) -> dict[str, str]:
+        running = await asyncio.to_thread(self._context.folder.running)
+        assert running is not None
+        ca = await asyncio.to_thread(pathlib.Path(running.ca).read_text) if running.ca else ""
+        token = await self._desk.make(
+            by, name, tuple(servers) or running.servers, ca, approval=approval, lifetime_s=lifetime_s
+        )
+        return {"name": name, "token": token}
+
+    async def _enrol(self, sender: str, public_key: str, machine: str = "") -> dict[str, str]:
+        answer = await self._desk.enrol(sender, public_key, machine)
+        running = await asyncio.to_thread(self._context.folder.running)
+        if running is not None:
+            tls = None
+            if running.ca:
+                tls = await asyncio.to_thread(certificates.for_clients, self._context.settings)
+            self._context.spawn(_tell(self._context, running.servers, tls))
+        return answer
+
+
+async def _tell(context: context_.Context, servers: Sequence[str], tls: Any) -> None:
+    """After the answer is out: the token's own connection is among those that are cut off."""
+    await asyncio.sleep(0.5)
+    try:
+        await identities.tell_brokers(context.trust, servers, tls=tls)
+    except errors.MusterError as error:
+        context.log.error("brokers-not-told", error=error)
+
+
+def _names(wanted: settings.Manage) -> list[str]:
+    found = [f"registry-{number}" for number in range(1, wanted.registries + 1)]
+    found += [f"manager-{number}" for number in range(1, wanted.managers + 1)]
+    return [*found, f"agent-{wanted.agent_name}"] if wanted.agent else found
+
+
+def _task(context: context_.Context, wanted: settings.Manage, name: str) -> managing.Task:
+    kind, _, rest = name.partition("-")
+    whole: ground.Ground = context.settings
+    identity = rest if kind == "agent" else name
+    creds = identities.credentials_file(context.trust, identity, _ROLES[kind])
+    running_servers, uses_tls = context.servers(), not whole.bus.servers and whole.bus.uses_tls
+    scheme, _, path = whole.store.url.partition(":")
+    in_folder = scheme == "sqlite" and path != ":memory:"
+    return managing.Task(
+        kind=kind,
+        name=identity,
+        servers=tuple(running_servers),
+        creds=str(creds),
+        ca=str(certificates.bundle(whole)) if uses_tls else None,
+        keys=str(whole.keys_folder),
+        store_url=f"sqlite:{context.folder.root / path}" if in_folder else whole.store.url,
+        store_password=whole.store.password or "",
+        sync=whole.store.sync,
+        folder=str(context.folder.root / "agent"),
+        zone=whole.domain.zone,
+        beat_s=wanted.beat_s,
+        manager_ttl_s=wanted.manager_ttl_s,
+        log_level=whole.log.level,
+    )

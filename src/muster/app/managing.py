@@ -1,0 +1,149 @@
+"""A registry endpoint, a manager or an agent as a process of its own: ``python -m muster.app.managing``.
+
+It reads what to be from its first line of input, says ``ready`` on its output, and lives until the input
+ends: the bootstrap node holds the other end, so nothing outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import ssl
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from muster.bus import api, client
+from muster.core import errors, log, settings
+from muster.manage import agent, manager, service
+from muster.store import api as store_api
+from muster.store import database
+from muster.trust import credentials, keyring, roles
+
+ROLE_CACHE_S = 5.0
+MAY_CHANGE = (roles.Role.OPERATOR, roles.Role.BOOTSTRAP)
+MAY_NOT_READ = (roles.Role.AGENT, roles.Role.LINK)
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process is told to be."""
+
+    kind: str  # registry, manager, agent
+    name: str
+    servers: tuple[str, ...]
+    creds: str
+    ca: str | None = None
+    keys: str = ""
+    store_url: str = ""
+    store_password: str = ""  # a reference, never the secret itself
+    sync: str = "full"
+    folder: str = ""
+    zone: str = "default"
+    beat_s: float = 5.0
+    manager_ttl_s: float = 15.0
+    replicas: int = 1
+    log_level: str = "info"
+
+
+async def connect(task: Task) -> api.Bus:
+    creds = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(task.creds))
+    tls = await asyncio.to_thread(ssl.create_default_context, cafile=task.ca) if task.ca else None
+    return await client.connect(task.servers, creds=creds, tls=tls)
+
+
+async def run(task: Task, stop: asyncio.Event, ready: Any) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(await connect(task))
+        match task.kind:
+            case "registry":
+                password = None
+                if task.store_password:
+                    password = await asyncio.to_thread(settings.read_secret, task.store_password, os.environ)
+                store = await stack.enter_async_context(
+                    await database.open(
+                        task.store_url,
+                        settings=msgspec.convert({"sync": task.sync}, store_api.Settings),
+                        password=password,
+                    )
+                )
+                part: Any = service.Registry(
+                    bus,
+                    store,
+                    manager_ttl_s=task.manager_ttl_s,
+                    authorize=Gate(pathlib.Path(task.keys)),
+                    replicas=task.replicas,
+                )
+            case "manager":
+                part = manager.Manager(bus)
+            case "agent":
+                part = agent.Agent(
+                    bus, pathlib.Path(task.folder), zone=task.zone, beat_s=task.beat_s, machine=machine_id()
+                )
+            case _:
+                raise errors.InvalidInput(f"no process of kind {task.kind!r}")
+        await stack.enter_async_context(part)
+        ready()
+        await stop.wait()
+
+
+class Gate:
+    """Who may ask what: the role in the keyring decides; the broker saw to the name."""
+
+    def __init__(self, keys: pathlib.Path) -> None:
+        self._keys = keys
+        self._known: dict[str, tuple[float, str]] = {}
+
+    async def __call__(self, sender: str, verb: str, changes: bool) -> None:
+        at, role = self._known.get(sender, (0.0, ""))
+        if time.monotonic() - at > ROLE_CACHE_S:
+            try:
+                role = await asyncio.to_thread(lambda: keyring.Trust.open(self._keys).show(sender).role)
+            except errors.NotFound as error:
+                raise errors.Forbidden(f"{sender!r} is not known in this domain") from error
+            self._known[sender] = (time.monotonic(), role)
+        if changes and role not in MAY_CHANGE:
+            raise errors.Forbidden(f"{sender} has the role {role}; only an operator may {verb}")
+        if role in MAY_NOT_READ:
+            raise errors.Forbidden(f"{sender} has the role {role}, which may not ask the registry")
+
+
+def machine_id() -> str:
+    """Differs on a machine that was set up anew."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        with contextlib.suppress(OSError):
+            return pathlib.Path(path).read_text().strip()[:64]
+    return ""
+
+
+async def _main() -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    reader = asyncio.StreamReader(limit=1 << 20)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    task = msgspec.json.decode(await reader.readline(), type=Task)
+    log.configure(sys.stderr, level=task.log_level, form="json")
+
+    async def leash() -> None:
+        await reader.read()
+        stop.set()
+
+    def ready() -> None:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+
+    holding = asyncio.create_task(leash())
+    try:
+        await run(task, stop, ready)
+    finally:
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

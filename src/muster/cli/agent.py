@@ -1,0 +1,205 @@
+"""``muster agent``: host adapters on a machine; let machines in."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from muster.cli import base, connection, managing, monitoring
+
+if TYPE_CHECKING:
+    from muster.bus import api
+
+FOLDER = "~/.local/share/muster-agent"
+RETRY_S = 2.0
+
+
+@click.group(
+    cls=base.Group,
+    invoke_without_command=True,
+    examples=[
+        ("muster agent --join TOKEN", "the first time; the machine's key stays on the machine"),
+        ("muster agent", "from then on"),
+        ("muster agent token host-b", "on the domain's machine: let host-b in"),
+    ],
+)
+@click.option("--join", "token", metavar="TOKEN", help="Enrol with this one-time token.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=FOLDER,
+    show_default=True,
+    help="Where it keeps its credentials and what it hosts.",
+)
+@click.option("--zone", default="default", show_default=True, help="Machines of a zone fail together.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For predicates to select on.")
+@monitoring.duration("--beat", "5s", "Between two heartbeats.")
+@click.pass_context
+def agent(
+    context: click.Context,
+    token: str | None,
+    folder: Path,
+    zone: str,
+    labels: tuple[str, ...],
+    beat_s: float,
+) -> None:
+    """Host resources on this machine, and let machines into a domain.
+
+    It needs no open port: it connects outwards, by TLS or WebSocket, and through the proxy that HTTPS_PROXY
+    names if the brokers' address is a WebSocket's.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    invocation = context.ensure_object(base.Invocation)
+    given = monitoring.pairs(labels, "--label")
+    base.run(_run(invocation, token, folder.expanduser(), zone, given, beat_s))
+
+
+async def _run(
+    invocation: base.Invocation,
+    token: str | None,
+    folder: Path,
+    zone: str,
+    labels: dict[str, str],
+    beat_s: float,
+) -> None:
+    from muster.app import managing as app_managing
+    from muster.manage import agent
+
+    if token is not None:
+        await _enrol(invocation, token, folder)
+    async with await _connect(folder) as bus, monitoring.until_signal() as asked:
+        running = agent.Agent(
+            bus,
+            folder / "resources",
+            zone=zone,
+            labels=labels,
+            beat_s=beat_s,
+            machine=await asyncio.to_thread(app_managing.machine_id),
+        )
+        async with running:
+            invocation.printer.item(
+                {"agent": running.name, "folder": str(folder)}, f"agent {running.name} is up; Ctrl-C ends it"
+            )
+            await asked.wait()
+
+
+async def _enrol(invocation: base.Invocation, text: str, folder: Path) -> None:
+    """Spend the token: a key is made here, and its public half is all that leaves."""
+    import ssl
+
+    import msgspec
+
+    from muster import connecting
+    from muster.app import enrolment, manage
+    from muster.app import managing as app_managing
+    from muster.core import errors
+    from muster.trust import credentials, nkeys
+
+    token = enrolment.Token.parse(text)
+    tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
+    key = nkeys.KeyPair.create(nkeys.Kind.USER)
+    creds = credentials.Credentials.parse(token.creds)
+    answer: dict[str, str] | None = None
+    told = False
+    async with await connecting.connect(token.servers, creds=creds, tls=tls) as bus:
+        while answer is None:
+            try:
+                answer = await manage.ask(
+                    bus, "enrol", public_key=key.public, machine=app_managing.machine_id()
+                )
+            except errors.TimedOut:
+                raise
+            except errors.Unavailable as error:
+                if not told:
+                    invocation.printer.note(f"{error.message}; {error.hint or ''}")
+                    told = True
+                await asyncio.sleep(RETRY_S)
+    await asyncio.to_thread(enrolment.write_credentials, folder / "agent.creds", key, answer["jwt"])
+    where = {"servers": list(token.servers), "ca": token.ca}
+    await asyncio.to_thread((folder / "domain.json").write_bytes, msgspec.json.encode(where))
+
+
+async def _connect(folder: Path) -> api.Bus:
+    import ssl
+
+    import msgspec
+
+    from muster import connecting
+    from muster.core import errors
+    from muster.trust import credentials
+
+    try:
+        where = msgspec.json.decode(await asyncio.to_thread((folder / "domain.json").read_bytes))
+    except OSError as error:
+        raise errors.NotFound(
+            f"this machine is not enrolled: nothing in {folder}", hint="`muster agent --join TOKEN`"
+        ) from error
+    creds = await asyncio.to_thread(credentials.Credentials.load, folder / "agent.creds")
+    tls = ssl.create_default_context(cadata=where["ca"]) if where["ca"] else None
+    return await connecting.connect(where["servers"], creds=creds, tls=tls)
+
+
+@agent.command(
+    examples=[
+        ("muster agent token host-b", "prints the token; it can be used once, within an hour"),
+        ("muster agent token host-b --approval --for 24h", "… and somebody has to approve"),
+    ],
+)
+@click.argument("name")
+@click.option("--approval", is_flag=True, help="Whoever uses it has to be approved.")
+@monitoring.duration("--for", "1h", "How long it can be used.", dest="lifetime_s")
+@click.option("--address", "addresses", multiple=True, metavar="URL", help="Where the machine finds brokers.")
+@connection.options
+@base.pass_invocation
+def token(
+    invocation: base.Invocation,
+    name: str,
+    approval: bool,
+    lifetime_s: float,
+    addresses: tuple[str, ...],
+    to: connection.Options,
+) -> None:
+    """Make a one-time token that lets a machine in as NAME."""
+    made = managing.ask_domain(
+        invocation,
+        to,
+        "token",
+        name=name,
+        approval=approval,
+        lifetime_s=lifetime_s,
+        servers=list(addresses),
+    )
+    invocation.printer.done(made, made["token"])
+
+
+@agent.command(examples=[("muster agent approve host-b", "")])
+@click.argument("name")
+@connection.options
+@base.pass_invocation
+def approve(invocation: base.Invocation, name: str, to: connection.Options) -> None:
+    """Let a machine in that waits for it."""
+    done = managing.ask_domain(invocation, to, "approve", name=name)
+    invocation.printer.done(done, f"{name} may come in")
+
+
+@agent.command(examples=[("muster agent waiting", "")])
+@connection.options
+@base.pass_invocation
+def waiting(invocation: base.Invocation, to: connection.Options) -> None:
+    """List machines that wait for approval."""
+    rows = managing.ask_domain(invocation, to, "waiting")
+    invocation.printer.rows(rows, ("name", "machine", "token"), of="machine", empty="nobody waits")
+
+
+@agent.command(examples=[("muster agent forget host-b", "it will not come back")])
+@click.argument("name")
+@connection.options
+@base.pass_invocation
+def forget(invocation: base.Invocation, name: str, to: connection.Options) -> None:
+    """Forget an agent and its resources, without a word to it."""
+    done = managing.call(invocation, to, lambda fleet: fleet.forget(name))
+    invocation.printer.done(done, f"{name} and {len(done['resources'])} resources are forgotten")

@@ -1,0 +1,213 @@
+"""What should be: ``muster apply``, ``plan``, ``diff``, ``delete``, ``drain``, ``rollout``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import base, connection, managing, monitoring
+
+if TYPE_CHECKING:
+    from muster.manage import client
+
+_PLAN = ("wave", "act", "name", "type")
+
+
+@click.command(
+    cls=base.Command,
+    examples=[
+        ("muster apply -f fleet.yaml", ""),
+        ("muster apply -f fleet.yaml --wait 60s", "return when all of it is up"),
+    ],
+)
+@managing.file_option
+@monitoring.duration("--wait", None, "Wait so long for everything to be up.")
+@connection.options
+@base.pass_invocation
+def apply(invocation: base.Invocation, path: Path, wait_s: float | None, to: connection.Options) -> None:
+    """Make what a manifest says be so, and keep it so."""
+    text = managing.text_of(path)
+
+    async def work(fleet: client.Client) -> Any:
+        done = await fleet.apply(text)
+        if wait_s is not None:
+            for line in done["plan"]:
+                await fleet.wait(line["name"], "up", timeout_s=wait_s)
+        return done
+
+    done = managing.call(invocation, to, work)
+    changed, all_ = len(done["changed"]), len(done["plan"])
+    invocation.printer.done(done, f"applied: {changed} of {all_} resources changed")
+
+
+@click.command(cls=base.Command, examples=[("muster plan -f fleet.yaml", "in waves: each goes at once")])
+@managing.file_option
+@connection.options
+@base.pass_invocation
+def plan(invocation: base.Invocation, path: Path, to: connection.Options) -> None:
+    """Say what an apply would do, and do nothing."""
+    lines = managing.call(invocation, to, lambda fleet: fleet.plan(managing.text_of(path)))
+    invocation.printer.rows(lines, _PLAN, of="step")
+
+
+@click.command(cls=base.Command, examples=[("muster diff -f fleet.yaml", "")])
+@managing.file_option
+@connection.options
+@base.pass_invocation
+def diff(invocation: base.Invocation, path: Path, to: connection.Options) -> None:
+    """Say field by field what an apply would change."""
+    lines = managing.call(invocation, to, lambda fleet: fleet.plan(managing.text_of(path)))
+    rows = [
+        {"name": line["name"], "field": field, "is": before, "would_be": after}
+        for line in lines
+        for field, (before, after) in (line["changes"] or {}).items()
+    ]
+    rows += [
+        {"name": line["name"], "field": "", "is": "absent", "would_be": "there"}
+        for line in lines
+        if line["act"] == "create"
+    ]
+    invocation.printer.rows(rows, ("name", "field", "is", "would_be"), of="change", empty="no difference")
+
+
+@click.command(
+    cls=base.Command,
+    examples=[("muster delete -f fleet.yaml", ""), ("muster delete web-1 web-2 --wait 30s", "")],
+)
+@click.argument("names", nargs=-1)
+@click.option("-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@monitoring.duration("--wait", None, "Wait so long for everything to be gone.")
+@connection.options
+@base.pass_invocation
+def delete(
+    invocation: base.Invocation,
+    names: tuple[str, ...],
+    path: Path | None,
+    wait_s: float | None,
+    to: connection.Options,
+) -> None:
+    """Take resources down and forget them, those that depend on others first."""
+    if bool(names) == bool(path):
+        raise click.UsageError("give names or -f FILE, one of them")
+
+    async def work(fleet: client.Client) -> Any:
+        if path is not None:
+            done = await fleet.delete_manifest(managing.text_of(path))
+        else:
+            done = await fleet.delete(*names)
+        if wait_s is not None:
+            await fleet.wait_gone(*done["deleting"], timeout_s=wait_s)
+        return done
+
+    done = managing.call(invocation, to, work)
+    invocation.printer.done(done, f"deleting {len(done['deleting'])} resources")
+
+
+@click.command(
+    cls=base.Command,
+    examples=[
+        ("muster drain host-a", "stop all of an agent's resources, and give it no more"),
+        ("muster drain web-1", ""),
+        ("muster drain host-a --undo", ""),
+    ],
+)
+@click.argument("name")
+@click.option("--undo", is_flag=True, help="Want it up again.")
+@connection.options
+@base.pass_invocation
+def drain(invocation: base.Invocation, name: str, undo: bool, to: connection.Options) -> None:
+    """Let a resource, or all of an agent's, finish and stop."""
+    done = managing.call(invocation, to, lambda fleet: fleet.undrain(name) if undo else fleet.drain(name))
+    invocation.printer.done(done, f"{len(done['changed'])} resources {'up again' if undo else 'draining'}")
+
+
+@click.group(cls=base.Group, examples=[("muster rollout start restart --where \"group = 'web'\"", "")])
+def rollout() -> None:
+    """Do the same to many resources, some at a time."""
+
+
+_ROLLOUT = ("id", "state", "operation", "counts", "unreachable", "reason")
+
+
+@rollout.command(
+    examples=[
+        ("muster rollout start restart --where \"group = 'web'\" --batch 10% --pause 5s", ""),
+        ("muster rollout start restart web-1 web-2 --max-errors 1", ""),
+    ],
+)
+@click.argument("operation")
+@click.argument("names", nargs=-1)
+@click.option("--where", default="", metavar="PREDICATE", help="On the resources of which this is true.")
+@click.option("--batch", default="1", show_default=True, help="How many at a time: a count, or a part (10%).")
+@monitoring.duration("--pause", None, "Between two batches.")
+@click.option("--max-errors", type=click.IntRange(0), default=0, show_default=True, help="Stop after more.")
+@click.option("--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="For the operation.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it is over.")
+@connection.options
+@base.pass_invocation
+def start(
+    invocation: base.Invocation,
+    /,
+    operation: str,
+    names: tuple[str, ...],
+    where: str,
+    batch: str,
+    pause_s: float | None,
+    max_errors: int,
+    arguments: tuple[str, ...],
+    wait: bool,
+    to: connection.Options,
+) -> None:
+    """Begin a rollout of OPERATION."""
+    wanted = {
+        "operation": operation,
+        "arguments": managing.key_values(arguments),
+        "batch": batch,
+        "pause_s": pause_s or 0.0,
+        "errors_max": max_errors,
+    }
+
+    async def work(fleet: client.Client) -> Any:
+        import asyncio
+
+        found = await fleet.rollout(wanted, *names, where=where)
+        while wait and found["state"] == "running":
+            await asyncio.sleep(0.2)
+            found = (await fleet.rollouts(found["id"]))[0]
+        return found
+
+    found = managing.call(invocation, to, work)
+    invocation.printer.rows([found], _ROLLOUT, of="rollout")
+    if found["state"] == "stopped":
+        raise click.exceptions.Exit(1)
+
+
+@rollout.command("list", examples=[("muster rollout list", "")])
+@connection.options
+@base.pass_invocation
+def list_(invocation: base.Invocation, to: connection.Options) -> None:
+    """List rollouts and how they went."""
+    rows = managing.call(invocation, to, lambda fleet: fleet.rollouts())
+    invocation.printer.rows(rows, _ROLLOUT, of="rollout")
+
+
+@rollout.command(examples=[("muster rollout pause 1f2e3d4c", "")])
+@click.argument("id")
+@connection.options
+@base.pass_invocation
+def pause(invocation: base.Invocation, id: str, to: connection.Options) -> None:
+    """Begin no further batch."""
+    done = managing.call(invocation, to, lambda fleet: fleet.pause(id))
+    invocation.printer.done(done, f"rollout {id} is {done['state']}")
+
+
+@rollout.command(examples=[("muster rollout resume 1f2e3d4c", "")])
+@click.argument("id")
+@connection.options
+@base.pass_invocation
+def resume(invocation: base.Invocation, id: str, to: connection.Options) -> None:
+    """Go on with a rollout that was paused or stopped."""
+    done = managing.call(invocation, to, lambda fleet: fleet.resume(id))
+    invocation.printer.done(done, f"rollout {id} is {done['state']}")

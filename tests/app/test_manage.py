@@ -1,0 +1,107 @@
+"""Management as a part of a domain: processes of its own, put back when they are killed; machines let in."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from muster import connecting
+from muster.app import catalogue, domain, enrolment, manage
+from muster.core import errors, settings
+from muster.manage import agent, client
+from muster.testing.eventually import eventually
+from muster.trust import credentials, nkeys, roles
+
+MANIFEST = """
+resources:
+  - name: sleeper
+    type: process
+    agent: local
+    config: {command: [sleep, "1000"]}
+"""
+
+
+@pytest.fixture
+async def running(tmp_path):
+    flags = {
+        "domain.data_dir": str(tmp_path),
+        "manage.enabled": True,
+        "manage.beat_s": 0.5,
+        "manage.registries": 2,
+    }
+    made = settings.load(catalogue.Settings, flags=flags)
+    async with domain.Domain(made, parts=catalogue.parts(made)) as started:
+        yield started
+
+
+async def test_processes_are_killed_and_everything_comes_back(running):
+    admin = await running.connect("admin", roles.Role.OPERATOR)
+    async with admin:
+        fleet = client.Client(admin)
+        await fleet.apply(MANIFEST)
+        first = await fleet.wait("sleeper", "up", timeout_s=20)
+        for victim in (first["manager"], "registry-1", "registry-2", "agent-local"):
+            await manage.ask(admin, "kill", name=victim)
+
+        async def back():
+            row = (await fleet.get("sleeper"))[0]
+            return row["state"] == "up" and row["epoch"] > first["epoch"]
+
+        await eventually(back, timeout_s=30)
+        starts = {one["name"]: one["starts"] for one in await manage.ask(admin, "processes")}
+        assert starts["agent-local"] == 2
+        whats = [one.what for one in await fleet.decisions()]
+        assert "apply" in whats
+        await fleet.delete("sleeper")
+        await fleet.wait_gone("sleeper", timeout_s=20)
+
+
+async def enrol(text: str, folder: Path) -> str:
+    token = enrolment.Token.parse(text)
+    key = nkeys.KeyPair.create(nkeys.Kind.USER)
+    creds = credentials.Credentials.parse(token.creds)
+    tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
+    async with await connecting.connect(token.servers, creds=creds, tls=tls) as bus:
+        answer = await manage.ask(bus, "enrol", timeout_s=5, public_key=key.public)
+    await asyncio.to_thread(enrolment.write_credentials, folder / "agent.creds", key, answer["jwt"])
+    return (folder / "agent.creds").read_text()
+
+
+async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running, tmp_path):
+    admin = await running.connect("admin", roles.Role.OPERATOR)
+    async with admin:
+        fleet = client.Client(admin)
+        made = await manage.ask(admin, "token", name="host-b")
+        first = credentials.Credentials.parse(await enrol(made["token"], tmp_path / "one"))
+        assert first.identity == "host-b"
+        with pytest.raises((errors.Forbidden, errors.Unauthorized, errors.Unavailable)):
+            await enrol(made["token"], tmp_path / "two")  # spent, and soon its identity is revoked
+        async with await connecting.connect(running.servers, creds=first) as bus:
+            async with agent.Agent(bus, tmp_path / "hosted", beat_s=0.5):
+
+                async def there():
+                    return "host-b" in {one["name"] for one in await fleet.agents()}
+
+                await eventually(there)
+            with pytest.raises(errors.Forbidden):
+                await client.Client(bus).apply(MANIFEST)
+        again = await manage.ask(admin, "token", name="host-b", approval=True)
+        with pytest.raises(errors.Unavailable, match="approval"):
+            await enrol(again["token"], tmp_path / "three")
+        await manage.ask(admin, "approve", name="host-b")
+        second = credentials.Credentials.parse(await enrol(again["token"], tmp_path / "three"))
+        assert second.claims.sub != first.claims.sub
+
+        async def refused():
+            try:
+                async with await connecting.connect(running.servers, creds=first):
+                    return False
+            except errors.MusterError:
+                return True
+
+        await eventually(refused)
+        async with await connecting.connect(running.servers, creds=second):
+            assert [one["name"] for one in await fleet.agents()].count("host-b") == 1

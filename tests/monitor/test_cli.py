@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from muster.bus import http
 from muster.core import messages, reports
 from muster.monitor import client as monitor_client
 from muster.monitor import xml
@@ -109,3 +110,21 @@ async def test_what_is_not_there_is_said(muster, connect):
     assert paper[0]["hierarchy"] == "single-level"
     once = driver.quick("sensor", "--once", "-o", "json").json()
     assert "cpu_percent" in once
+
+
+async def test_a_process_of_its_own_has_health_pages(muster, broker):
+    child = await muster("channel", "--name", "c1")
+    url = (await child.line(r"health pages: (\S+)", timeout_s=30))[1]
+    await child.line("is up")
+    assert (await http.get(f"{url}/livez")).body == b"ok\n"
+    assert (await http.get(f"{url}/readyz")).json()["ready"] is True
+    metrics = (await http.get(f"{url}/metrics")).body
+    assert b"muster_channel_received_rows" in metrics
+    assert b"process_resident_memory_bytes" in metrics
+    await broker.kill()
+
+    async def unready():
+        answer = await http.get(f"{url}/readyz")
+        return answer.status == 503 and "reconnecting" in answer.json()["parts"]["bus"]["reason"]
+
+    await eventually(unready)

@@ -51,14 +51,16 @@ async def _run(
     where: str,
     more: dict[str, Any],
 ) -> None:
+    from muster.core import metrics
     from muster.monitor import interpreters, protocol, service
     from muster.trust import roles
 
+    measure = metrics.Metrics(process=True)
     up = interpreters.Subscription("up", parents or (protocol.ROOT,), interpreter=interpreter, where=where)
     async with (
         await monitoring.connect_as(invocation, to, name, roles.Role.CHANNEL) as bus,
-        monitoring.until_signal() as asked,
-        service.Channel(bus, service.Settings(subscriptions=(up,), **more)) as running,
+        monitoring.serving(invocation, bus, measure) as asked,
+        service.Channel(bus, service.Settings(subscriptions=(up,), **more), measure=measure) as running,
     ):
         invocation.printer.item(
             {"channel": running.name, "parents": list(up.parents)},

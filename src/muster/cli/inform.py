@@ -345,7 +345,7 @@ async def _run_node(
 ) -> None:
     import msgspec
 
-    from muster.core import errors
+    from muster.core import errors, metrics
     from muster.inform import service, settings
     from muster.store import database
     from muster.trust import roles
@@ -357,7 +357,7 @@ async def _run_node(
     async with (
         await monitoring.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE) as bus,
         await database.open(url) as store,
-        monitoring.until_signal() as asked,
+        monitoring.serving(invocation, bus, metrics.Metrics(process=True)) as asked,
         await service.start(bus, name=name, settings=wanted, store=store) as running,
     ):
         held = running.desk.copies.permanent

@@ -1,4 +1,4 @@
-"""What the commands of the monitor share: a connection under a name of their own, a life until a signal."""
+"""What commands that run a process of its own share: a connection under its name, a life until a signal."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from muster.cli import config as config_
 
 if TYPE_CHECKING:
     from muster.bus import api
+    from muster.core import metrics
     from muster.trust import roles
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -106,3 +107,36 @@ async def until_signal() -> AsyncIterator[asyncio.Event]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    invocation: base.Invocation, bus: api.Bus, measure: metrics.Metrics
+) -> AsyncIterator[asyncio.Event]:
+    """As `until_signal`, with the pages that every process of Muster has (`muster.app.health`)."""
+    import os
+
+    from muster.app import catalogue, health, team
+    from muster.bus import api
+    from muster.core import health as health_
+    from muster.core import settings
+
+    def state() -> team.Health:
+        if bus.state is api.ConnectionState.CONNECTED:
+            return team.Health()
+        return team.Health(health_.State.DOWN, f"the connection is {bus.state.value}")
+
+    pages = await health.serve(
+        settings.load(catalogue.Settings, env=os.environ).health,
+        ready=lambda: state().is_working,
+        health=lambda: {"bus": state()},
+        metrics=measure,
+    )
+    try:
+        if pages is not None:
+            invocation.printer.note(f"health pages: {pages.url}")
+        async with until_signal() as asked:
+            yield asked
+    finally:
+        if pages is not None:
+            await pages.close()

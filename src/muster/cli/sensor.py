@@ -76,12 +76,13 @@ def sensor(
 async def _run(
     invocation: base.Invocation, to: connection.Options, machine: str, wanted: dict[str, Any]
 ) -> None:
+    from muster.core import metrics
     from muster.monitor import sensor
     from muster.trust import roles
 
     async with (
         await monitoring.connect_as(invocation, to, machine, roles.Role.AGENT) as bus,
-        monitoring.until_signal() as asked,
+        monitoring.serving(invocation, bus, metrics.Metrics(process=True)) as asked,
         sensor.Sensor(bus, sensor.Settings(**wanted)) as running,
     ):
         ports = {"http_port": running.doors.http_port, "statsd_port": running.doors.statsd_port}

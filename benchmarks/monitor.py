@@ -147,36 +147,63 @@ def _channel_round(url: str, total: int) -> float:
 # -- three forms -------------------------------------------------------------------------------------------
 
 
-class Form(msgspec.Struct, frozen=True):
-    """CPU seconds of a row in and out, and of a message besides its rows."""
+SIZES = (1, 10, 30, 100, 300, 1000)  # reports in a message
 
-    row_s: float
+
+class Form(msgspec.Struct, frozen=True):
+    """CPU seconds to take a message in and to write what goes on, for each of `SIZES`."""
+
+    in_s: dict[int, float]
+    out_s: dict[int, float]
     bytes_a_row: float
-    costs: model.Costs
+
+    @property
+    def row_s(self) -> float:
+        return (self.in_s[ROWS] + self.out_s[ROWS]) / ROWS
+
+    @property
+    def costs(self) -> model.Costs:
+        taken, written = (
+            # Weighed by size, so that the small messages tell the cost of a message.
+            model.fit([(1 / size, 1.0, seconds / size) for size, seconds in points.items()])
+            for points in (self.in_s, self.out_s)
+        )
+        return model.Costs(
+            message_s=taken.message_s,
+            row_s=taken.row_s,
+            out_message_s=written.message_s,
+            out_row_s=written.row_s,
+        )
+
+
+# From rows to a message of them and the two steps of a channel: take the n-th message, write what goes on.
+Maker = Callable[[list[messages.NodeReport]], tuple[bytes, Callable[[int], object], Callable[[], object]]]
 
 
 def _forms(rounds: int) -> dict[str, Form]:
     rows = monitor_rows.reports_(ROWS)
-    makers: dict[str, Callable[[list[messages.NodeReport]], tuple[bytes, Callable[[int], object]]]] = {
-        "arrow": _arrow,
-        "json": _json,
-        "xml": _xml,
-    }
-    whole = {name: make(rows) for name, make in makers.items()}
-    single = {name: make(rows[:1]) for name, make in makers.items()}
+    makers: dict[str, Maker] = {"arrow": _arrow, "json": _json, "xml": _xml}
     found = {}
-    for name in makers:
-        best = {}
-        for size, (_, step) in ((ROWS, whole[name]), (1, single[name])):
-            times = [measure.cpu_seconds(lambda step=step, turn=turn: step(turn)) for turn in range(rounds)]  # type: ignore[misc]
-            best[size] = min(times)
-        row_s = max((best[ROWS] - best[1]) / (ROWS - 1), 1e-9)
-        costs = model.Costs(message_s=max(best[1] - row_s, 0.0), row_s=row_s)
-        found[name] = Form(best[ROWS] / ROWS, len(whole[name][0]) / ROWS, costs)
+    for name, make in makers.items():
+        in_s, out_s, size = {}, {}, 0.0
+        for count in SIZES:
+            message, take, write = make(rows[:count])
+            best_in, best_out = math.inf, math.inf
+            for turn in range(max(rounds, min(200, rounds * ROWS // count // 10))):
+                start = time.process_time()
+                take(turn)
+                middle = time.process_time()
+                write()
+                best_in = min(best_in, middle - start)
+                best_out = min(best_out, time.process_time() - middle)
+            in_s[count], out_s[count], size = best_in, best_out, len(message) / count
+        found[name] = Form(in_s, out_s, size)
     return found
 
 
-def _arrow(rows: list[messages.NodeReport]) -> tuple[bytes, Callable[[int], object]]:
+def _arrow(
+    rows: list[messages.NodeReport],
+) -> tuple[bytes, Callable[[int], object], Callable[[], object]]:
     channel = aggregator.Aggregator("c", 1, [UP])
     now_ms = rows[0].at_ms
 
@@ -184,33 +211,38 @@ def _arrow(rows: list[messages.NodeReport]) -> tuple[bytes, Callable[[int], obje
         numbered = [msgspec.structs.replace(row, sequence=turn + 1) for row in rows]
         return reports.encode(reports.to_batch(numbered), reports.Facts(channel="x", sequence=turn))
 
-    made = [message(turn) for turn in range(16)]
+    made = [message(turn) for turn in range(200)]
 
-    def step(turn: int) -> object:
-        channel.take_batch("x", made[turn % 16], now_ms)
+    def take(turn: int) -> None:
+        channel.take_batch("x", made[turn], now_ms)
+
+    def write() -> object:
         return [forward.encode() for forward in channel.flush(now_ms)]
 
-    return reports.encode(reports.to_batch(rows), reports.Facts(channel="x"), compression="lz4"), step
+    return reports.encode(reports.to_batch(rows), reports.Facts(channel="x"), compression="lz4"), take, write
 
 
-def _json(rows: list[messages.NodeReport]) -> tuple[bytes, Callable[[int], object]]:
+def _json(rows: list[messages.NodeReport]) -> tuple[bytes, Callable[[int], object], Callable[[], object]]:
     data = msgspec.json.encode(rows)
     decoder = msgspec.json.Decoder(list[messages.NodeReport])
     once = _Once()
+    held: list[messages.NodeReport] = []
 
-    def step(turn: int) -> object:
-        return msgspec.json.encode([row for row in decoder.decode(data) if once.sees(row, turn)])
+    def take(turn: int) -> object:
+        held[:] = [row for row in decoder.decode(data) if once.sees(row, turn)]
+        return held
 
-    return data, step
+    return data, take, lambda: msgspec.json.encode(held)
 
 
-def _xml(rows: list[messages.NodeReport]) -> tuple[bytes, Callable[[int], object]]:
+def _xml(rows: list[messages.NodeReport]) -> tuple[bytes, Callable[[int], object], Callable[[], object]]:
     """As quickly as lxml lets us, which is quicker than our own door, where every field is checked."""
     data = xml.encode(
         reports.GroupReport(group="g", from_ms=0, to_ms=1, machines=len(rows), nodes=tuple(rows))
     )
     node_tag, metric_tag = (f"{{{xml.NAMESPACE}}}{name}" for name in ("node-report", "metric"))
     once = _Once()
+    held: list[messages.NodeReport] = []
 
     def read(node: Any) -> messages.NodeReport:
         get = node.get
@@ -225,29 +257,29 @@ def _xml(rows: list[messages.NodeReport]) -> tuple[bytes, Callable[[int], object
             metrics={one.get("name"): float(one.text) for one in node.iterchildren(metric_tag)},
         )
 
-    def step(turn: int) -> object:
+    def take(turn: int) -> object:
         found = [read(node) for node in etree.fromstring(data).iterchildren(node_tag)]
+        held[:] = [row for row in found if once.sees(row, turn)]
+        return held
+
+    def write() -> object:
         root = etree.Element("group-report")
-        for row in found:
-            if once.sees(row, turn):
-                node = etree.SubElement(
-                    root,
-                    "node-report",
-                    {
-                        "machine": row.machine,
-                        "group": row.group,
-                        "zone": row.zone,
-                        "boot": str(row.boot),
-                        "sequence": str(row.sequence),
-                        "at-ms": str(row.at_ms),
-                        "period-s": repr(row.period_s),
-                    },
-                )
-                for name, value in row.metrics.items():
-                    etree.SubElement(node, "metric", {"name": name}).text = repr(value)
+        for row in held:
+            facts = {
+                "machine": row.machine,
+                "group": row.group,
+                "zone": row.zone,
+                "boot": str(row.boot),
+                "sequence": str(row.sequence),
+                "at-ms": str(row.at_ms),
+                "period-s": repr(row.period_s),
+            }
+            node = etree.SubElement(root, "node-report", facts)
+            for name, value in row.metrics.items():
+                etree.SubElement(node, "metric", {"name": name}).text = repr(value)
         return etree.tostring(root, encoding="utf-8")
 
-    return data, step
+    return data, take, write
 
 
 class _Once:
@@ -335,11 +367,72 @@ def _ours(forms: dict[str, Form], channel_s: float) -> tuple[model.Hierarchy, ..
 
 
 def _draw(forms: dict[str, Form], channel_s: float) -> None:
-    """The paper's figure 5: propagation time and load of the root by size, for the four hierarchies."""
+    """The paper's figures, lost there and measured here."""
     import matplotlib as mpl
-    import numpy as np
 
     mpl.use("Agg")
+    harness.RESULTS.mkdir(exist_ok=True)
+    _draw_channel(forms)
+    _draw_hierarchies(forms, channel_s)
+
+
+def _draw_channel(forms: dict[str, Form]) -> None:
+    """Figures 3 and 4: load, input and output time of one channel by its senders and the size of reports.
+
+    Points are measured; lines are the model's, with the costs fitted to them.
+    """
+    import numpy as np
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, 4, figsize=(15, 7))
+    for row, (label, name) in enumerate((("XML, lxml", "xml"), ("Arrow", "arrow"))):
+        form, costs = forms[name], forms[name].costs
+        axes[row][0].loglog(SIZES, [form.in_s[size] * 1e3 for size in SIZES], "o", label="in, measured")
+        axes[row][0].loglog(SIZES, [form.out_s[size] * 1e3 for size in SIZES], "s", label="out, measured")
+        sizes = np.geomspace(1, 1000)
+        axes[row][0].loglog(sizes, (costs.message_s + sizes * costs.row_s) * 1e3, label="in, model")
+        axes[row][0].loglog(sizes, (costs.out_message_s + sizes * costs.out_row_s) * 1e3, label="out, model")
+        axes[row][0].set(title=f"{label}: one message, ms", xlabel="reports in it")
+        axes[row][0].legend(fontsize=7)
+        for size in (1, 30, 1000):
+            senders = np.unique(np.geomspace(1, 3e6, 300).astype(int))
+            made = [_one_channel(int(n), size, costs) for n in senders]
+            kept = [one for one in made if one.load < 1.5]
+            counted = senders[: len(kept)]
+            for place, (what, values) in enumerate(
+                (
+                    ("CPU, %", [100 * min(one.load, 1.0) for one in kept]),
+                    ("input time, ms", [min(one.in_s * 1e3, 1e5) for one in kept]),
+                    ("output time, ms", [one.out_s * 1e3 for one in kept]),
+                ),
+                start=1,
+            ):
+                axes[row][place].plot(counted, values, label=f"{size} reports each")
+                axes[row][place].set(title=f"{label}: {what}", xlabel="senders, every 30 s", xscale="log")
+                if place > 1:
+                    axes[row][place].set_yscale("log")
+        axes[row][1].legend(fontsize=7)
+    for axis in axes.flat:
+        axis.grid(visible=True, alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(harness.RESULTS / "monitor-channel.png", dpi=100)
+    plt.close(figure)
+
+
+def _one_channel(senders: int, size: int, costs: model.Costs) -> model.LevelFigures:
+    """A channel that holds for 30 s, with senders that do so too, each message of ``size`` reports."""
+    if size == 1:
+        tree = model.Hierarchy("one", 30.0, (model.Level(senders, 30.0, costs),), latest=True)
+    else:
+        free = model.Costs(message_s=0.0, row_s=0.0)
+        levels = (model.Level(size, 30.0, free), model.Level(senders, 30.0, costs))
+        tree = model.Hierarchy("one", 30.0, levels, latest=True)
+    return model.figures(tree).levels[-1]
+
+
+def _draw_hierarchies(forms: dict[str, Form], channel_s: float) -> None:
+    """Figure 5: propagation time and load of the root by size, for the four hierarchies."""
+    import numpy as np
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex="col")
@@ -365,6 +458,5 @@ def _draw(forms: dict[str, Form], channel_s: float) -> None:
     axes[0][0].legend(fontsize=8)
     figure.suptitle(f"Table 2's hierarchies; one core of a channel carries {channel_s:,.0f} single reports/s")
     figure.tight_layout()
-    harness.RESULTS.mkdir(exist_ok=True)
     figure.savefig(harness.RESULTS / "monitor-hierarchies.png", dpi=110)
     plt.close(figure)

@@ -3,7 +3,7 @@
 nats-py keeps what it is good at: the socket, TLS, WebSocket, the parser, the handshake, resubscribing.
 Replaced are the parts on the path of every message (its queue and task for each subscription, its message
 class, its request) and those whose answer to trouble is not ours (an error of the broker closes its client
-for good).  All use of its inner names is in this file, and the contract suite is what tells when they move.
+for good).  All use of its inner names is here and in `sockets`; the contract suite tells when they move.
 
 Subscriptions here are *readers*: a plain function called for each message while the socket is read.
 """
@@ -11,7 +11,6 @@ Subscriptions here are *readers*: a plain function called for each message while
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import random
@@ -23,9 +22,8 @@ from typing import Any, Protocol
 
 import nats.errors
 from nats.aio import client as nats_client
-from nats.aio import transport
 
-from muster.bus import counting, forms
+from muster.bus import counting, forms, sockets
 from muster.core import errors, log
 
 events = log.Events("bus")
@@ -53,7 +51,6 @@ _UNAUTHORIZED = ("authorization", "authentication", "revoked", "expired")
 RECONNECT_BASE_S = 0.05
 RECONNECT_CAP_S = 5.0
 PING_INTERVAL_S = 20
-CLOSE_TIMEOUT_S = 1.0
 MAX_UNSENT_BYTES = 2 << 20
 
 
@@ -87,49 +84,6 @@ class _Call:
         self.subjects = subjects  # what was asked there: a refusal of the broker names it
         self.take = take
         self.fail = fail
-
-
-class _Tcp(transport.TcpTransport):
-    """nats-py's, but it can be closed after a failed TLS handshake too, where waiting would never end."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __bool__(self) -> bool:
-        return True  # false until it is connected, and then nats-py would put one of its own in its place
-
-    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
-        self._abort()  # what is left of an attempt that the broker refused
-        await super().connect(uri, buffer_size, connect_timeout)
-
-    async def wait_closed(self) -> None:
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await super().wait_closed()  # type: ignore[no-untyped-call]
-        self._abort()
-
-    def _abort(self) -> None:
-        for writer in (self._io_writer, self._bare_io_writer):
-            if writer is not None:
-                writer.transport.abort()
-
-
-class _WebSocket(transport.WebSocketTransport):
-    """nats-py's, with a limit to the time that connecting takes, said in a form that aiohttp still likes."""
-
-    async def connect(self, uri: Any, buffer_size: int, connect_timeout: Any) -> None:
-        async with asyncio.timeout(connect_timeout):
-            await super().connect(uri, buffer_size, _websocket_limit(connect_timeout))
-
-    async def connect_tls(
-        self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: Any
-    ) -> None:
-        async with asyncio.timeout(connect_timeout):
-            await super().connect_tls(uri, ssl_context, buffer_size, _websocket_limit(connect_timeout))
-
-
-def _websocket_limit(seconds: float) -> Any:
-    return transport.aiohttp.ClientWSTimeout(ws_close=seconds)  # type: ignore[attr-defined]
 
 
 class Wire(nats_client.Client):
@@ -244,7 +198,7 @@ class Wire(nats_client.Client):
 
     async def _connect_to_server(self, s: Any) -> None:
         if not self._transport:
-            self._transport = _WebSocket() if s.uri.scheme in ("ws", "wss") else _Tcp()
+            self._transport = sockets.WebSocket() if s.uri.scheme in ("ws", "wss") else sockets.Tcp()
         try:
             await super()._connect_to_server(s)
         except (OSError, nats.errors.Error, asyncio.CancelledError, ImportError):

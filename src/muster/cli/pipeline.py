@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +13,16 @@ from muster.cli import base, connection, output
 from muster.cli import config as config_
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from muster.pipeline import protocol
+
+_history_option = click.option(
+    "--dir",
+    "root",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The history (default: the home's).",
+)
 
 
 @click.group(cls=base.Group, examples=[("muster pipeline run", "")])
@@ -88,6 +100,126 @@ def stop(invocation: base.Invocation, to: connection.Options) -> None:
 
     base.run(work())
     invocation.printer.done({"stopping": True}, "the pipeline ends after the batch it works on")
+
+
+@pipeline.command(
+    examples=[
+        (
+            "muster pipeline replay \"severity = 'critical'\" --address \"zone = 'z1'\"",
+            "whom would it have reached",
+        ),
+        ('muster pipeline replay "receiver.cpu_percent > 50" --last 7d', ""),
+    ]
+)
+@click.argument("policy")
+@click.option("--address", default="TRUE", help="Which receivers the senders meant: a predicate.")
+@click.option("--last", metavar="DURATION", help="Only alerts of the last 2h, 7d.")
+@_history_option
+@base.pass_invocation
+def replay(
+    invocation: base.Invocation, policy: str, address: str, last: str | None, root: Path | None
+) -> None:
+    """Say whom a notification policy would have reached, had it been in force.
+
+    Plays it over the alerts and the machines' states of the history, with Spark.
+    """
+    import time
+
+    from muster.core import units
+    from muster.pipeline import batch
+
+    from_ms = int((time.time() - units.parse_duration_s(last)) * 1000) if last else None
+    with _spark(invocation) as spark:
+        found = batch.replay(spark, _root(invocation, root), policy, address=address, from_ms=from_ms)
+    if invocation.printer.for_people:
+        invocation.printer.note(
+            f"{found.events} events would have reached {found.receivers:,} machines, "
+            f"{found.deliveries:,} times in all"
+        )
+        rows = [{name: getattr(one, name) for name in one.__struct_fields__} for one in found.reached]
+        invocation.printer.rows(rows, ("at", "state", "rule", "about", "receivers"))
+        return
+    import msgspec
+
+    invocation.printer.facts(msgspec.to_builtins(found))
+
+
+@pipeline.command(examples=[("muster pipeline demand", ""), ("muster pipeline demand --prefix reads.", "")])
+@click.option("--prefix", default="reads.", show_default=True, help="First part of the metrics' names.")
+@_history_option
+@base.pass_invocation
+def demand(invocation: base.Invocation, prefix: str, root: Path | None) -> None:
+    """Say who asks for which metadata from where, and where copies would be near to them.
+
+    Reads metrics that services report as reads.<key>, with Spark.
+    """
+    import msgspec
+
+    from muster.pipeline import batch
+
+    with _spark(invocation) as spark:
+        found = batch.demand(spark, _root(invocation, root), prefix=prefix)
+    invocation.printer.rows(
+        [msgspec.to_builtins(one) for one in found],
+        ("key", "total", "place_in", "by_zone"),
+        empty="nobody reported any demand",
+    )
+
+
+@pipeline.command(examples=[("muster pipeline fit", "what a batch and a report cost here")])
+@click.option("--period", default="10s", show_default=True, help="Of the machines' reports.")
+@base.pass_invocation
+def fit(invocation: base.Invocation, period: str) -> None:
+    """Fit the analytic model's parameters to the batches that were measured."""
+    from muster.core import units
+    from muster.pipeline import fitting
+
+    settings = config_.load(invocation)
+    folder = (
+        Path(settings.pipeline.checkpoint_dir).parent
+        if settings.pipeline.checkpoint_dir
+        else settings.domain.folder / "pipeline"
+    )
+    batches = fitting.read(folder / fitting.PROGRESS_NAME)
+    found = fitting.fit(batches, trigger_s=settings.pipeline.trigger_s)
+    facts = {name: getattr(found, name) for name in found.__struct_fields__}
+    invocation.printer.facts({**facts, "machines_max": found.machines(units.parse_duration_s(period))})
+
+
+@pipeline.command(examples=[("muster pipeline monthly 2030-01 --to report.html", "")])
+@click.argument("month")
+@click.option(
+    "--to", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The page to write."
+)
+@_history_option
+@base.pass_invocation
+def monthly(invocation: base.Invocation, month: str, to: Path, root: Path | None) -> None:
+    """Write the report of a month, with plots: one HTML page."""
+    from muster.pipeline import monthly as monthly_
+
+    to.write_text(monthly_.page(_root(invocation, root), month))
+    invocation.printer.done({"month": month, "page": str(to)}, f"written: {to}")
+
+
+def _root(invocation: base.Invocation, root: Path | None) -> Path:
+    if root is not None:
+        return root
+    settings = config_.load(invocation)
+    return Path(settings.pipeline.history_dir or settings.domain.folder / "history")
+
+
+@contextlib.contextmanager
+def _spark(invocation: base.Invocation) -> Iterator[SparkSession]:
+    import tempfile
+
+    from muster.pipeline import session
+
+    with tempfile.TemporaryDirectory() as folder, invocation.printer.waiting("asking Spark"):
+        started = session.start(master="local[*]", name="muster batch", work_dir=Path(folder))
+        try:
+            yield started
+        finally:
+            started.stop()
 
 
 def _facts(progress: protocol.Progress) -> dict[str, Any]:

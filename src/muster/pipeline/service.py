@@ -28,6 +28,8 @@ from muster.core import errors, log, messages, reports, subjects
 from muster.pipeline import (
     alerts,
     checkpoint,
+    compaction,
+    fitting,
     fleet,
     history,
     job,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 POLL_S = 0.25
 RESTART_WAIT_MAX_S = 60.0
 PUBLISH_AT_ONCE = 500
+COMPACT_S = 300.0
 MEMORY_NAME = "alerts.json"
 
 
@@ -149,6 +152,7 @@ class Service:
         spark = self._given_spark
         if spark is None:
             spark = await asyncio.to_thread(self._start_spark)
+        compacting = asyncio.create_task(self._compact(spark)) if self._settings.compact else None
         try:
             wait_s = 1.0
             while not self._stop.is_set():
@@ -172,6 +176,9 @@ class Service:
                     await asyncio.wait_for(self._stop.wait(), wait_s)
                 wait_s = min(2 * wait_s, RESTART_WAIT_MAX_S)
         finally:
+            if compacting is not None:
+                compacting.cancel()
+                await asyncio.gather(compacting, return_exceptions=True)
             if self._given_spark is None:
                 await asyncio.to_thread(spark.stop)
 
@@ -238,6 +245,7 @@ class Service:
                 self._seen_batch = found["batchId"]
                 self._progress = self._measure(found)
                 await self._say_progress()
+                await asyncio.to_thread(self._keep_progress)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), POLL_S)
         self._progress = msgspec.structs.replace(self._progress, state="stopping")
@@ -358,6 +366,25 @@ class Service:
             self._on_progress(self._progress)
         with contextlib.suppress(errors.Unavailable):
             await self._bus.publish(protocol.progress(self._bus.identity), messages.encode(self._progress))
+
+    def _keep_progress(self) -> None:
+        try:
+            fitting.keep(self._memory_path.with_name(fitting.PROGRESS_NAME), self._progress)
+        except OSError as error:
+            self._count("progress-not-kept")
+            self._log.warning("progress-not-kept", error=error)
+
+    async def _compact(self, spark: SparkSession) -> None:
+        """Every few minutes, whatever hours and days are over. What fails is tried again the next time."""
+        while True:
+            await asyncio.sleep(COMPACT_S)
+            try:
+                done = await asyncio.to_thread(compaction.run, spark, self._history, int(time.time() * 1000))
+                if any(done.values()):
+                    self._log.info("compacted", **done)
+            except Exception as error:  # noqa: BLE001 (Spark raises what it likes)
+                self._count("not-compacted")
+                self._log.error("not-compacted", error=error)
 
     def _measure(self, found: dict[str, Any]) -> protocol.Progress:
         """Spark's own account of a batch, in our words."""

@@ -1,0 +1,137 @@
+"""The monthly report: one HTML page that needs nothing else, with plots drawn as SVG."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from muster.core import errors
+from muster.pipeline import query
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 180, 60, 20
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse}td,th{padding:.15rem .8rem .15rem 0;text-align:left}"
+    "td.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}"
+)
+
+
+def page(root: Path, month: str) -> str:
+    """``month`` is written 2030-01. `errors.NotFound` where the history has nothing of it."""
+    from_ms, to_ms = _bounds(month)
+    system = _by_hour(root, from_ms, to_ms)
+    if not system:
+        raise errors.NotFound(f"the history has nothing of {month}")
+    plots: list[tuple[str, list[tuple[int, float | None]]]] = [
+        ("Machines that reported", [(hour, one["machines"]) for hour, one in system]),
+        ("Stale machines", [(hour, one["stale"]) for hour, one in system]),
+        ("CPU, mean over the fleet, %", [(hour, one.get("cpu_percent")) for hour, one in system]),
+        ("Memory, mean over the fleet, %", [(hour, one.get("memory_percent")) for hour, one in system]),
+        ("Load, mean over the fleet", [(hour, one.get("load_1m")) for hour, one in system]),
+    ]
+    parts = [f"<h1>The fleet in {html.escape(month)}</h1>", _summary(system)]
+    for heading, points in plots:
+        known = [(hour, float(value)) for hour, value in points if value is not None]
+        if known:
+            parts += [f"<h2>{html.escape(heading)}</h2>", plot(known, from_ms, to_ms)]
+    parts += ["<h2>Alerts</h2>", _alerts(root, from_ms, to_ms)]
+    body = "\n".join(parts)
+    title = f"The fleet in {html.escape(month)}"
+    return (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style>\n{body}\n</html>\n"
+    )
+
+
+def plot(points: Sequence[tuple[int, float]], from_ms: int, to_ms: int) -> str:
+    """A line over time, with its greatest and least value named."""
+    most, least = max(value for _, value in points), min(0.0, *(value for _, value in points))
+    span = (most - least) or 1.0
+
+    def place(at_ms: int, value: float) -> str:
+        across = _LEFT + (at_ms - from_ms) / (to_ms - from_ms) * (_WIDTH - _LEFT)
+        down = (_HEIGHT - _BOTTOM) * (1 - (value - least) / span) + 5
+        return f"{across:.1f},{down:.1f}"
+
+    line = " ".join(place(*point) for point in points)
+    floor = _HEIGHT - _BOTTOM + 5
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 10}" role="img">'
+        f'<path d="M{_LEFT} 5V{floor}H{_WIDTH}" fill="none" stroke="#999"/>'
+        f'<text x="{_LEFT - 6}" y="14" font-size="12" text-anchor="end">{most:.4g}</text>'
+        f'<text x="{_LEFT - 6}" y="{floor}" font-size="12" text-anchor="end">{least:.4g}</text>'
+        f'<polyline points="{line}" fill="none" stroke="#1769aa" stroke-width="1.5"/></svg>'
+    )
+
+
+def _bounds(month: str) -> tuple[int, int]:
+    try:
+        first = datetime.datetime.strptime(month, "%Y-%m").replace(tzinfo=datetime.UTC)
+    except ValueError:
+        raise errors.InvalidInput(f"{month!r} is not a month: write one like 2030-01") from None
+    following = (first + datetime.timedelta(days=32)).replace(day=1)
+    return int(first.timestamp() * 1000), int(following.timestamp() * 1000)
+
+
+def _by_hour(root: Path, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, float]]]:
+    """Of each hour: the most machines, the most stale, and the mean of each metric."""
+    wanted = query.Query(
+        "levels",
+        "level = 'system'",
+        from_ms,
+        to_ms,
+        ("from", "machines", "stale", "metric", "count", "sum"),
+    )
+    hours: dict[int, dict[str, float]] = {}
+    sums: dict[tuple[int, str], list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    for batch in query.search(root, wanted):
+        columns = [batch.column(name).to_pylist() for name in ("machines", "stale", "metric", "count", "sum")]
+        starts = batch.column("from").cast(pa.int64()).to_pylist()
+        for at_ms, machines, stale, metric, count, total in zip(starts, *columns, strict=True):
+            hour = at_ms // 3_600_000 * 3_600_000
+            one = hours.setdefault(hour, {"machines": 0, "stale": 0})
+            one["machines"] = max(one["machines"], machines)
+            one["stale"] = max(one["stale"], stale)
+            if metric is not None:
+                sums[hour, metric][0] += total
+                sums[hour, metric][1] += count
+    for (hour, metric), (total, count) in sums.items():
+        if count:
+            hours[hour][metric] = total / count
+    return sorted(hours.items())
+
+
+def _summary(system: Sequence[tuple[int, dict[str, float]]]) -> str:
+    rows: list[tuple[str, Any]] = [
+        ("hours with reports", len(system)),
+        ("most machines", max(one["machines"] for _, one in system)),
+        ("most stale machines", max(one["stale"] for _, one in system)),
+    ]
+    return _table(("", ""), rows)
+
+
+def _alerts(root: Path, from_ms: int, to_ms: int) -> str:
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    wanted = query.Query("alerts", "state = 'firing'", from_ms, to_ms, ("rule", "severity"))
+    for batch in query.search(root, wanted):
+        counts.update((row["rule"], row["severity"]) for row in batch.to_pylist())
+    if not counts:
+        return "<p>None fired.</p>"
+    return _table(("rule", "severity", "times"), [(*key, times) for key, times in counts.most_common()])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    def cell(value: Any) -> str:
+        kind = ' class="n"' if isinstance(value, int | float) else ""
+        return f"<td{kind}>{html.escape(str(value))}</td>"
+
+    titles = "".join(f"<th>{html.escape(title)}</th>" for title in head)
+    lines = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+    return f"<table><tr>{titles}</tr>{lines}</table>"

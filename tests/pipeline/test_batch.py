@@ -1,0 +1,104 @@
+"""Questions to the history: replay of a policy, demand by zone, the fit, the monthly page."""
+
+import pytest
+
+from muster.core import errors, messages
+from muster.core.messages import AlertState
+from muster.pipeline import batch, fitting, levels, monthly, protocol, results
+from tests.pipeline import test_history, traffic
+
+T0 = test_history.T0
+
+
+@pytest.fixture
+def root(tmp_path):
+    rows = [
+        traffic.report(
+            f"m{n}",
+            number + 1,
+            T0 + number * 10_000,
+            zone=f"z{n % 3}",
+            group="web" if n % 2 else "db",
+            metrics={"cpu_percent": 10.0 * n if number else 0.0, "reads.users": float(n), "reads.x": 1.0},
+        )
+        for number in range(2)
+        for n in range(10)
+    ]
+    test_history.store(tmp_path, 0, rows)
+    alerts = [
+        messages.Alert(
+            rule="fire",
+            about=f"group:{number}",
+            level=level,
+            state=AlertState.FIRING,
+            since_ms=at_ms,
+            at_ms=at_ms,
+            labels={"group": "web"},
+        )
+        for number, (level, at_ms) in enumerate(
+            [
+                (messages.Level.CRITICAL, T0 + 5000),
+                (messages.Level.CRITICAL, T0 + 15_000),
+                (messages.Level.INFO, T0 + 15_000),
+                (messages.Level.CRITICAL, T0 + 500_000),  # by then nothing is known of anyone
+            ]
+        )
+    ]
+    levels.write_alerts(alerts, tmp_path, "r", 0)
+    for number in range(3):
+        many = results.Many("system", "", T0 + number * 3_600_000)
+        many.cell.fold(test_history._column(50.0 + number))
+        many.cell.machines = 10 + number
+        levels.write([many], 10_000, tmp_path, "r", number)
+    return tmp_path
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests")
+def test_a_policy_is_replayed_over_past_states_and_demand_is_found(root, spark):
+    found = batch.replay(
+        spark,
+        root,
+        "severity = 'critical' AND receiver.cpu_percent >= 50",
+        address="zone = 'z2' OR machine = 'm9'",
+    )
+    # At the first event no machine was busy yet; at the second m5, m8 (zone z2) and m9 were.
+    assert [one.receivers for one in found.reached] == [0, 3, 0, 0]
+    assert (found.events, found.deliveries, found.receivers) == (4, 3, 3)
+    with pytest.raises(errors.ParseError, match="colour"):
+        batch.replay(spark, root, "colour = 'red'")
+    wanted = {one.key: one for one in batch.demand(spark, root)}
+    assert wanted["users"].total == 90.0
+    assert wanted["users"].by_zone == {"z0": 36.0, "z1": 24.0, "z2": 30.0}
+    assert wanted["users"].place_in == ["z0", "z2", "z1"]
+
+
+def test_copies_go_where_most_of_the_demand_is():
+    assert batch.places({"a": 90.0, "b": 5.0, "c": 5.0}, 0.8, 3) == ["a"]
+    assert batch.places({"a": 50.0, "b": 30.0, "c": 20.0}, 0.8, 3) == ["a", "b"]
+    assert batch.places({}, 0.8, 3) == []
+
+
+def test_the_fit_finds_the_cost_of_a_batch_and_of_a_report(tmp_path):
+    path = tmp_path / "progress.jsonl"
+    for number in range(1, 20):
+        rows = 1000 * number
+        fitting.keep(path, protocol.Progress(batch=number, rows=rows, batch_s=0.5 + rows * 2e-6))
+    path.write_bytes(path.read_bytes() + b'{"kind":"pipeline-prog')  # the machine failed here
+    found = fitting.fit(fitting.read(path), trigger_s=10.0)
+    assert found.fixed_s == pytest.approx(0.5)
+    assert found.report_s == pytest.approx(2e-6)
+    assert found.r2 == pytest.approx(1.0)
+    assert found.machines(10.0) == pytest.approx(9.5 / 2e-6)
+    with pytest.raises(errors.InvalidInput, match="too few"):
+        fitting.fit(fitting.read(path)[:2], trigger_s=10.0)
+
+
+def test_the_monthly_page_has_plots_and_alerts(root):
+    page = monthly.page(root, "2023-11")
+    assert page.count("<svg") == 5
+    assert "<td>fire</td><td>critical</td>" in page
+    with pytest.raises(errors.NotFound):
+        monthly.page(root, "2023-12")
+    with pytest.raises(errors.InvalidInput, match="2030-01"):
+        monthly.page(root, "Mai")

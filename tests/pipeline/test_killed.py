@@ -31,7 +31,7 @@ async def traffic_for(url: str, done: asyncio.Event) -> int:
             traffic.report(f"m{n}", number, at_ms, group=f"g{n % 4}", period_s=1.0) for n in range(MACHINES)
         ]
         await traffic.store(url, traffic.body(rows))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # pace
     done.set()
     return MACHINES * ROUNDS
 
@@ -67,7 +67,7 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
                     return await counted(bus, root) > before or done.is_set()
 
                 await eventually(goes_on, timeout_s=120)
-                await asyncio.sleep(chance.uniform(0, 2))
+                await asyncio.sleep(chance.uniform(0, 2))  # pace
                 await child.kill()
         expected = await sending
         async with await process.start(sys.executable, "-m", "muster.pipeline.run", path) as child:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +11,6 @@ from muster.cli import base, connection, output
 from muster.cli import config as config_
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from muster.pipeline import protocol
 
 _history_option = click.option(
@@ -126,10 +122,10 @@ def replay(
     import time
 
     from muster.core import units
-    from muster.pipeline import batch
+    from muster.pipeline import batch, session
 
     from_ms = int((time.time() - units.parse_duration_s(last)) * 1000) if last else None
-    with _spark(invocation) as spark:
+    with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
         found = batch.replay(spark, _root(invocation, root), policy, address=address, from_ms=from_ms)
     if invocation.printer.for_people:
         invocation.printer.note(
@@ -155,9 +151,9 @@ def demand(invocation: base.Invocation, prefix: str, root: Path | None) -> None:
     """
     import msgspec
 
-    from muster.pipeline import batch
+    from muster.pipeline import batch, session
 
-    with _spark(invocation) as spark:
+    with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
         found = batch.demand(spark, _root(invocation, root), prefix=prefix)
     invocation.printer.rows(
         [msgspec.to_builtins(one) for one in found],
@@ -206,20 +202,6 @@ def _root(invocation: base.Invocation, root: Path | None) -> Path:
         return root
     settings = config_.load(invocation)
     return Path(settings.pipeline.history_dir or settings.domain.folder / "history")
-
-
-@contextlib.contextmanager
-def _spark(invocation: base.Invocation) -> Iterator[SparkSession]:
-    import tempfile
-
-    from muster.pipeline import session
-
-    with tempfile.TemporaryDirectory() as folder, invocation.printer.waiting("asking Spark"):
-        started = session.start(master="local[*]", name="muster batch", work_dir=Path(folder))
-        try:
-            yield started
-        finally:
-            started.stop()
 
 
 def _facts(progress: protocol.Progress) -> dict[str, Any]:

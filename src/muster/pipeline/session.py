@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +55,17 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
     session.sparkContext.setLogLevel("ERROR")
     session.dataSource.register(format.Muster)
     return session
+
+
+@contextlib.contextmanager
+def for_a_while(master: str = "local[*]") -> Iterator[SparkSession]:
+    """A session for one question."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = start(master=master, name="muster batch", work_dir=Path(folder))
+        try:
+            yield started
+        finally:
+            started.stop()
 
 
 def activate(session: SparkSession) -> None:

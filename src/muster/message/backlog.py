@@ -1,0 +1,309 @@
+"""One queue or durable subscription: what waits, who takes it, what is in whose hands.
+
+Pure: events in, `Deliver`, `Expired` and `DeadLetter` out.  A message is an `Entry` here from when it is
+loaded until it is done.  At most ``window`` of them are held, whatever the backlog; the rest is a position
+in the log.
+
+    floor      everything up to here is done
+    done       sequences above it that are done
+    position   everything up to here is held, done or not ours; loading goes on after it
+    live       position is the end of the log: new messages are handed in as they are stored
+
+Order is by priority, then by sequence; what comes back goes to its old place.  A message that no present
+consumer selects is parked and looked at again only when the consumers change.  Messages of a group go to one
+consumer as long as it stays.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from muster.message import messages, selectors
+
+WINDOW = 2000
+PRIORITIES = 10
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    sequence: int
+    meta: messages.Meta
+    raw: str
+    data: bytes
+    count: int = 0  # deliveries before this one
+    holder: ConsumerKey | None = None
+
+
+ConsumerKey = tuple[str, int]  # connection, number
+
+
+@dataclass(slots=True, eq=False)
+class Consumer:
+    key: ConsumerKey
+    credit: int = 0
+    selector: str | None = None
+    held: set[int] = field(default_factory=set)
+    matched: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    consumer: ConsumerKey
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    entry: Entry
+    reason: str
+
+
+Instruction = Deliver | Expired | DeadLetter
+
+
+class Backlog:
+    def __init__(self, key: str, *, floor: int = 0, window: int = WINDOW, max_deliveries: int = 0) -> None:
+        self.key = key
+        self.floor = floor
+        self.done: set[int] = set()
+        self.position = floor
+        self.live = False
+        self.generation = 0  # of loading: one that began before an `unload` is not to go on
+        self.window = window
+        self.max_deliveries = max_deliveries
+        self.suspect = 0  # up to here, another dispatcher may have delivered already
+        self.counts: dict[int, int] = {}  # of deliveries, for what is not held now
+        self.entries: dict[int, Entry] = {}
+        self.consumers: dict[ConsumerKey, Consumer] = {}
+        self.delivered = 0
+        self.expired = 0
+        self.rejected = 0
+        self._ready: list[deque[Entry]] = [deque() for _ in range(PRIORITIES)]
+        self._parked: list[Entry] = []
+        self._turn: deque[Consumer] = deque()
+        self._groups: dict[str, ConsumerKey] = {}
+
+    # What is held.
+
+    @property
+    def room(self) -> int:
+        return self.window - len(self.entries)
+
+    def waiting(self) -> Iterator[Entry]:
+        """What is held and in nobody's hands, in order."""
+        for priority in reversed(range(PRIORITIES)):
+            parked = [entry for entry in self._parked if _level(entry) == priority]
+            yield from sorted([*self._ready[priority], *parked], key=lambda entry: entry.sequence)
+
+    def arrive(self, sequence: int, meta: messages.Meta, raw: str, data: bytes) -> None:
+        """A message of the log, above `position`."""
+        self.position = sequence
+        if sequence in self.done or sequence <= self.floor:
+            return
+        count = self.counts.pop(sequence, 0)
+        if not count and sequence <= self.suspect:
+            count = 1
+        entry = self.entries[sequence] = Entry(sequence, meta, raw, data, count)
+        self._ready[_level(entry)].append(entry)
+
+    def overflow(self, sequence: int) -> None:
+        """A new message for which there is no room: it and what follows is read from the log later."""
+        if self.live:
+            self.live = False
+            self.position = sequence - 1
+
+    def unload(self) -> None:
+        """Forget what is held: nobody consumes. Only counts stay."""
+        for entry in self.entries.values():
+            if entry.count:
+                self.counts[entry.sequence] = entry.count
+        self.position = self.floor
+        self.live = False
+        self.generation += 1
+        self.entries.clear()
+        self._parked.clear()
+        for ready in self._ready:
+            ready.clear()
+
+    def settle(self, head: int) -> int:
+        """Raise the floor as far as it goes; ``head`` is the end of the log."""
+        first = min(self.entries, default=None)
+        reached = head if self.live else self.position
+        if first is not None:
+            reached = min(reached, first - 1)
+        if reached > self.floor:
+            self.floor = reached
+            self.done = {sequence for sequence in self.done if sequence > reached}
+        return self.floor
+
+    # Consumers.
+
+    def attach(self, consumer: Consumer) -> None:
+        self.consumers[consumer.key] = consumer
+        self._turn.append(consumer)
+        self._unpark()
+
+    def detach(self, key: ConsumerKey, *, seen: Iterable[int] | None) -> list[Instruction]:
+        """``seen``: what the client saw, which counts as delivered; None: it is gone, so all may have been."""
+        consumer = self.consumers.pop(key, None)
+        if consumer is None:
+            return []
+        self._turn.remove(consumer)
+        self._groups = {group: holder for group, holder in self._groups.items() if holder != key}
+        counted = set(consumer.held) if seen is None else set(seen)
+        found: list[Instruction] = []
+        for sequence in sorted(consumer.held):
+            found += self._back(sequence, counted=sequence in counted)
+        self._unpark()
+        return found
+
+    def credit(self, key: ConsumerKey, more: int) -> None:
+        if consumer := self.consumers.get(key):
+            consumer.credit += more
+
+    def stop(self, key: ConsumerKey) -> None:
+        if consumer := self.consumers.get(key):
+            consumer.credit = 0
+
+    # Outcomes.
+
+    def holds(self, sequence: int, connection: str) -> bool:
+        """Whether this connection may acknowledge it: it has it, or nobody has."""
+        if sequence <= self.floor or sequence in self.done:
+            return False
+        entry = self.entries.get(sequence)
+        return entry is None or entry.holder is None or entry.holder[0] == connection
+
+    def finish(self, sequence: int) -> bool:
+        """It is done, and that is stored. False: it already was."""
+        if sequence <= self.floor or sequence in self.done:
+            return False
+        self.done.add(sequence)
+        self.counts.pop(sequence, None)
+        entry = self.entries.pop(sequence, None)
+        if entry is not None:
+            if entry.holder is None:
+                self._forget(entry)
+            self._let_go(entry)
+        return True
+
+    def release(
+        self, sequences: Iterable[int], connection: str, *, counted: bool, reason: str | None = None
+    ) -> list[Instruction]:
+        found: list[Instruction] = []
+        for sequence in sequences:
+            entry = self.entries.get(sequence)
+            if entry is None or entry.holder is None or entry.holder[0] != connection:
+                continue
+            if reason is not None:
+                entry.count += 1
+                self._let_go(entry)
+                found.append(DeadLetter(entry, reason))
+            else:
+                found += self._back(sequence, counted=counted)
+        return found
+
+    def _back(self, sequence: int, *, counted: bool) -> list[Instruction]:
+        entry = self.entries[sequence]
+        self._let_go(entry)
+        entry.count += counted
+        if self.max_deliveries and entry.count >= self.max_deliveries:
+            return [DeadLetter(entry, f"delivered {entry.count} times without being acknowledged")]
+        self._insert(entry)
+        return []
+
+    def _let_go(self, entry: Entry) -> None:
+        if entry.holder is not None:
+            if consumer := self.consumers.get(entry.holder):
+                consumer.held.discard(entry.sequence)
+            entry.holder = None
+
+    def _forget(self, entry: Entry) -> None:
+        """Out of the waiting lists, if it is there."""
+        ready = self._ready[_level(entry)]
+        if entry in ready:
+            ready.remove(entry)
+        elif entry in self._parked:
+            self._parked.remove(entry)
+
+    def _insert(self, entry: Entry) -> None:
+        ready = self._ready[_level(entry)]
+        at = bisect.bisect(ready, entry.sequence, key=lambda other: other.sequence)
+        ready.insert(at, entry)
+
+    def _unpark(self) -> None:
+        parked, self._parked = self._parked, []
+        for entry in parked:
+            self._insert(entry)
+
+    # Delivery.
+
+    def pump(self, now_ms: int) -> list[Instruction]:
+        """Hand out what can be handed out."""
+        found: list[Instruction] = []
+        if not any(consumer.credit > 0 for consumer in self._turn):
+            return found
+        blocked: set[str] = set()
+        for ready in reversed(self._ready):
+            kept: deque[Entry] = deque()
+            while ready:
+                entry = ready.popleft()
+                if entry.meta.expiration_ms and entry.meta.expiration_ms <= now_ms:
+                    self.expired += 1
+                    found.append(Expired(entry))
+                    continue
+                consumer, wanted = self._taker(entry, blocked)
+                if consumer is not None:
+                    self._hand(entry, consumer)
+                    found.append(Deliver(consumer.key, entry))
+                elif wanted:
+                    kept.append(entry)
+                    if not any(other.credit > 0 for other in self._turn):
+                        break
+                else:
+                    self.rejected += 1
+                    self._parked.append(entry)
+            kept.extend(ready)
+            ready.clear()
+            ready.extend(kept)
+        return found
+
+    def _hand(self, entry: Entry, consumer: Consumer) -> None:
+        entry.holder = consumer.key
+        consumer.held.add(entry.sequence)
+        consumer.credit -= 1
+        consumer.matched += 1
+        self.delivered += 1
+
+    def _taker(self, entry: Entry, blocked: set[str]) -> tuple[Consumer | None, bool]:
+        """Who takes it now, and whether anybody present ever would."""
+        group = entry.meta.group
+        if group is not None and (holder := self._groups.get(group)) is not None:
+            consumer = self.consumers[holder]
+            if group in blocked or consumer.credit <= 0:
+                blocked.add(group)
+                return None, True
+            if selectors.accepts(consumer.selector, entry.meta):
+                return consumer, True
+        wanted = False
+        for at, consumer in enumerate(self._turn):
+            if selectors.accepts(consumer.selector, entry.meta):
+                wanted = True
+                if consumer.credit > 0:
+                    self._turn.rotate(-(at + 1))
+                    if group is not None:
+                        self._groups[group] = consumer.key
+                    return consumer, True
+        return None, wanted
+
+
+def _level(entry: Entry) -> int:
+    return min(max(entry.meta.priority, 0), PRIORITIES - 1)

@@ -1,0 +1,80 @@
+"""Where messages go: queues and topics, by name.
+
+A topic's name is any notation of `muster.core.topics`; a queue's any text.  A temporary one begins with
+`TEMPORARY` and the identity of its owner's connection, who alone may consume from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from muster.core import errors, topics
+from muster.message import faults
+
+TEMPORARY: Final = "temporary:"
+DEAD_LETTERS: Final = "dead-letters"
+QUEUE_NAME_BYTES_MAX: Final = 300
+
+
+class Kind(enum.StrEnum):
+    QUEUE = "queue"
+    TOPIC = "topic"
+    TEMPORARY_QUEUE = "temporary-queue"
+    TEMPORARY_TOPIC = "temporary-topic"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    kind: Kind
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.is_queue:
+            size = len(self.name.encode("utf-8", "replace"))
+            if not 1 <= size <= QUEUE_NAME_BYTES_MAX:
+                raise faults.InvalidDestination(
+                    f"a queue's name has 1 to {QUEUE_NAME_BYTES_MAX} bytes, not {size}"
+                )
+
+    @property
+    def is_queue(self) -> bool:
+        return self.kind in (Kind.QUEUE, Kind.TEMPORARY_QUEUE)
+
+    @property
+    def is_temporary(self) -> bool:
+        return self.kind in (Kind.TEMPORARY_QUEUE, Kind.TEMPORARY_TOPIC)
+
+    @property
+    def subject(self) -> str:
+        """The users' subject of a topic."""
+        try:
+            return topics.Topic.parse(self.name).subject
+        except errors.InvalidInput as error:
+            raise faults.InvalidDestination(f"{self.name!r} is no topic: {error.message}") from error
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Destination:
+        """``queue:orders``, ``topic:Course/CPS616``; without a kind it is a topic."""
+        kind, colon, name = text.partition(":")
+        if colon and kind in set(Kind):
+            return cls(Kind(kind), name)
+        return cls(Kind.TOPIC, text)
+
+
+def queue(name: str) -> Destination:
+    return Destination(Kind.QUEUE, name)
+
+
+def topic(name: str) -> Destination:
+    return Destination(Kind.TOPIC, name)
+
+
+def token(name: str) -> str:
+    """Any text as one token of a subject."""
+    return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=") or "_"

@@ -1,0 +1,53 @@
+"""The errors of JMS, in the places of the one tree where they belong.
+
+InvalidInput   └── FormatError          a value cannot be read or set as that type
+Refused        ├── IllegalState         not now: the object is closed, or the wrong mode
+               ├── NotReadable / NotWriteable
+               ├── TransactionRolledBack
+               └── InvalidClientId      in use by another connection
+NotFound       └── InvalidDestination
+"""
+
+from __future__ import annotations
+
+from muster.core import errors
+
+
+class FormatError(errors.InvalidInput):
+    code = "message-format"
+
+
+class IllegalState(errors.Refused):
+    code = "illegal-state"
+
+
+class NotReadable(errors.Refused):
+    code = "message-not-readable"
+
+
+class NotWriteable(errors.Refused):
+    code = "message-not-writeable"
+
+
+class TransactionRolledBack(errors.Refused):
+    code = "transaction-rolled-back"
+
+
+class InvalidClientId(errors.Refused):
+    code = "invalid-client-id"
+
+
+class InvalidDestination(errors.NotFound):
+    code = "invalid-destination"
+
+
+def _tree(kind: type[errors.MusterError]) -> list[type[errors.MusterError]]:
+    return [kind, *(found for below in kind.__subclasses__() for found in _tree(below))]
+
+
+def named(code: str, message: str) -> errors.MusterError:
+    """The error that a dispatcher's answer names by its code."""
+    for kind in _tree(errors.MusterError):
+        if kind.code == code and kind not in (errors.ParseError, errors.StaleEpoch):
+            return kind(message)
+    return errors.InvalidInput(message) if code == errors.ParseError.code else errors.MusterError(message)

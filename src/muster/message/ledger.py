@@ -1,0 +1,228 @@
+"""What the log says: the sum of its records, without the messages themselves.
+
+Pure.  The dispatcher appends a `Record` with every batch it stores, and from time to time a `Checkpoint`,
+the sum of all before.  Whoever takes over reads the last checkpoint and the records after it, and knows
+every subscription, how far each backlog is done, and which works must not be done again.  Messages are read
+later, by position, as consumers want them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from muster.core import topics
+from muster.message import backlog, messages
+
+WORKS_KEPT = 20_000  # ids of works: a repeat may come as long as its sender waits for the answer
+CHUNK = 2_000  # backlogs in one message of a checkpoint
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A durable one. ``client_id`` None: shared by everyone who knows the name."""
+
+    key: str
+    name: str
+    topic: str
+    client_id: str | None = None
+    selector: str | None = None
+    no_local: str | None = None  # the origin whose messages it does not want
+    shared: bool = False
+
+    @property
+    def pattern(self) -> topics.Pattern:
+        return topics.Pattern.parse(self.topic)
+
+
+class Record(msgspec.Struct, omit_defaults=True):
+    acked: dict[str, list[int]] = {}
+    stored: dict[str, int] = {}  # messages by queue
+    subscribed: list[Subscription] = []
+    unsubscribed: list[str] = []
+    works: list[str] = []
+    consumed: list[str] = []  # backlogs that have consumers from here on
+    idle: list[str] = []
+    dropped: list[str] = []  # queues
+
+
+class Extent(msgspec.Struct, array_like=True):
+    floor: int
+    done: list[int]
+    depth: int
+    created: int = 0
+
+
+class Checkpoint(msgspec.Struct, omit_defaults=True):
+    """One of ``chunks`` messages that stand next to each other in the log."""
+
+    chunks: int
+    head: int  # records up to here are in the sum
+    extents: dict[str, Extent] = {}
+    subscriptions: list[Subscription] = []
+    works: list[str] = []
+    consumed: list[str] = []
+
+
+class Ledger:
+    def __init__(self, *, window: int = backlog.WINDOW, max_deliveries: int = 0) -> None:
+        self._window = window
+        self._max_deliveries = max_deliveries
+        self.head = 0
+        self.backlogs: dict[str, backlog.Backlog] = {}
+        self.depths: dict[str, int] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.created: dict[str, int] = {}  # the sequence from which a subscription hears
+        self.works: dict[str, None] = {}
+        self.consumed: set[str] = set()
+        self.delayed_done: set[int] = set()
+
+    def queue(self, name: str) -> backlog.Backlog:
+        return self.backlog(queue_key(name))
+
+    def backlog(self, key: str, floor: int = 0) -> backlog.Backlog:
+        found = self.backlogs.get(key)
+        if found is None:
+            found = self.backlogs[key] = backlog.Backlog(
+                key, floor=floor, window=self._window, max_deliveries=self._max_deliveries
+            )
+        return found
+
+    def apply(self, record: Record, sequence: int) -> None:
+        """``sequence`` is the record's own: a subscription hears what is stored after it."""
+        for subscription in record.subscribed:
+            self.subscriptions[subscription.key] = subscription
+            self.backlogs.pop(subscription.key, None)
+            self.backlog(subscription.key, floor=sequence)
+            self.created[subscription.key] = sequence
+        for key, count in record.stored.items():
+            self.backlog(key)
+            self.depths[key] = self.depths.get(key, 0) + count
+        for key, sequences in record.acked.items():
+            if key == DELAY_KEY:
+                self.delayed_done.update(sequences)
+            elif key in self.backlogs:
+                for one in sequences:
+                    if self.backlogs[key].finish(one) and key in self.depths:
+                        self.depths[key] -= 1
+        for key in record.unsubscribed:
+            self.subscriptions.pop(key, None)
+            self.backlogs.pop(key, None)
+            self.created.pop(key, None)
+            self.consumed.discard(key)
+        for key in record.dropped:
+            self.backlogs.pop(key, None)
+            self.depths.pop(key, None)
+            self.consumed.discard(key)
+        self.consumed.update(record.consumed)
+        self.consumed.difference_update(record.idle)
+        self.works.update(dict.fromkeys(record.works))
+        while len(self.works) > WORKS_KEPT:
+            del self.works[next(iter(self.works))]
+
+    def checkpoint(self) -> list[Checkpoint]:
+        extents = {
+            key: Extent(
+                one.settle(self.head), sorted(one.done), self.depths.get(key, 0), self.created.get(key, 0)
+            )
+            for key, one in self.backlogs.items()
+        }
+        keys = list(extents)
+        parts = [keys[at : at + CHUNK] for at in range(0, len(keys), CHUNK)] or [[]]
+        found = [
+            Checkpoint(
+                chunks=len(parts),
+                head=self.head,
+                extents={key: extents[key] for key in part},
+                subscriptions=[self.subscriptions[key] for key in part if key in self.subscriptions],
+            )
+            for part in parts
+        ]
+        found[0].works = list(self.works)
+        found[0].consumed = sorted(self.consumed)
+        if self.delayed_done:
+            found[0].extents[DELAY_KEY] = Extent(0, sorted(self.delayed_done), 0)
+        return found
+
+    def restore(self, chunks: Iterable[Checkpoint]) -> None:
+        for chunk in chunks:
+            for subscription in chunk.subscriptions:
+                self.subscriptions[subscription.key] = subscription
+            for key, extent in chunk.extents.items():
+                if key == DELAY_KEY:
+                    self.delayed_done.update(extent.done)
+                    continue
+                one = self.backlog(key, extent.floor)
+                one.done.update(extent.done)
+                if extent.created:
+                    self.created[key] = extent.created
+                if key.startswith(QUEUE_MARK):
+                    self.depths[key] = extent.depth
+            self.works.update(dict.fromkeys(chunk.works))
+            self.consumed.update(chunk.consumed)
+
+    def wants(self, key: str, meta: messages.Meta) -> bool:
+        """Whether a subscription wants a message besides what its selector says.
+
+        Not one of its own connection's if it said so, nor one whose delivery was delayed and which was sent
+        before the subscription was made.
+        """
+        subscription = self.subscriptions[key]
+        if subscription.no_local is not None and subscription.no_local == meta.origin:
+            return False
+        return not meta.sequence or meta.sequence > self.created.get(key, 0)
+
+    def suspect(self) -> None:
+        """A new dispatcher begins: what had consumers may have been delivered, as far as the log goes."""
+        for key in self.consumed:
+            if key in self.backlogs:
+                self.backlogs[key].suspect = self.head
+
+    def floor_of_topics(self) -> int:
+        """Up to here no subscription needs the log."""
+        return min((self.backlogs[key].floor for key in self.subscriptions), default=self.head)
+
+
+QUEUE_MARK = "q:"
+DELAY_KEY = "delay"
+
+
+def queue_key(name: str) -> str:
+    return QUEUE_MARK + name
+
+
+def subscription_key(client_id: str | None, name: str) -> str:
+    return f"s:{client_id}:{name}" if client_id is not None else f"g:{name}"
+
+
+class Patterns:
+    """Which of many patterns a subject matches; each pattern counted as often as it was added."""
+
+    def __init__(self) -> None:
+        self._patterns: dict[str, tuple[topics.Pattern, int]] = {}
+        self._found: dict[str, tuple[str, ...]] = {}
+
+    def add(self, text: str) -> None:
+        pattern, count = self._patterns.get(text) or (topics.Pattern.parse(text), 0)
+        self._patterns[text] = (pattern, count + 1)
+        self._found.clear()
+
+    def remove(self, text: str) -> None:
+        pattern, count = self._patterns[text]
+        if count > 1:
+            self._patterns[text] = (pattern, count - 1)
+        else:
+            del self._patterns[text]
+        self._found.clear()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._patterns)
+
+    def matching(self, topic: topics.Topic) -> Sequence[str]:
+        found = self._found.get(topic.subject)
+        if found is None:
+            if len(self._found) > 10_000:
+                self._found.clear()
+            found = tuple(text for text, (one, _) in self._patterns.items() if one.matches(topic))
+            self._found[topic.subject] = found
+        return found

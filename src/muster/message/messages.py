@@ -1,0 +1,374 @@
+"""Messages: the five types, their headers, and how they travel.
+
+On the bus, the payload is the body as a client without JMS would expect it: the text, the bytes, a JSON
+object for a map, a JSON list for a stream.  All else is one header, `HEADER`, a `Meta` in JSON, from which a
+message is rebuilt without loss.  A message without it came from a plain client: its text (or bytes) is the
+body, and its headers are properties.
+
+The routing parts (dispatcher, selectors) look at the `Meta` only, never at a body.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from muster.core import errors
+from muster.message import destinations, faults, values
+
+HEADER: Final = "Muster-Message"
+DEFAULT_PRIORITY: Final = 4
+JSON: Final = "application/json"
+
+
+class Meta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What a message has besides its body. ``t``: t(ext) b(ytes) m(ap) s(tream) o(bject), n(one)."""
+
+    kind: str = msgspec.field(default="b", name="t")
+    message_id: str | None = msgspec.field(default=None, name="id")
+    timestamp_ms: int = msgspec.field(default=0, name="at")
+    destination: str | None = msgspec.field(default=None, name="to")
+    correlation_id: str | None = msgspec.field(default=None, name="corr")
+    reply_to: str | None = msgspec.field(default=None, name="reply")
+    type: str | None = None
+    expiration_ms: int = msgspec.field(default=0, name="exp")
+    delivery_time_ms: int = msgspec.field(default=0, name="due")
+    priority: int = msgspec.field(default=DEFAULT_PRIORITY, name="pri")
+    persistent: bool = msgspec.field(default=False, name="keep")
+    properties: dict[str, Any] = msgspec.field(default_factory=dict, name="props")
+    kinds: dict[str, str] = msgspec.field(default_factory=dict)  # of properties, where not the natural one
+    body: str | dict[str, str] | None = None  # the types of a map's or stream's values, likewise
+    null: bool = False  # the body is null, not empty
+    content_type: str | None = msgspec.field(default=None, name="ct")
+    origin: str | None = msgspec.field(default=None, name="by")  # client id, or connection
+    sequence: int = msgspec.field(default=0, name="seq")  # in the log: it has been captured
+    amqp: str | None = None  # what an AMQP client said beyond JMS, as it said it
+
+    @property
+    def group(self) -> str | None:
+        found = self.properties.get("JMSXGroupID")
+        return found if isinstance(found, str) else None
+
+    def lookup(self) -> Callable[[str], object]:
+        """What a selector sees: properties, and the headers that it may name."""
+
+        def get(name: str) -> object:
+            if name.startswith("JMS") and name in _HEADERS:
+                return _HEADERS[name](self)
+            value = self.properties.get(name)
+            if value.__class__ is str and self.kinds.get(name) in ("f", "d"):
+                return float(value)
+            return value
+
+        return get
+
+
+_HEADERS: Final[dict[str, Callable[[Meta], object]]] = {
+    "JMSDeliveryMode": lambda meta: "PERSISTENT" if meta.persistent else "NON_PERSISTENT",
+    "JMSPriority": lambda meta: meta.priority,
+    "JMSMessageID": lambda meta: meta.message_id,
+    "JMSTimestamp": lambda meta: meta.timestamp_ms,
+    "JMSCorrelationID": lambda meta: meta.correlation_id,
+    "JMSType": lambda meta: meta.type,
+}
+
+encode_meta: Final = msgspec.json.Encoder().encode
+_decoder: Final = msgspec.json.Decoder(Meta)
+
+
+def decode_meta(raw: bytes | str) -> Meta:
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise faults.FormatError(f"the header {HEADER} is malformed: {error}") from error
+
+
+class Message:
+    """A message without a body, and what all messages have.
+
+    The sender's side sets ``correlation_id``, ``reply_to``, ``type`` and `properties`; sending sets the
+    rest.  A received message is read-only until `clear_body` and `clear_properties`.
+    """
+
+    kind = "n"
+
+    def __init__(self, *, properties: Mapping[str, values.Value] | None = None) -> None:
+        self.message_id: str | None = None
+        self.timestamp_ms = 0
+        self.destination: destinations.Destination | None = None
+        self.correlation_id: str | None = None
+        self.reply_to: destinations.Destination | None = None
+        self.type: str | None = None
+        self.expiration_ms = 0
+        self.delivery_time_ms = 0
+        self.priority = DEFAULT_PRIORITY
+        self.persistent = True
+        self.redelivered = False
+        self.delivery_count = 0
+        self.properties = values.Properties(properties)
+        self.origin: str | None = None
+        self.amqp: str | None = None
+        self._acknowledge: Callable[[], Any] | None = None
+
+    async def acknowledge(self) -> None:
+        """In a session that acknowledges by its client: this and all that the session received before."""
+        if self._acknowledge is not None:
+            await self._acknowledge()
+
+    def body(self) -> Any:
+        return None
+
+    def _write(self, meta: Meta) -> bytes:
+        return b""
+
+    def _read(self, meta: Meta, data: bytes) -> None:
+        pass
+
+    def meta(self) -> tuple[Meta, bytes]:
+        """Everything, ready to travel."""
+        properties, kinds = _plain(self.properties.typed.items())
+        meta = Meta(
+            kind=self.kind,
+            message_id=self.message_id,
+            timestamp_ms=self.timestamp_ms,
+            destination=str(self.destination) if self.destination else None,
+            correlation_id=self.correlation_id,
+            reply_to=str(self.reply_to) if self.reply_to else None,
+            type=self.type,
+            expiration_ms=self.expiration_ms,
+            delivery_time_ms=self.delivery_time_ms,
+            priority=self.priority,
+            persistent=self.persistent,
+            properties=properties,
+            kinds=kinds,
+            origin=self.origin,
+            amqp=self.amqp,
+        )
+        return meta, self._write(meta)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.message_id} {self.body()!r:.60}>"
+
+
+class TextMessage(Message):
+    kind = "t"
+
+    def __init__(self, text: str | None = None, **headers: Any) -> None:
+        super().__init__(**headers)
+        self.text = text
+
+    def body(self) -> str | None:
+        return self.text
+
+    def _write(self, meta: Meta) -> bytes:
+        meta.null = self.text is None
+        return (self.text or "").encode()
+
+    def _read(self, meta: Meta, data: bytes) -> None:
+        self.text = None if meta.null else data.decode()
+
+
+class BytesMessage(Message):
+    kind = "b"
+
+    def __init__(self, data: bytes = b"", **headers: Any) -> None:
+        super().__init__(**headers)
+        self.data = data
+
+    def body(self) -> bytes:
+        return self.data
+
+    def _write(self, meta: Meta) -> bytes:
+        return self.data
+
+    def _read(self, meta: Meta, data: bytes) -> None:
+        self.data = data
+
+
+class MapMessage(Message):
+    kind = "m"
+
+    def __init__(self, items: Mapping[str, values.Value] | None = None, **headers: Any) -> None:
+        super().__init__(**headers)
+        self.items = values.Values(items)
+
+    def body(self) -> dict[str, values.Value]:
+        return dict(self.items)
+
+    def _write(self, meta: Meta) -> bytes:
+        plain, kinds = _plain(self.items.typed.items())
+        meta.body = kinds or None
+        return msgspec.json.encode(plain)
+
+    def _read(self, meta: Meta, data: bytes) -> None:
+        kinds = meta.body if isinstance(meta.body, dict) else {}
+        found = _json(data, dict[str, Any])
+        self.items.typed = {name: _rich(value, kinds.get(name)) for name, value in found.items()}
+
+
+class StreamMessage(Message):
+    kind = "s"
+
+    def __init__(self, items: Iterable[values.Value] = (), **headers: Any) -> None:
+        super().__init__(**headers)
+        self.items = [values.typed(item) for item in items]
+        self._next = 0
+
+    def write(self, value: values.Value, kind: values.Kind | None = None) -> None:
+        self.items.append(values.typed(value, kind))
+
+    def read(self, kind: values.Kind) -> values.Value:
+        """The next value. A read that fails does not move on."""
+        if self._next >= len(self.items):
+            raise faults.FormatError("the stream message has no more values")
+        found = values.read(self.items[self._next], kind)
+        self._next += 1
+        return found
+
+    def reset(self) -> None:
+        self._next = 0
+
+    def body(self) -> list[values.Value]:
+        return [value for _, value in self.items]
+
+    def _write(self, meta: Meta) -> bytes:
+        meta.body = "".join(kind for kind, _ in self.items) or None
+        return msgspec.json.encode([_plain_value(item) for item in self.items])
+
+    def _read(self, meta: Meta, data: bytes) -> None:
+        kinds = meta.body if isinstance(meta.body, str) else ""
+        found = _json(data, list[Any])
+        self.items = [_rich(value, kinds[at] if at < len(kinds) else None) for at, value in enumerate(found)]
+
+
+class ObjectMessage(Message):
+    """An object: any value that JSON has. One that another language serialised stays ``serialized`` bytes."""
+
+    kind = "o"
+
+    def __init__(self, value: Any = None, **headers: Any) -> None:
+        super().__init__(**headers)
+        self.value = value
+        self.serialized: bytes | None = None
+        self.content_type = JSON
+
+    def body(self) -> Any:
+        return self.value if self.serialized is None else self.serialized
+
+    def _write(self, meta: Meta) -> bytes:
+        meta.content_type = self.content_type
+        if self.serialized is not None:
+            return self.serialized
+        try:
+            return msgspec.json.encode(self.value)
+        except (TypeError, NotImplementedError) as error:
+            raise faults.FormatError(f"an object message holds what JSON can say: {error}") from error
+
+    def _read(self, meta: Meta, data: bytes) -> None:
+        self.content_type = meta.content_type or JSON
+        if self.content_type == JSON:
+            self.value = _json(data, Any)
+        else:
+            self.serialized = data
+
+
+_TYPES: Final[dict[str, type[Message]]] = {
+    kind.kind: kind for kind in (Message, TextMessage, BytesMessage, MapMessage, StreamMessage, ObjectMessage)
+}
+
+
+def rebuild(meta: Meta, data: bytes, destination: destinations.Destination | None = None) -> Message:
+    """The message of a `Meta` and a payload."""
+    kind = _TYPES.get(meta.kind)
+    if kind is None:
+        raise faults.FormatError(f"there is no message type {meta.kind!r}")
+    message = kind()
+    message.message_id = meta.message_id
+    message.timestamp_ms = meta.timestamp_ms
+    message.destination = (
+        destinations.Destination.parse(meta.destination) if meta.destination else destination
+    )
+    message.correlation_id = meta.correlation_id
+    message.reply_to = destinations.Destination.parse(meta.reply_to) if meta.reply_to else None
+    message.type = meta.type
+    message.expiration_ms = meta.expiration_ms
+    message.delivery_time_ms = meta.delivery_time_ms
+    message.priority = meta.priority
+    message.persistent = meta.persistent
+    message.origin = meta.origin
+    message.amqp = meta.amqp
+    kinds = meta.kinds
+    message.properties.typed = {
+        name: _rich(value, kinds.get(name)) for name, value in meta.properties.items()
+    }
+    try:
+        message._read(meta, data)
+    except UnicodeDecodeError as error:
+        raise faults.FormatError(f"the text is not UTF-8: {error}") from error
+    return message
+
+
+def from_plain(data: bytes, headers: Mapping[str, str]) -> tuple[Meta, bytes]:
+    """What a client without JMS said, as a message."""
+    try:
+        data.decode()
+        kind = "t"
+    except UnicodeDecodeError:
+        kind = "b"
+    properties: dict[str, Any] = {}
+    for name, value in headers.items():
+        try:
+            values.Properties().check_name(name)
+        except errors.InvalidInput:
+            continue
+        properties[name] = value
+    return Meta(kind=kind, properties=properties), data
+
+
+def meta_of(data: bytes, headers: Mapping[str, str]) -> Meta:
+    raw = headers.get(HEADER)
+    return decode_meta(raw) if raw is not None else from_plain(data, headers)[0]
+
+
+# -- values in JSON ----------------------------------------------------------------------------------------
+
+
+def _plain_value(item: values.Typed) -> Any:
+    value = item.value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return values.read(item, values.Kind.STRING)
+    return value
+
+
+def _plain(items: Iterable[tuple[str, values.Typed]]) -> tuple[dict[str, Any], dict[str, str]]:
+    plain: dict[str, Any] = {}
+    kinds: dict[str, str] = {}
+    for name, item in items:
+        found = plain[name] = _plain_value(item)
+        if item.kind is not values.natural(found):
+            kinds[name] = item.kind.value
+    return plain, kinds
+
+
+def _rich(value: Any, kind: str | None) -> values.Typed:
+    if kind is None:
+        return values.Typed(values.natural(value), value)
+    of = values.Kind(kind)
+    if of is values.Kind.BYTES and isinstance(value, str):
+        value = base64.b64decode(value)
+    elif of in (values.Kind.FLOAT, values.Kind.DOUBLE):
+        value = float(value)
+    return values.Typed(of, value)
+
+
+def _json(data: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise faults.FormatError(f"the body is no JSON of the right shape: {error}") from error

@@ -1,0 +1,249 @@
+"""The wire between JMS clients and the dispatcher of the log; version 1.
+
+    muster.message.from.<user>.ask         a request (`Ask`), answered (`Answer`) on the asker's inbox
+    muster.message.from.<user>.tell        the same without an answer: credit, releases
+    muster.message.from.<user>.read        requests that change nothing; what a viewer may say
+    muster.message.to.<user>.deliver.<c>   `Deliveries` for the connection c
+    muster.message.all.dispatcher          a dispatcher has begun (`Began`): attach anew
+    muster.message.log.queue.<name>        the log: messages of queues,
+    muster.message.log.<topic's subject>   of topics, where a durable subscription wants them,
+    muster.message.log.delay               those whose time has not come,
+    muster.message.log.record              what was acknowledged, subscribed and done (`ledger`),
+    muster.message.log.checkpoint          and the sum of it
+
+Everything is in batches: one `Work` holds what a connection sends and acknowledges at one time, is stored as
+a whole or not at all, and may be repeated with the same id without being done twice.  That makes a commit, a
+single persistent send and a lazy acknowledgement the same thing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from muster.core import errors, subjects
+from muster.message import destinations
+
+VERSION: Final = 1
+PART: Final = "message"
+STREAM: Final = "messages"
+LEASE: Final = "message.dispatcher"
+LOGGED: Final = "Muster-Logged"  # header: this message of a topic came out of the log
+BEGAN: Final = subjects.announced(PART, "dispatcher")
+LOG: Final = subjects.logged(PART, ">")
+DELAY: Final = subjects.logged(PART, "delay")
+RECORD: Final = subjects.logged(PART, "record")
+CHECKPOINT: Final = subjects.logged(PART, "checkpoint")
+
+SENDS_MAX: Final = 900  # in one work: the broker takes batches of 1,000
+
+
+def ask_subject(identity: str) -> str:
+    return subjects.said_by(PART, identity, "ask")
+
+
+def tell_subject(identity: str) -> str:
+    return subjects.said_by(PART, identity, "tell")
+
+
+def read_subject(identity: str) -> str:
+    return subjects.said_by(PART, identity, "read")
+
+
+def deliver_subject(identity: str, connection: str) -> str:
+    return subjects.addressed_to(PART, identity, "deliver", connection)
+
+
+def queue_subject(name: str) -> str:
+    return subjects.logged(PART, "queue", destinations.token(name))
+
+
+def topic_subject(subject: str) -> str:
+    """Where the log keeps what was said on a users' subject, or pattern of them."""
+    return subjects.logged(PART, subject)
+
+
+class Send(msgspec.Struct, frozen=True, array_like=True):
+    destination: str
+    meta: str  # `messages.Meta` in JSON
+    data: bytes
+
+
+class _Ask(msgspec.Struct, frozen=True, tag_field="ask", omit_defaults=True):
+    pass
+
+
+class Hello(_Ask, frozen=True, tag="hello"):
+    """``broker`` and ``number``: the connection as the brokers know it, who say when it closes."""
+
+    connection: str
+    client_id: str | None = None
+    version: int = VERSION
+    broker: str = ""
+    number: int = 0
+
+
+class Ping(_Ask, frozen=True, tag="ping"):
+    connection: str
+
+
+class Bye(_Ask, frozen=True, tag="bye"):
+    connection: str
+
+
+class Work(_Ask, frozen=True, tag="work"):
+    """``acks``: sequences by backlog. ``strict``: an acknowledgement that is not ours undoes the whole."""
+
+    connection: str
+    id: str
+    sends: list[Send] = []
+    acks: dict[str, list[int]] = {}
+    strict: bool = False
+
+
+class Attach(_Ask, frozen=True, tag="attach"):
+    connection: str
+    consumer: int
+    destination: str
+    subscription: str | None = None
+    durable: bool = False
+    shared: bool = False
+    selector: str | None = None
+    no_local: bool = False
+    credit: int = 0
+
+
+class Detach(_Ask, frozen=True, tag="detach"):
+    """``seen``: of what was delivered, the client saw these, by backlog; the rest comes again uncounted."""
+
+    connection: str
+    consumer: int
+    seen: dict[str, list[int]] = {}
+
+
+class Credit(_Ask, frozen=True, tag="credit"):
+    connection: str
+    consumer: int
+    more: int
+
+
+class Stop(_Ask, frozen=True, tag="stop"):
+    """No more deliveries: when it is answered, all there were have been sent."""
+
+    connection: str
+    consumers: list[int]
+
+
+class Release(_Ask, frozen=True, tag="release"):
+    """``counted``: the delivery failed and counts. ``reason``: it can never succeed, so a dead letter."""
+
+    connection: str
+    deliveries: dict[str, list[int]]
+    counted: bool = True
+    reason: str | None = None
+
+
+class Unsubscribe(_Ask, frozen=True, tag="unsubscribe"):
+    connection: str
+    name: str
+
+
+class DropQueue(_Ask, frozen=True, tag="drop-queue"):
+    """A temporary queue is no more."""
+
+    name: str
+
+
+class Browse(_Ask, frozen=True, tag="browse"):
+    queue: str
+    selector: str | None = None
+    after: int = 0
+    limit: int = 100
+
+
+class ListQueues(_Ask, frozen=True, tag="queues"):
+    pass
+
+
+class ListSubscriptions(_Ask, frozen=True, tag="subscriptions"):
+    pass
+
+
+class Purge(_Ask, frozen=True, tag="purge"):
+    queue: str
+    selector: str | None = None
+
+
+class Move(_Ask, frozen=True, tag="move"):
+    """``to`` None: each back to where it came from before it died."""
+
+    queue: str
+    to: str | None = None
+    selector: str | None = None
+    limit: int = 100
+
+
+Ask = (
+    Hello
+    | Ping
+    | Bye
+    | Work
+    | Attach
+    | Detach
+    | Credit
+    | Stop
+    | Release
+    | Unsubscribe
+    | DropQueue
+    | Browse
+    | ListQueues
+    | ListSubscriptions
+    | Purge
+    | Move
+)
+READS: Final = (Browse, ListQueues, ListSubscriptions)
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``error`` is the code of one in the tree of errors, and then ``message`` says why."""
+
+    error: str | None = None
+    message: str = ""
+    epoch: int = 0
+    key: str = ""  # of the backlog attached to
+    count: int = 0
+    messages: list[Delivery] = []
+    rows: list[dict[str, Any]] = []
+
+
+class Delivery(msgspec.Struct, frozen=True, array_like=True):
+    consumer: int
+    key: str
+    sequence: int
+    count: int  # how often it was delivered before
+    meta: str
+    data: bytes
+
+
+class Deliveries(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    deliveries: list[Delivery]
+
+
+class Began(msgspec.Struct, frozen=True):
+    epoch: int
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+_asks: Final = msgspec.msgpack.Decoder(Ask)
+decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
+decode_deliveries: Final = msgspec.msgpack.Decoder(Deliveries).decode
+
+
+def decode_ask(data: bytes) -> Ask:
+    try:
+        found: Ask = _asks.decode(data)
+        return found
+    except msgspec.DecodeError as error:
+        raise errors.InvalidInput(f"no request to the dispatcher: {error}") from error

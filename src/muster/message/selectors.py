@@ -1,0 +1,93 @@
+"""Selectors: compiled once, and indexed so that a message looks only at those that may match.
+
+The index takes from each selector one equality (``region = 'north'``) or list (``region IN (…)``) that must
+hold for the whole to be true, and files it under that name and value.  A message then meets the selectors
+filed under its own values and those without such a term; each is still evaluated in full, so the index may
+err only on the side of too many.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+from muster.message import messages
+from muster.predicates import ast, closure, normal, parser
+
+K = TypeVar("K", bound=Hashable)
+Matches = Callable[[Callable[[str], object]], bool]
+
+
+@functools.lru_cache(4096)
+def compiled(selector: str) -> Matches:
+    """`errors.ParseError` where it is no selector of JMS."""
+    return closure.compile(parser.parse(selector, strict=True))
+
+
+def accepts(selector: str | None, meta: messages.Meta) -> bool:
+    return not selector or compiled(selector)(meta.lookup())
+
+
+@functools.lru_cache(4096)
+def terms(selector: str) -> tuple[str, tuple[object, ...]] | None:
+    """A name and the values one of which it must have, if the selector says so."""
+    condition = normal.negation_normal(parser.parse(selector, strict=True))
+    clauses = condition.operands if isinstance(condition, ast.And) else (condition,)
+    for clause in clauses:
+        match clause:
+            case ast.Comparison(operator="=", left=ast.Name() as name, right=ast.Literal() as literal):
+                return name.key, (literal.value,)
+            case ast.In():
+                return clause.name.key, tuple(clause.words)
+    return None
+
+
+class Index(Generic[K]):
+    """Keys with their selectors; `matching` costs with what is filed under the message's values."""
+
+    def __init__(self) -> None:
+        self._selectors: dict[K, str | None] = {}
+        self._filed: dict[str, dict[object, dict[K, Matches]]] = {}
+        self._others: dict[K, Matches | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._selectors)
+
+    def add(self, key: K, selector: str | None) -> None:
+        self.remove(key)
+        self._selectors[key] = selector
+        found = terms(selector) if selector else None
+        if found is None:
+            self._others[key] = compiled(selector) if selector else None
+            return
+        name, wanted = found
+        for value in wanted:
+            self._filed.setdefault(name, {}).setdefault(value, {})[key] = compiled(selector or "")
+
+    def remove(self, key: K) -> None:
+        if key not in self._selectors:
+            return
+        selector = self._selectors.pop(key)
+        self._others.pop(key, None)
+        found = terms(selector) if selector else None
+        if found is None:
+            return
+        name, wanted = found
+        by_value = self._filed[name]
+        for value in wanted:
+            by_value[value].pop(key, None)
+            if not by_value[value]:
+                del by_value[value]
+        if not by_value:
+            del self._filed[name]
+
+    def matching(self, meta: messages.Meta) -> Iterator[K]:
+        get = meta.lookup()
+        for name, by_value in self._filed.items():
+            value = get(name)
+            if value is not None and (candidates := by_value.get(value)) is not None:
+                yield from (key for key, matches in candidates.items() if matches(get))
+        for key, test in self._others.items():
+            if test is None or test(get):
+                yield key

@@ -1,0 +1,67 @@
+"""The dispatcher's tenure: one process of the domain has the log, the others wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from muster.bus import api, leases
+from muster.core import errors, log
+from muster.message import dispatcher, protocol, settings
+
+events = log.Events("message")
+
+
+class Service:
+    """Waits for the lease of the log, dispatches as long as it holds it, and waits again."""
+
+    def __init__(
+        self,
+        bus: api.Bus,
+        wanted: settings.Message | None = None,
+        *,
+        max_bytes: int = 1 << 30,
+        may: dispatcher.May = dispatcher.anything,
+        lease_ttl_s: float = leases.TTL_S,
+        replicas: int = 1,
+    ) -> None:
+        self._bus = bus
+        self._settings = wanted or settings.Message()
+        self._stream = api.StreamSettings(
+            protocol.STREAM,
+            (protocol.LOG,),
+            max_bytes=max_bytes,
+            max_age_s=0,
+            on_full=api.OnFull.REFUSE,
+            replicas=replicas,
+        )
+        self._may = may
+        self._lease_ttl_s = lease_ttl_s
+        self._replicas = replicas
+        self.acting = asyncio.Event()  # set while this one has the log
+
+    async def run(self) -> None:
+        async with await leases.Leases.open(
+            self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas
+        ) as all_leases:
+            while True:
+                async with await all_leases.acquire(protocol.LEASE) as lease:
+                    await self._act(lease)
+
+    async def _act(self, lease: leases.Lease) -> None:
+        stream = await self._bus.stream(self._stream)
+        acting = asyncio.ensure_future(
+            dispatcher.Dispatcher(self._bus, stream, lease.epoch, self._settings, self._may).run()
+        )
+        lost = asyncio.ensure_future(lease.lost.wait())
+        self.acting.set()
+        try:
+            await asyncio.wait((acting, lost), return_when=asyncio.FIRST_COMPLETED)
+            if acting.done():
+                acting.result()
+        except (errors.Unavailable, errors.Conflict) as error:
+            events.warning("dispatcher-interrupted", epoch=lease.epoch, error=error)
+        finally:
+            self.acting.clear()
+            for task in (acting, lost):
+                task.cancel()
+            await asyncio.gather(acting, lost, return_exceptions=True)

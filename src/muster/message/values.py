@@ -1,0 +1,200 @@
+"""Values with a Java type: what properties, maps and streams hold, and which reads of them are allowed.
+
+Python has one ``int`` and one ``float``; JMS has six number types and says which may be read as which
+(sections 3.5.4 and 3.11.3).  A `Typed` is a value with its type.  An ``int`` that is not said otherwise is
+an ``int`` of Java where it fits, since that may be read as ``long`` as well, and a ``long`` beyond; a
+``float`` is a ``double``.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Final, NamedTuple, TypeAlias
+
+from muster.core import errors
+from muster.message import faults
+
+Value: TypeAlias = bool | int | float | str | bytes | None
+
+
+class Kind(enum.StrEnum):
+    BOOLEAN = "z"
+    BYTE = "b"
+    SHORT = "s"
+    INT = "i"
+    LONG = "l"
+    FLOAT = "f"
+    DOUBLE = "d"
+    STRING = "S"
+    CHAR = "c"  # in maps and streams only
+    BYTES = "B"  # in maps and streams only
+
+
+class Typed(NamedTuple):
+    kind: Kind
+    value: Value
+
+
+_BITS: Final = {Kind.BYTE: 8, Kind.SHORT: 16, Kind.INT: 32, Kind.LONG: 64}
+_WIDER: Final = {
+    Kind.BOOLEAN: {Kind.BOOLEAN},
+    Kind.BYTE: {Kind.BYTE, Kind.SHORT, Kind.INT, Kind.LONG},
+    Kind.SHORT: {Kind.SHORT, Kind.INT, Kind.LONG},
+    Kind.INT: {Kind.INT, Kind.LONG},
+    Kind.LONG: {Kind.LONG},
+    Kind.FLOAT: {Kind.FLOAT, Kind.DOUBLE},
+    Kind.DOUBLE: {Kind.DOUBLE},
+    Kind.STRING: set(Kind) - {Kind.CHAR, Kind.BYTES},
+    Kind.CHAR: {Kind.CHAR},
+    Kind.BYTES: {Kind.BYTES},
+}
+_NAME: Final = re.compile(r"[^\W\d][\w$]*|\$[\w$]*")
+_RESERVED: Final = {"null", "true", "false", "not", "and", "or", "between", "like", "in", "is", "escape"}
+_SETTABLE_JMSX: Final = {"JMSXGroupID", "JMSXGroupSeq"}
+
+
+def natural(value: Value) -> Kind:
+    """The type of a value that is not said otherwise. A null is a null string."""
+    match value:
+        case bool():
+            return Kind.BOOLEAN
+        case int():
+            return Kind.INT if -(2**31) <= value < 2**31 else Kind.LONG
+        case float():
+            return Kind.DOUBLE
+        case bytes():
+            return Kind.BYTES
+        case str() | None:
+            return Kind.STRING
+        case _:
+            raise faults.FormatError(f"a {type(value).__name__} cannot be a value of a message")
+
+
+def typed(value: Value, kind: Kind | None = None) -> Typed:
+    """``value`` as ``kind``; `FormatError` where it is no value of it."""
+    if kind is None or value is None:
+        kind = kind or Kind.STRING if value is None else natural(value)
+    if kind in _BITS:
+        bits = _BITS[kind]
+        if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            raise faults.FormatError(f"{value!r} is no {kind.name.lower()} of {bits} bits")
+    elif kind in (Kind.FLOAT, Kind.DOUBLE):
+        if type(value) not in (int, float):
+            raise faults.FormatError(f"{value!r} is no {kind.name.lower()}")
+        number = float(value)  # type: ignore[arg-type]
+        if kind is Kind.FLOAT and math.isfinite(number):
+            try:
+                number = struct.unpack("<f", struct.pack("<f", number))[0]
+            except OverflowError:
+                number = math.copysign(math.inf, number)
+        return Typed(kind, number)
+    else:
+        wanted = {Kind.BOOLEAN: bool, Kind.BYTES: bytes}.get(kind, str)
+        if value is not None and type(value) is not wanted:
+            raise faults.FormatError(f"{value!r} is no {kind.name.lower()}")
+        if kind is Kind.CHAR and (value is None or len(value) != 1):  # type: ignore[arg-type]
+            raise faults.FormatError(f"{value!r} is not one character")
+    return Typed(kind, value)
+
+
+def read(given: Typed | None, kind: Kind) -> Value:
+    """The value read as another type, by the table of the specification. A missing one is read as null."""
+    if given is None or given.value is None:
+        if kind in (Kind.STRING, Kind.BYTES):
+            return None
+        if kind is Kind.BOOLEAN:
+            return False  # what Boolean.valueOf(null) gives
+        raise faults.FormatError(f"null cannot be read as {kind.name.lower()}")
+    if kind is Kind.STRING and given.kind is not Kind.BYTES:
+        return _text(given)
+    if kind not in _WIDER[given.kind]:
+        raise faults.FormatError(f"a {given.kind.name.lower()} cannot be read as {kind.name.lower()}")
+    if given.kind is Kind.STRING:
+        return _parse(str(given.value), kind)
+    return given.value
+
+
+def _text(given: Typed) -> str:
+    match given.value:
+        case bool():
+            return "true" if given.value else "false"
+        case float():
+            if math.isnan(given.value):
+                return "NaN"
+            if math.isinf(given.value):
+                return "Infinity" if given.value > 0 else "-Infinity"
+    return str(given.value)
+
+
+def _parse(text: str, kind: Kind) -> Value:
+    if kind is Kind.BOOLEAN:
+        return text.lower() == "true"
+    try:
+        if kind in _BITS:
+            if not re.fullmatch(r"[+-]?[0-9]+", text):
+                raise ValueError(text)
+            return typed(int(text), kind).value
+        return typed(float(text), kind).value
+    except (ValueError, errors.InvalidInput):
+        raise faults.FormatError(f"{text[:60]!r} does not read as {kind.name.lower()}") from None
+
+
+class Values(MutableMapping[str, Value]):
+    """Typed values by name; the mapping shows them as plain Python ones."""
+
+    __slots__ = ("typed",)
+
+    def __init__(self, given: Mapping[str, Value] | None = None) -> None:
+        self.typed: dict[str, Typed] = {}
+        for name, value in (given or {}).items():
+            self.set(name, value)
+
+    def set(self, name: str, value: Value, kind: Kind | None = None) -> None:
+        self.check_name(name)
+        self.typed[name] = typed(value, kind)
+
+    def check_name(self, name: str) -> None:
+        if not name:
+            raise errors.InvalidInput("a name may not be empty")
+
+    def get_as(self, name: str, kind: Kind) -> Value:
+        return read(self.typed.get(name), kind)
+
+    def __getitem__(self, name: str) -> Value:
+        return self.typed[name].value
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        self.set(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        del self.typed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.typed)
+
+    def __len__(self) -> int:
+        return len(self.typed)
+
+    def __repr__(self) -> str:
+        return repr({name: value for name, (_, value) in self.typed.items()})
+
+
+class Properties(Values):
+    """The properties of a message: names are Java identifiers, and no bytes."""
+
+    __slots__ = ()
+
+    def check_name(self, name: str) -> None:
+        if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
+            raise errors.InvalidInput(f"{name[:60]!r} cannot be the name of a property: use an identifier")
+        if name.startswith("JMSX") and name not in _SETTABLE_JMSX:
+            raise errors.InvalidInput(f"{name[:60]!r} is set by the provider")
+
+    def set(self, name: str, value: Value, kind: Kind | None = None) -> None:
+        if isinstance(value, bytes) or kind in (Kind.BYTES, Kind.CHAR):
+            raise faults.FormatError("a property holds a boolean, a number or a string")
+        super().set(name, value, kind)

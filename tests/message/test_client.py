@@ -1,0 +1,217 @@
+"""The Python API, on a real broker with a real dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from muster.core import errors
+from muster.message import client, destinations, faults, messages, service
+from muster.testing import fixtures
+from tests.message import conftest
+
+ORDERS = destinations.queue("orders")
+NEWS = destinations.topic("news/sport")
+
+
+async def _texts(consumer: client.Consumer, count: int) -> list[object]:
+    found = []
+    for _ in range(count):
+        message = await consumer.receive(5)
+        assert message is not None, f"only {found} came"
+        found.append(message.body())
+    return found
+
+
+async def test_non_persistent_topic_needs_no_dispatcher_and_meets_plain_clients(
+    dial: conftest.Dial, bus: fixtures.client.Client
+):
+    session = (await dial()).session()
+    consumer = await session.consumer(NEWS, "place = 'home'")
+    plain = await bus.subscribe(NEWS.subject)
+    producer = session.producer(NEWS, persistent=False)
+    await producer.send(messages.TextMessage("lost", properties={"place": "away"}))
+    await producer.send(messages.TextMessage("won", properties={"place": "home"}))
+    assert await _texts(consumer, 1) == ["won"]
+    assert [(await plain.next(timeout_s=5)).data for _ in range(2)] == [b"lost", b"won"]
+    await bus.publish(NEWS.subject, b"drawn", headers={"place": "home"})
+    assert await _texts(consumer, 1) == ["drawn"]
+
+
+async def test_queue_survives_and_shares(dispatcher: service.Service, dial: conftest.Dial):
+    session = (await dial()).session()
+    producer = session.producer(ORDERS)
+    for number in range(10):
+        await producer.send(f"order {number}")
+    first = await (await dial()).session().consumer(ORDERS, prefetch=1)
+    second = await (await dial()).session().consumer(ORDERS, prefetch=1)
+    found = set()
+    while len(found) < 10:
+        for consumer in (first, second):
+            if (message := await consumer.receive(0.2)) is not None:
+                found.add(message.body())
+    assert found == {f"order {number}" for number in range(10)}
+
+
+async def test_durable_subscription_hears_what_was_said_while_it_was_away(
+    dispatcher: service.Service, dial: conftest.Dial, bus: fixtures.client.Client
+):
+    away = await dial("reader")
+    consumer = await away.session().durable_consumer(NEWS, "all", "size > 1")
+    await consumer.close()
+    await away.close()
+    session = (await dial()).session()
+    producer = session.producer(NEWS)
+    for size in (1, 2, 3):
+        await producer.send(messages.TextMessage(f"size {size}", properties={"size": size}))
+    back = await (await dial("reader")).session().durable_consumer(NEWS, "all", "size > 1")
+    assert await _texts(back, 2) == ["size 2", "size 3"]
+    assert await back.receive_nowait() is None
+    await producer.send(messages.TextMessage("live", properties={"size": 9}))
+    assert await _texts(back, 1) == ["live"]
+
+
+async def test_commit_is_atomic_and_rollback_brings_back_in_order(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    feeding = (await dial()).session().producer(ORDERS)
+    for number in range(4):
+        await feeding.send(f"{number}")
+    session = (await dial()).session(client.Mode.TRANSACTED)
+    consumer = await session.consumer(ORDERS)
+    done = session.producer(destinations.queue("done"))
+    assert await _texts(consumer, 2) == ["0", "1"]
+    await done.send("never")
+    await session.rollback()
+    again = [await consumer.receive(5) for _ in range(2)]
+    assert [(m.body(), m.redelivered, m.delivery_count) for m in again if m] == [
+        ("0", True, 2),
+        ("1", True, 2),
+    ]
+    await done.send("both")
+    await session.commit()
+    watcher = (await dial()).session()
+    assert [m.body() async for m in watcher.browse(destinations.queue("done"))] == ["both"]
+    await consumer.close()
+    rest = await (await dial()).session().consumer(ORDERS)
+    assert await _texts(rest, 2) == ["2", "3"]
+
+
+async def test_priority_expiry_and_delay(dispatcher: service.Service, dial: conftest.Dial):
+    session = (await dial()).session()
+    producer = session.producer(ORDERS)
+    sent_at = time.monotonic()
+    await producer.send("late", delay_s=0.3)
+    await producer.send("gone", ttl_s=0.001)
+    await producer.send("low", priority=1)
+    await producer.send("high", priority=9)
+    await asyncio.sleep(0.01)
+    consumer = await session.consumer(ORDERS)
+    assert await _texts(consumer, 3) == ["high", "low", "late"]
+    assert 0.3 <= time.monotonic() - sent_at < 2
+
+
+async def test_failed_deliveries_end_as_a_dead_letter(dispatcher: service.Service, dial: conftest.Dial):
+    session = (await dial()).session(client.Mode.TRANSACTED)
+    consumer = await session.consumer(ORDERS)
+    await (await dial()).session().producer(ORDERS).send("poison")
+    for _ in range(10):
+        assert await consumer.receive(5) is not None
+        await session.rollback()
+    dead = await (await dial()).session().consumer(destinations.queue(destinations.DEAD_LETTERS))
+    message = await dead.receive(5)
+    assert message is not None
+    assert message.body() == "poison"
+    assert "10 times" in str(message.properties["JMS_MUSTER_DEAD_REASON"])
+
+
+async def test_client_ids_are_exclusive(dispatcher: service.Service, dial: conftest.Dial):
+    first = await dial("only")
+    with pytest.raises(faults.InvalidClientId):
+        await dial("only")
+    await first.close()
+    await dial("only")
+
+
+async def test_unacknowledged_messages_go_to_others_when_their_connection_dies(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    dying = await dial()
+    session = dying.session(client.Mode.CLIENT)
+    consumer = await session.consumer(ORDERS)
+    await (await dial()).session().producer(ORDERS).send("one")
+    assert await _texts(consumer, 1) == ["one"]
+    other = await (await dial()).session().consumer(ORDERS)
+    await dying.close()
+    message = await other.receive(5)
+    assert message is not None
+    assert message.redelivered
+
+
+async def test_a_new_dispatcher_takes_over_with_nothing_lost(
+    dial: conftest.Dial, connect: fixtures.Connect
+):
+    async with conftest.serving(connect, "first") as first:
+        await first.acting.wait()
+        connection = await dial("keeper")
+        session = connection.session(client.Mode.CLIENT)
+        consumer = await session.consumer(ORDERS)
+        durable = await session.durable_consumer(NEWS, "all")
+        sending = await dial()
+        producer = sending.session().producer()
+        for number in range(5):
+            await producer.send(f"{number}", to=ORDERS)
+            await producer.send(f"n{number}", to=NEWS)
+        message = await consumer.receive(5)
+        assert message is not None
+        await message.acknowledge()
+    async with conftest.serving(connect, "second"):
+        assert await _texts(consumer, 4) == ["1", "2", "3", "4"]
+        assert await _texts(durable, 5) == [f"n{number}" for number in range(5)]
+        await producer.send("more", to=ORDERS)
+        assert await _texts(consumer, 1) == ["more"]
+        await connection.close()
+        await sending.close()
+
+
+async def test_temporary_queue_serves_requests(dispatcher: service.Service, dial: conftest.Dial):
+    asking = await dial()
+    session = asking.session()
+    replies = await session.temporary_queue()
+    answers = await session.consumer(replies)
+    request = messages.TextMessage("how many?")
+    request.reply_to = replies
+    await session.producer(ORDERS).send(request)
+    serving = (await dial()).session()
+    asked = await (await serving.consumer(ORDERS)).receive(5)
+    assert asked is not None
+    assert asked.reply_to == replies
+    await serving.producer(asked.reply_to).send("four")
+    assert await _texts(answers, 1) == ["four"]
+    with pytest.raises(errors.Forbidden):
+        await serving.consumer(replies)
+
+
+async def test_a_group_stays_with_its_consumer(dispatcher: service.Service, dial: conftest.Dial):
+    producer = (await dial()).session().producer(ORDERS)
+    first = await (await dial()).session().consumer(ORDERS)
+    second = await (await dial()).session().consumer(ORDERS)
+    for number in range(10):
+        await producer.send(messages.TextMessage(str(number), properties={"JMSXGroupID": "g"}))
+    got = [await first.receive(0.5), await second.receive(0.5)]
+    taker = first if got[0] is not None else second
+    assert got.count(None) == 1
+    assert len(await _texts(taker, 9)) == 9
+
+
+async def test_no_local(dispatcher: service.Service, dial: conftest.Dial):
+    connection = await dial("me")
+    session = connection.session()
+    consumer = await session.durable_consumer(NEWS, "others", no_local=True)
+    tap = await session.consumer(NEWS, no_local=True)
+    await session.producer(NEWS).send("mine")
+    await (await dial()).session().producer(NEWS).send("yours")
+    assert await _texts(consumer, 1) == ["yours"]
+    assert await _texts(tap, 1) == ["yours"]

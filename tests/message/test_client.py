@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from muster.bus import api
 from muster.core import errors
 from muster.message import client, destinations, faults, messages, service
 from muster.testing import fixtures
@@ -17,7 +18,7 @@ NEWS = destinations.topic("news/sport")
 
 
 async def _texts(consumer: client.Consumer, count: int) -> list[object]:
-    found = []
+    found: list[object] = []
     for _ in range(count):
         message = await consumer.receive(5)
         assert message is not None, f"only {found} came"
@@ -26,7 +27,7 @@ async def _texts(consumer: client.Consumer, count: int) -> list[object]:
 
 
 async def test_non_persistent_topic_needs_no_dispatcher_and_meets_plain_clients(
-    dial: conftest.Dial, bus: fixtures.client.Client
+    dial: conftest.Dial, bus: api.Bus
 ):
     session = (await dial()).session()
     consumer = await session.consumer(NEWS, "place = 'home'")
@@ -47,7 +48,7 @@ async def test_queue_survives_and_shares(dispatcher: service.Service, dial: conf
         await producer.send(f"order {number}")
     first = await (await dial()).session().consumer(ORDERS, prefetch=1)
     second = await (await dial()).session().consumer(ORDERS, prefetch=1)
-    found = set()
+    found: set[object] = set()
     while len(found) < 10:
         for consumer in (first, second):
             if (message := await consumer.receive(0.2)) is not None:
@@ -56,7 +57,7 @@ async def test_queue_survives_and_shares(dispatcher: service.Service, dial: conf
 
 
 async def test_durable_subscription_hears_what_was_said_while_it_was_away(
-    dispatcher: service.Service, dial: conftest.Dial, bus: fixtures.client.Client
+    dispatcher: service.Service, dial: conftest.Dial, bus: api.Bus
 ):
     away = await dial("reader")
     consumer = await away.session().durable_consumer(NEWS, "all", "size > 1")
@@ -150,9 +151,7 @@ async def test_unacknowledged_messages_go_to_others_when_their_connection_dies(
     assert message.redelivered
 
 
-async def test_a_new_dispatcher_takes_over_with_nothing_lost(
-    dial: conftest.Dial, connect: fixtures.Connect
-):
+async def test_a_new_dispatcher_takes_over_with_nothing_lost(dial: conftest.Dial, connect: fixtures.Connect):
     async with conftest.serving(connect, "first") as first:
         await first.acting.wait()
         connection = await dial("keeper")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muster.app import inform, manage, monitor, notify, pipeline, team
+from muster.app import inform, manage, message, monitor, notify, pipeline, team
 from muster.core import ground
 from muster.inform import settings as inform_settings
 from muster.manage import settings as manage_settings
+from muster.message import settings as message_settings
 from muster.monitor import settings as monitor_settings
 from muster.notify import settings as notify_settings
 from muster.pipeline import settings as pipeline_settings
@@ -26,6 +27,7 @@ class Settings(ground.Ground, frozen=True, kw_only=True):
     sensor: monitor_settings.Sensor = monitor_settings.Sensor()
     notify: notify_settings.Notify = notify_settings.Notify()
     inform: inform_settings.Inform = inform_settings.Inform()
+    message: message_settings.Message = message_settings.Message()
     pipeline: pipeline_settings.Pipeline = pipeline_settings.Pipeline()
 
 
@@ -35,6 +37,7 @@ Factory = Callable[[Settings], team.Part | None]
 FACTORIES: Sequence[Factory] = (
     lambda wanted: inform.InformationNodes(wanted.inform) if wanted.inform.enabled else None,
     lambda wanted: manage.Manage(wanted.manage) if wanted.manage.enabled else None,
+    lambda wanted: message.Dispatcher(wanted.message) if wanted.message.enabled else None,
     lambda wanted: monitor.Channel(wanted.channel) if wanted.channel.enabled else None,
     lambda wanted: monitor.Sensor(wanted.sensor) if wanted.sensor.enabled else None,
     lambda wanted: notify.Notifier(wanted.notify) if wanted.notify.enabled else None,

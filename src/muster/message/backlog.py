@@ -152,7 +152,7 @@ class Backlog:
         self._unpark()
 
     def detach(self, key: ConsumerKey, *, seen: Iterable[int] | None) -> list[Instruction]:
-        """``seen``: what the client saw, which counts as delivered; None: it is gone, so all may have been."""
+        """``seen``: what the client saw, which counts as delivered; None: it is gone, so all may be."""
         consumer = self.consumers.pop(key, None)
         if consumer is None:
             return []

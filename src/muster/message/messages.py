@@ -265,7 +265,7 @@ class ObjectMessage(Message):
             return self.serialized
         try:
             return msgspec.json.encode(self.value)
-        except (TypeError, NotImplementedError) as error:
+        except TypeError as error:
             raise faults.FormatError(f"an object message holds what JSON can say: {error}") from error
 
     def _read(self, meta: Meta, data: bytes) -> None:

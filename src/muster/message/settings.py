@@ -1,21 +1,31 @@
-"""Settings of the messaging service."""
+"""The section ``[message]`` of the settings."""
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
+
+from muster.core import settings
+from muster.core.settings import doc
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """JMS on the bus.
+class Message(settings.Section, frozen=True, kw_only=True):
+    """JMS on the bus: whether a dispatcher of the log runs here, and its bounds."""
 
-    ``window``: messages of one queue or subscription in memory; selectors and priorities see no further.
-    ``max_deliveries``: after so many failed ones a message is a dead letter; 0: never.
-    """
-
-    enabled: bool = True
-    max_bytes: int = 1 << 30
-    window: int = 2000
-    max_deliveries: int = 10
-    connection_timeout_s: float = 15.0
-    checkpoint_records: int = 5000
-    amqp_port: int | None = None
+    enabled: Annotated[
+        bool, doc("Whether a dispatcher runs in this process; of several, one acts and the others wait.")
+    ] = True
+    window: Annotated[
+        int,
+        doc(
+            "Messages of one queue or subscription in memory. Selectors and priorities see no further.", ge=2
+        ),
+    ] = 2000
+    max_deliveries: Annotated[
+        int, doc("A message that failed so often becomes a dead letter. 0: never.", ge=0)
+    ] = 10
+    connection_timeout_s: Annotated[
+        float, doc("A client silent for so long is gone, and its messages go to others.", ge=5)
+    ] = 15.0
+    checkpoint_records: Annotated[
+        int, doc("After so many batches the log's records are replaced by their sum.", ge=10)
+    ] = 5000

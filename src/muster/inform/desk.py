@@ -56,6 +56,7 @@ class Desk:
         self.dirty: dict[str, contextlog.Entry | None] = {}  # not yet in the view
         self.changed = asyncio.Event()  # …set when something is
         self.buckets_changed = asyncio.Event()
+        self.short: set[str] = set()  # contexts of ours that have fewer copies than they should
         self.position = 0  # of the last record of the log that was seen
         self.fresh_at_s = -float("inf")  # when all that the log then held had been seen
         self.closing = False
@@ -75,7 +76,10 @@ class Desk:
             return
         with contextlib.suppress(errors.MusterError):  # a clock that runs ahead is counted by ours
             self.clock.observe(clock.Stamp(record.stamp, record.stamped_by), self.now_ns())
-        self._note(record.key, entry if record.key in self.copies.index else None)
+        held = record.key in self.copies.index
+        self._note(record.key, entry if held else None)
+        if held and record.holders[0] == self.name and len(record.holders) < self.copies_wanted():
+            self.short.add(record.key)
 
     def _note(self, key: str, entry: contextlog.Entry | None) -> None:
         if self.view is not None:

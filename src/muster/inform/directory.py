@@ -26,6 +26,7 @@ class Directory:
         self._me = me
         self._lost_after_s = lost_after_s
         self._seen: dict[str, _Seen] = {}
+        self.generation = 0  # grows when somebody comes or goes
 
     def heard(
         self, information: protocol.ServerInformation, now_s: float, *, round_trip_s: float | None = None
@@ -37,6 +38,7 @@ class Directory:
         is_new = seen is None
         if seen is None:
             seen = self._seen[information.node] = _Seen(information, now_s)
+            self.generation += 1
         seen.information, seen.heard_at_s = information, now_s
         if round_trip_s is not None:
             measured_ms = round_trip_s * 1000
@@ -46,7 +48,8 @@ class Directory:
 
     def silent(self, node: str) -> None:
         """It did not answer us: out of sight until it is heard again."""
-        self._seen.pop(node, None)
+        if self._seen.pop(node, None) is not None:
+            self.generation += 1
 
     def excuse(self, now_s: float) -> None:
         """We were deaf ourselves: everybody's time begins anew."""
@@ -57,7 +60,7 @@ class Directory:
         """Those not heard for too long; they are forgotten with this."""
         lost = [node for node, seen in self._seen.items() if now_s - seen.heard_at_s > self._lost_after_s]
         for node in lost:
-            del self._seen[node]
+            self.silent(node)
         return lost
 
     @property

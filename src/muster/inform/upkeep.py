@@ -27,7 +27,7 @@ class Upkeep:
         self._steady_since_s: float | None = None
         self._load_at_s = shared.now_s()
         self._asked_at_s = 0.0
-        self._members: tuple[str, ...] = ()
+        self._generation = -1  # of the directory when all copies were last looked at
         self.moved = {"migrated": 0, "replicated": 0, "deleted": 0, "mended": 0, "expired": 0}
 
     # Discovery.
@@ -90,22 +90,25 @@ class Upkeep:
     async def mend(self) -> None:
         """Make copies again that went with a lost node, and those that a new node makes possible."""
         shared, settings = self._desk, self._desk.settings
-        members = tuple(sorted([shared.name, *shared.directory.nodes]))
-        if members == self._members:
-            return
-        work: list[Coroutine[Any, Any, None]] = []
+        generation = shared.directory.generation
+        keys = list(shared.short) if generation == self._generation else list(shared.copies.index)
+        shared.short.clear()
         live = shared.directory.candidates(shared.information())
-        for number, (key, copy) in enumerate(list(shared.copies.index.items()), 1):
+        members = [one.node for one in live]
+        work: list[Coroutine[Any, Any, None]] = []
+        for number, key in enumerate(keys, 1):
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
-            if copy.temporary or placement.responsible(copy.holders, members) != shared.name:
+            copy = shared.copies.index.get(key)
+            if copy is None or copy.temporary:
+                continue
+            if placement.responsible(copy.holders, members) != shared.name:
                 continue
             wanted = placement.mend(copy.holders, live, shared.copies_wanted(), watermark=settings.watermark)
             if wanted != copy.holders and not copy.deleted:
                 work.append(self._writer.place(key, wanted, before=copy.holders))
         self.moved["mended"] += len(work)
-        if await _all(work):
-            self._members = members
+        self._generation = generation if await _all(work) else -1
 
     # Demand.
 

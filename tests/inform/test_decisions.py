@@ -1,0 +1,251 @@
+"""The pure part: who holds, who leads, what moves, who may."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from muster.core import errors
+from muster.inform import copies, demand, directory, placement, protocol, rights
+
+T = demand.Thresholds()
+
+
+def node(name: str, load: float = 0.0, proximity_ms: float = 1.0) -> placement.Candidate:
+    return placement.Candidate(name, load, proximity_ms)
+
+
+# Placement.
+
+
+def test_the_closest_is_taken_unless_it_has_twice_the_load_of_the_idlest():
+    near, far = node("near", 0.2, 1), node("far", 0.15, 50)
+    assert placement.rank([near, far], 2) == ["near", "far"]
+    assert placement.rank([node("near", 0.4, 1), far], 2) == ["far", "near"]
+
+
+def test_next_to_no_load_is_no_reason_to_go_far():
+    assert placement.rank([node("near", 0.015, 1), node("far", 0.0, 50)], 1) == ["near"]
+
+
+def test_nodes_above_the_watermark_come_last():
+    full, free = node("full", 0.9, 0), node("free", 0.7, 50)
+    assert placement.rank([full, free], 1, watermark=0.8) == ["free"]
+    assert placement.rank([full, free], 2, watermark=0.8) == ["free", "full"]
+
+
+CANDIDATES = st.lists(
+    st.builds(
+        placement.Candidate,
+        st.sampled_from("abcdefgh"),
+        st.floats(0, 2),
+        st.floats(0, 100),
+    ),
+    unique_by=lambda one: one.node,
+)
+
+
+@hypothesis.given(CANDIDATES, st.integers(0, 10), st.lists(st.sampled_from("abcdefgh"), unique=True))
+def test_mending_keeps_who_lives_and_fills_up_with_others(live, count, holders):
+    mended = placement.mend(holders, live, count)
+    alive = {one.node for one in live}
+    kept = [one for one in holders if one in alive]
+    assert list(mended[: len(kept)]) == kept, "order, so the primary, stays"
+    assert len(set(mended)) == len(mended)
+    assert set(mended) <= alive
+    assert len(mended) == max(len(kept), min(count, len(alive)))
+
+
+def test_the_first_holder_that_lives_is_responsible():
+    assert placement.responsible(("a", "b", "c"), ["c", "b"]) == "b"
+    assert placement.responsible(("a",), ["b"]) is None
+
+
+# Demand, by the paper's sentences.
+
+
+def decide(kind: demand.Kind, counts: dict[str, int], held_s: float = 1000.0) -> list[demand.Instruction]:
+    return demand.decide("me", kind, counts, held_s, T)
+
+
+def test_a_temporary_copy_below_the_deletion_threshold_goes():
+    assert decide(demand.Kind.TEMPORARY, {"me": 2}) == [demand.Delete()]
+    assert decide(demand.Kind.TEMPORARY, {"me": 3}) == []
+    assert decide(demand.Kind.PERMANENT, {}) == []
+    assert decide(demand.Kind.PRIMARY, {}) == []
+
+
+def test_above_the_migration_ratio_the_context_moves_there():
+    assert decide(demand.Kind.PRIMARY, {"x": 13, "me": 7}) == [demand.Migrate("x")]
+    assert decide(demand.Kind.PRIMARY, {"x": 12, "me": 8}) == [demand.Replicate("x")]
+
+
+def test_above_the_replication_ratio_it_is_copied_there():
+    assert decide(demand.Kind.PRIMARY, {"x": 10, "y": 9, "z": 3}) == [
+        demand.Replicate("x"),
+        demand.Replicate("y"),
+    ]
+
+
+def test_at_the_replication_threshold_nothing_moves():
+    assert decide(demand.Kind.PRIMARY, {"x": 18}) == []
+    assert decide(demand.Kind.PRIMARY, {"x": 19}) == [demand.Migrate("x")]
+
+
+def test_only_the_primary_decides_on_permanent_copies():
+    assert decide(demand.Kind.PERMANENT, {"x": 100}) == []
+
+
+@hypothesis.given(st.dictionaries(st.sampled_from(["me", "x", "y"]), st.integers(0, 500)))
+def test_it_does_not_flap(counts):
+    """What came within the interval stays, and the same demand does not send a context back."""
+    assert decide(demand.Kind.PRIMARY, counts, held_s=50.0) == []
+    assert decide(demand.Kind.TEMPORARY, counts, held_s=50.0) == []
+    for told in decide(demand.Kind.PRIMARY, counts):
+        if isinstance(told, demand.Migrate):
+            there = demand.decide(told.to, demand.Kind.PRIMARY, counts, 1000.0, T)
+            assert not any(isinstance(back, demand.Migrate) for back in there)
+
+
+def test_a_migration_makes_the_other_primary_and_keeps_the_number_of_copies():
+    assert demand.migrated(("me", "b", "c"), "me", "x") == ("x", "b", "c")
+    assert demand.migrated(("me", "b", "c"), "me", "c") == ("c", "me", "b")
+
+
+# The directory.
+
+
+def info(name: str) -> protocol.ServerInformation:
+    return protocol.ServerInformation(name, protocol.Load())
+
+
+def test_nodes_are_lost_when_silent_for_too_long_and_found_again():
+    seen = directory.Directory("me", lost_after_s=10)
+    assert seen.heard(info("a"), 0.0, round_trip_s=0.002)
+    assert not seen.heard(info("a"), 5.0)
+    assert not seen.heard(info("me"), 5.0)
+    assert seen.lose(15.0) == []
+    assert seen.lose(15.1) == ["a"]
+    assert seen.nodes == []
+    assert seen.heard(info("a"), 20.0)
+
+
+def test_who_was_deaf_excuses_the_others():
+    seen = directory.Directory("me", lost_after_s=10)
+    seen.heard(info("a"), 0.0)
+    seen.excuse(100.0)
+    assert seen.lose(105.0) == []
+
+
+def test_proximity_is_the_round_trip_smoothed():
+    seen = directory.Directory("me", lost_after_s=10)
+    seen.heard(info("a"), 0.0, round_trip_s=0.010)
+    seen.heard(info("a"), 1.0, round_trip_s=0.110)
+    (_, view) = sorted(seen.views(info("me"), 1.0), key=lambda one: one.node == "a")
+    assert 10 < view.proximity_ms < 110
+
+
+# Copies.
+
+
+def record(key: str, holders: tuple[str, ...] = ("me",), value: bytes | None = b"v") -> protocol.Record:
+    return protocol.Record(key, holders, 1, "me", value)
+
+
+def test_late_and_doubled_records_change_nothing():
+    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    assert held.apply(record("k", value=b"2"), 2, 0.0)
+    assert not held.apply(record("k", value=b"1"), 1, 0.0)
+    assert not held.apply(record("k", value=b"2"), 2, 0.0)
+    assert held.value("k") == b"2"
+    assert (held.permanent, held.buckets) == (1, {protocol.bucket("k"): 1})
+
+
+def test_a_copy_that_moved_away_is_dropped():
+    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    held.apply(record("k"), 1, 0.0)
+    assert held.apply(record("k", ("other",)), 2, 0.0)
+    assert (held.permanent, held.buckets, held.memory_bytes) == (0, {}, 0)
+
+
+def test_a_temporary_copy_is_not_touched_by_the_log_until_it_is_permanent():
+    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    held.install_temporary(record("k", ("other",), b"old"), 1, 0.0, fresh_at_s=0.0)
+    assert not held.apply(record("k", ("other",), b"new"), 2, 1.0)
+    assert held.value("k") == b"old"
+    assert held.apply(record("k", ("other", "me"), b"new"), 3, 1.0)
+    assert (held.permanent, held.temporary) == (1, 0)
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 400_000), st.booleans()), max_size=60)
+)
+def test_memory_stays_within_its_bound_and_the_touched_stay_longer(steps):
+    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    for sequence, (key, size, read) in enumerate(steps, 1):
+        held.apply(record(key, value=b"x" * size), sequence, 0.0)
+        if read:
+            held.value(key)
+        assert held.memory_bytes <= 1 << 20
+        assert held.value(key) is not None, "what was just written is there"
+
+
+# Rights.
+
+
+def test_the_first_rule_that_covers_a_key_decides():
+    rules = (
+        rights.Rule("a/open"),
+        rights.Rule("a/*", read=("bob",), write=("role:operator", "owner")),
+        rights.Rule("*", write=()),
+    )
+
+    def may(key: str, act: str, who: str, role: str | None = "user", owner: str | None = None) -> bool:
+        try:
+            rights.check(rules, key, act, identity=who, role=role, owner=owner)
+        except errors.Forbidden:
+            return False
+        return True
+
+    assert may("a/open", "write", "eve")
+    assert may("a/x", "read", "bob")
+    assert not may("a/x", "read", "eve")
+    assert may("a/x", "write", "olga", role="operator", owner="bob")
+    assert may("a/x", "write", "eve"), "nobody owns what is not there"
+    assert not may("a/x", "write", "eve", owner="bob")
+    assert may("elsewhere", "read", "eve")
+    assert not may("elsewhere", "write", "olga", role="operator")
+
+
+# The wire.
+
+
+@hypothesis.given(st.binary(max_size=200))
+def test_hostile_bytes_are_refused_with_a_reason(data):
+    for kind in (protocol.Put, protocol.Get, protocol.Update, protocol.Store, protocol.Reply):
+        try:
+            protocol.decode(data, kind)
+        except errors.InvalidInput as error:
+            assert kind.__name__ in str(error)  # noqa: PT017
+
+
+@hypothesis.given(st.text(st.sampled_from("aé.*> \0/😀\ud800"), min_size=1, max_size=200))
+def test_any_text_is_a_key_or_refused_and_its_subject_is_one(key):
+    try:
+        protocol.check_key(key)
+    except errors.InvalidInput:
+        return
+    subject = protocol.log_subject(key)
+    assert subject.split(".")[:4] == ["muster", "inform", "log", "context"]
+    assert len(subject.split(".")) == 6
+
+
+def test_errors_travel():
+    for error in (errors.Forbidden("no"), errors.NotFound("x", hint="h"), errors.Conflict("c", actual=7)):
+        with pytest.raises(type(error)) as caught:
+            protocol.result_of(protocol.refusal(error), object)
+        assert (caught.value.message, caught.value.hint) == (error.message, error.hint)
+    with pytest.raises(errors.Conflict) as conflict:
+        protocol.result_of(protocol.refusal(errors.Conflict("c", actual=7)), object)
+    assert conflict.value.actual == 7

@@ -1,0 +1,167 @@
+"""Several nodes: discovery, placement, silent primaries, copies that come back, demand that moves them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from muster.core import errors
+from muster.inform import client, protocol, service
+from muster.testing.eventually import eventually
+
+
+Fleet = dict[str, service.Node]
+
+
+async def fleet(start_node: Any, names: Sequence[str] = ("n1", "n2", "n3", "n4"), **options: Any) -> Fleet:
+    nodes = {name: await start_node(name, **options) for name in names}
+    await eventually(lambda: all(len(node.desk.directory.nodes) == len(names) - 1 for node in nodes.values()))
+    return nodes
+
+
+def holders(nodes: Fleet, key: str) -> dict[str, str]:
+    return {
+        name: node.desk.copies.kind(copy).value
+        for name, node in nodes.items()
+        if (copy := node.desk.copies.index.get(key)) is not None
+    }
+
+
+async def test_nodes_find_each_other_with_load_and_proximity(start_node, inform):
+    nodes = await fleet(start_node, ("n1", "n2", "n3"))
+    await eventually(
+        lambda: all(
+            0 < view.proximity_ms < 500
+            for view in nodes["n1"].desk.directory.views(nodes["n1"].desk.information(), 0.0)
+            if view.node != "n1"
+        )
+    )
+    assert {view.node for view in await inform.nodes()} == {"n1", "n2", "n3"}
+
+
+async def test_a_new_context_gets_its_copies_and_the_writers_node_is_primary(start_node, inform):
+    nodes = await fleet(start_node)
+    written = await client.Client(inform._bus, node="n2").put("k", b"v", ack="replicated")
+    assert (written.primary, written.copies, written.status) == ("n2", 3, "normal")
+    found = holders(nodes, "k")
+    assert sorted(found.values()) == ["permanent", "permanent", "primary"]
+    views = await inform.where("k")
+    assert {view.node: view.copy for view in views} == found
+    assert {view.version for view in views} == {written.version}
+
+
+async def test_a_node_above_its_watermark_hands_new_contexts_on(start_node, inform):
+    nodes = await fleet(start_node, ("n1", "n2"), copies=1, refresh_s=30.0, lost_after_s=70.0)
+    nodes["n1"].desk.load = protocol.Load(0, 0.0, 0.95)
+    written = await client.Client(inform._bus, node="n1").put("k", b"v")
+    assert written.primary == "n2"
+    assert holders(nodes, "k") == {"n2": "primary"}
+
+
+async def test_full_replication_by_setting(start_node, inform):
+    nodes = await fleet(start_node, full_replication=True, copies=1)
+    await inform.put("k", b"v", ack="replicated")
+    assert len(holders(nodes, "k")) == 4
+
+
+async def test_a_node_without_a_copy_asks_the_holders_and_only_they_answer(start_node, inform):
+    nodes = await fleet(start_node)
+    await client.Client(inform._bus, node="n1").put("k", b"v", ack="replicated")
+    (other,) = set(nodes) - set(holders(nodes, "k"))
+    found = await client.Client(inform._bus, node=other).get("k")
+    assert found.value == b"v"
+    assert found.source in holders(nodes, "k")
+    await eventually(lambda: nodes["n1"].desk.demand.get("k") == {other: 1})
+    with pytest.raises(errors.NotFound):
+        await client.Client(inform._bus, node=other).get("no such")
+
+
+async def test_writes_from_anywhere_go_to_the_primary(start_node, inform):
+    nodes = await fleet(start_node)
+    await client.Client(inform._bus, node="n1").put("k", b"0")
+    written = [await client.Client(inform._bus, node=name).put("k", name.encode()) for name in nodes]
+    assert {one.primary for one in written} == {"n1"}
+    assert [one.version for one in written] == sorted(one.version for one in written)
+    stamps = [one.stamp for one in written]
+    assert stamps == sorted(stamps)
+
+
+async def test_concurrent_writers_lose_nothing(start_node, inform):
+    await fleet(start_node)
+    contexts = [client.Client(inform._bus, node=name) for name in ("n1", "n2", "n3", "n4")]
+    done = await asyncio.gather(
+        *(contexts[number % 4].put("k", b"%d" % number) for number in range(12)), return_exceptions=True
+    )
+    versions = {one.version for one in done if isinstance(one, protocol.Written)}
+    assert len(versions) == 12, done
+    assert {change.version for change in (await inform.history("k")).changes} == versions
+
+
+async def test_a_silent_primary_is_replaced_and_cannot_write_any_more(start_node, inform, connect):
+    """The connection of the primary's process is gone; what it still appends fails."""
+    nodes = await fleet(start_node, timeout_s=1.0, lost_after_s=60.0)
+    await client.Client(inform._bus, node="n1").put("k", b"1", ack="replicated")
+    deposed = nodes["n1"]
+    for subscription in deposed._subscriptions:  # deaf, but it can still speak to the log
+        await subscription.close()
+    deposed._subscriptions.clear()
+    stale = deposed.desk.copies.index["k"]
+    written = await client.Client(inform._bus, node="n3").put("k", b"2")
+    assert written.primary != "n1"
+    deposed.desk.copies.index["k"] = stale  # as if it had not heard of it yet
+    with pytest.raises(protocol.Moved):
+        await deposed.writer.update(protocol.Update(protocol.Put("k", b"forked"), "ann"))
+    assert (await client.Client(inform._bus, node="n2").get("k", max_staleness_s=0)).value == b"2"
+    assert [
+        change.value for change in (await client.Client(inform._bus, node="n2").history("k")).changes
+    ] == [
+        b"1",
+        b"2",
+    ]
+
+
+async def test_lost_copies_are_made_again_elsewhere(start_node, inform):
+    nodes = await fleet(start_node)
+    await client.Client(inform._bus, node="n1").put("k", b"v", ack="replicated")
+    await nodes.pop("n1").close()
+    await eventually(
+        lambda: len(holders(nodes, "k")) == 3 and "primary" in holders(nodes, "k").values(), timeout_s=20
+    )
+    assert (await inform.get("k", max_staleness_s=0)).value == b"v"
+
+
+async def test_a_temporary_copy_appears_where_the_readers_are_and_goes_with_them(start_node, inform):
+    nodes = await fleet(start_node, ("n1", "n2", "n3"), copies=1, interval_s=1.0, migration_ratio=0.95)
+    await client.Client(inform._bus, node="n1").put("k", b"v")
+    near = {name: client.Client(inform._bus, node=name) for name in nodes}
+
+    async def read() -> bool:
+        await asyncio.gather(*(near[name].get("k") for name in ("n1", "n2", "n1", "n2")))
+        return holders(nodes, "k").get("n2") == "temporary"
+
+    await eventually(read, timeout_s=15)
+    found = await near["n2"].get("k")
+    assert (found.copy, found.source) == ("temporary", "n2")
+    await near["n1"].put("k", b"newer")
+    old = await near["n2"].get("k")
+    assert old.value == b"v"
+    assert old.age_s > 0
+    fresh = await near["n2"].get("k", max_staleness_s=0)
+    assert (fresh.value, fresh.source) == (b"newer", "n1")
+    await eventually(lambda: "n2" not in holders(nodes, "k"), timeout_s=15)
+
+
+async def test_a_context_migrates_to_where_nearly_all_demand_is(start_node, inform):
+    nodes = await fleet(start_node, ("n1", "n2"), copies=1, interval_s=1.0)
+    await client.Client(inform._bus, node="n1").put("k", b"v")
+    near = client.Client(inform._bus, node="n2")
+
+    async def moved() -> bool:
+        await near.get("k")
+        return holders(nodes, "k") == {"n2": "primary"}
+
+    await eventually(moved, timeout_s=15)
+    assert (await near.put("k", b"w")).primary == "n2"

@@ -12,7 +12,6 @@ from muster.core import errors
 from muster.inform import client, protocol, service
 from muster.testing.eventually import eventually
 
-
 Fleet = dict[str, service.Node]
 
 

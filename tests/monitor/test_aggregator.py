@@ -202,6 +202,39 @@ def test_hostile_batches_are_counted_and_nothing_else():
     }
 
 
+def test_a_channel_below_cannot_make_ours_unreadable_by_what_it_claims():
+    channel = make("top")
+    for sequence in range(1, 4):
+        claims = {f"reason {i}": (1 << 63) - 1 for i in range(100 * sequence, 100 * sequence + 90)}
+        facts = reports.Facts(channel="x", sequence=sequence, level=64, dropped=claims, missing=(1 << 63) - 1)
+        data = reports.encode(reports.to_batch([node("a", sequence)]), facts)
+        channel.take_batch("x", data, NOW_MS)
+    (forward,) = channel.flush(NOW_MS)
+    _, read = reports.decode(forward.encode())
+    assert read == forward.facts
+    assert read.partial
+
+
+good = arrow(node("a"), node("b", services=(messages.ServiceReport(name="s", metrics={"x": 1.0}),)))
+
+
+@given(st.lists(st.tuples(st.integers(0, len(good) - 1), st.binary(min_size=1, max_size=8)), max_size=3))
+def test_no_bytes_at_all_stop_a_channel(changes):
+    channel = make("top")
+    data = bytearray(good)
+    for place, put in changes:
+        data[place : place + len(put)] = put
+    row = bytearray(messages.encode(node("a")))
+    for place, put in changes:
+        row[place % len(row) : place % len(row) + len(put)] = put
+    channel.take_batch("x", bytes(data), NOW_MS)
+    channel.take("a", bytes(row), NOW_MS)
+    for forward in channel.flush(NOW_MS):
+        reports.decode(forward.encode())
+    give(channel, node("c", 7))
+    assert [one.machine for one in rows_of(channel.flush(NOW_MS))] == ["c"]
+
+
 def test_a_subscription_picks_rows_by_a_predicate():
     channel = make(where="group = 'web' AND cpu_percent > 50")
     give(

@@ -34,6 +34,7 @@ METADATA_KEY = b"muster"  # of the Arrow schema: the batch's `Facts` in JSON
 
 MAX_BATCH_BYTES = 8 << 20  # of one message on the bus, and of what it may unpack to (eight times that)
 MAX_BATCH_ROWS = 100_000
+LEVELS_MAX = 64
 
 #: Metrics that every sensor knows, in the order of their columns.
 STANDARD_METRICS = (
@@ -81,7 +82,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     boot: messages.Count = 0
     sequence: messages.Count = 0
     interpreter: messages.Name = "concat"
-    level: messages.Count = 1  # 1: made from sensors' rows; otherwise one more than the highest below
+    level: Annotated[int, msgspec.Meta(ge=1, le=LEVELS_MAX)] = (
+        1  # 1: of sensors' rows; else one above the highest
+    )
     held_from_ms: messages.TimeMs = 0  # the holding time: what arrived between these is in here
     held_to_ms: messages.TimeMs = 0
     machines: messages.Count = 0

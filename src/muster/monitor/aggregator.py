@@ -31,6 +31,9 @@ _KEPT = (1 << protocol.SEQUENCES_KEPT) - 1
 MISSING_AFTER_PERIODS = 2
 GONE_AFTER_PERIODS = 6
 LOOK_AGAIN_MS = 2000
+TOLD_HOLDS_MS = 60_000
+REASONS_MAX = 64
+COUNT_MAX = (1 << 63) - 1
 LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
 
 
@@ -95,7 +98,7 @@ class Aggregator:
         self._below = collections.Counter[str]()
         self._partial_below = False
         self._levels_below = 0
-        self._missing_below: dict[str, int] = {}
+        self._missing_below: dict[str, tuple[int, int]] = {}
         self._from_ms: int | None = None
         self._sequence = 0
         self._looked_ms = -LOOK_AGAIN_MS
@@ -168,7 +171,7 @@ class Aggregator:
         self._partial_below |= facts.partial
         self._levels_below = max(self._levels_below, facts.level)
         if facts.schema == reports.SUMMARY_SCHEMA:
-            self._missing_below[sender] = facts.missing  # of whose machines nothing is known here
+            self._missing_below[sender] = (facts.missing, now_ms)  # of its machines nothing is known here
             self._take_summaries(batch, now_ms)
         elif (fresh := self._fresh_rows(batch, now_ms)).num_rows:
             self._hold(fresh, now_ms)
@@ -180,7 +183,7 @@ class Aggregator:
             return []
         if now_ms - self._looked_ms >= LOOK_AGAIN_MS:
             self._look_for_missing(now_ms)
-        missing = self.missing + sum(self._missing_below.values())
+        missing = self.missing + self._missing_further_below(now_ms)
         lost = self.dropped + self._below - self._told
         partial = bool(missing or self._partial_below or any(reason not in LOSSLESS for reason in lost))
         held = interpreters.Held(
@@ -193,12 +196,12 @@ class Aggregator:
         self.groups = {
             group for table in (held.rows, held.summaries) for group in pc.unique(table["group"]).to_pylist()
         }
-        self.level = self._levels_below + 1
+        self.level = min(self._levels_below + 1, reports.LEVELS_MAX)
         forwards = [
             forward
             for label, interpreter, subscriptions in self._interpreters
             for emission in self._interpreted(interpreter, held, subscriptions)
-            for forward in self._messages(label, emission, held, dict(lost), missing)
+            for forward in self._messages(label, emission, held, _tellable(lost), missing)
         ]
         self._told += lost
         self._rows, self._summaries = [], []
@@ -336,6 +339,13 @@ class Aggregator:
         self._batches[sender] = (boot, high, mask | 1 << -ahead)
         return True
 
+    def _missing_further_below(self, now_ms: int) -> int:
+        """As mergers said of themselves; one that fell silent says nothing any more."""
+        told = self._missing_below
+        for sender in [one for one, (_, at_ms) in told.items() if now_ms - at_ms > TOLD_HOLDS_MS]:
+            del told[sender]
+        return min(sum(missing for missing, _ in told.values()), COUNT_MAX)
+
     def _look_for_missing(self, now_ms: int) -> None:
         """One that has been silent for long is no longer expected, but what it said is not forgotten."""
         self._looked_ms = now_ms
@@ -357,6 +367,14 @@ def _table(batches: list[pa.RecordBatch], schema: pa.Schema, *, partial: bool = 
         return table
     place = schema.get_field_index("partial")
     return table.set_column(place, schema.field(place), pa.repeat(pa.scalar(True), table.num_rows))
+
+
+def _tellable(lost: collections.Counter[str]) -> dict[str, int]:
+    """Within the bounds of `reports.Facts`, whatever channels below may have claimed."""
+    told = {reason: min(count, COUNT_MAX) for reason, count in lost.most_common(REASONS_MAX)}
+    if len(lost) > REASONS_MAX:
+        told["other"] = min(sum(lost.values()) - sum(told.values()), COUNT_MAX)
+    return told
 
 
 def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:

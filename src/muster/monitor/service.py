@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -192,7 +193,11 @@ class Channel:
         while True:
             next_s = max(next_s + self._settings.hold_s, time.monotonic())
             await asyncio.sleep(next_s - time.monotonic())
-            self._flush()
+            try:
+                self._flush()
+            except Exception as error:  # noqa: BLE001  (nothing that was sent to a channel may stop it)
+                self.aggregator.dropped["flush-failed"] += 1
+                events.event("flush-failed", level=logging.ERROR, channel=self.name, error=error)
 
     def _flush(self) -> None:
         since_s, self._held_since_s = self._held_since_s or time.monotonic(), None

@@ -126,7 +126,7 @@ def _channel_round(url: str, total: int) -> float:
         measure.Worker(WORKER, "sensors", url, MACHINES) as source,
     ):
         source.hear()
-        begun, ended = channel.hear(), None
+        begun = ended = channel.hear()
         sent = 0
         while sent < total:
             source.tell(BLOCK)

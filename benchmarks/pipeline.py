@@ -55,7 +55,7 @@ class Sizes:
 
 
 FULL = Sizes(100_000, 6, MILLION, 60, (1_500_000,), 5, MILLION, 6)
-QUICK = Sizes(20_000, 2, 100_000, 2, (), 0, 0, 0)
+QUICK = Sizes(20_000, 1, 100_000, 2, (), 0, 0, 0)
 
 
 def run(quick: bool) -> list[harness.Row]:
@@ -284,7 +284,7 @@ class Bench:
                 for wanted in monitor_protocol.streams():
                     await bus.stream(wanted)
                 ask = pipeline_client.Client(bus)
-                for _ in range(1200):
+                for _ in range(4000):
                     try:
                         if (await ask.progress()).batch >= 0:
                             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,11 +45,18 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
         "spark.local.dir": str(work_dir / "scratch"),
-    } | (extra or {})
+    }
+    if master.startswith("local"):
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    else:
+        # Executors need this same Python, and Muster in it.
+        settings |= {
+            "spark.pyspark.python": sys.executable,
+            "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        }
+    settings |= extra or {}
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -219,3 +219,11 @@ def test_a_missing_part_is_a_skip_but_not_in_ci(pytester: pytest.Pytester, ci: b
     assert "missing part: the moon; look up" in output
     assert "was skipped without a reason" in output
     assert ("2 failed, 1 passed in" if ci else "1 failed, 1 passed, 1 skipped in") in output
+
+
+def test_it_can_be_had_without_pytest_asyncio(pytester: pytest.Pytester):
+    pytester.makepyfile("def test_plain(fake_clock): pass")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / "src"))
+        result = pytester.runpytest_subprocess("-p", "muster.testing.plugin", "-p", "no:asyncio")
+    result.assert_outcomes(passed=1)

@@ -10,7 +10,7 @@ import pytest
 from muster.testing import clock
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(trylast=True, optionalhook=True)  # of pytest-asyncio, which may be switched off
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -413,8 +413,11 @@ async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
         async with asyncio.TaskGroup() as group:
             for one in coroutines:
                 group.create_task(one)
-    except* errors.MusterError as failed:
-        raise _first(failed) from None
+    except BaseExceptionGroup as failed:  # not except*: before 3.11.4 that wraps what is raised in it
+        ours = failed.subgroup(errors.MusterError)
+        if ours is None:
+            raise
+        raise _first(ours) from None
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -3,11 +3,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from muster.monitor import parents, protocol
 
 
 def beat(sequence: int = 1, **more: Any) -> protocol.Beat:
-    return protocol.Beat(boot=1, sequence=sequence, period_s=1.0, hold_s=1.0, **more)
+    return protocol.Beat(**{"boot": 1, "sequence": sequence, "period_s": 1.0, "hold_s": 1.0, **more})
 
 
 def test_the_first_of_the_list_that_lives():
@@ -55,3 +57,22 @@ def test_a_channel_that_drains_is_left():
     choice.heard("a", beat(), 0.0)
     choice.heard("a", beat(2, open=False), 0.5)
     assert choice.choose(0.6) is None
+
+
+@pytest.mark.parametrize("period_s", [1.0, 10.0, 60.0])
+def test_children_leave_a_dead_channel_within_two_periods(period_s):
+    """However the death falls between two beats and two reports, with beats of 0.4 of the period."""
+    beat_s = 0.4 * period_s
+    for step in range(100):
+        died_s = 10 * period_s + step / 100 * period_s
+        choice = parents.Parents("s", ("a", "b"))
+        now_s, sequence = 0.0, 0
+        while now_s < died_s + 3 * period_s:
+            sequence += 1
+            for channel in ("a", "b"):
+                if channel == "b" or now_s <= died_s:
+                    choice.heard(channel, beat(sequence, period_s=beat_s), now_s)
+            now_s += beat_s
+        reports_s = [number * period_s for number in range(14) if number * period_s > died_s]
+        moved_s = next(at_s for at_s in reports_s if choice.choose(at_s) == "b")
+        assert moved_s - died_s <= 2 * period_s

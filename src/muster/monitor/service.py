@@ -246,6 +246,8 @@ class Channel:
         gone = {id(one) for one, result in zip(due, sent, strict=True) if result is True}
         if gone:
             self._keep([one for one in self._waiting if id(one) not in gone])
+            # At once, not at the next beat: what children do not know to be stored they would send again.
+            await self._say_beat()
         for result in sent:
             if isinstance(result, BaseException):
                 raise result

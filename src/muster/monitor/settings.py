@@ -33,7 +33,7 @@ class Channel(settings.Section, frozen=True, kw_only=True):
         float,
         doc(
             "Between two signs of life. A channel silent for two and a half is left by its children: at most "
-            "half of the sensors' period, so that they move within two.",
+            "0.4 of the sensors' period, so that they move within two.",
             gt=0,
             le=3600,
         ),

@@ -77,6 +77,19 @@ def test_the_last_sequence_is_read_from_the_files(root):
     assert history.last_sequence(root) == 2
 
 
+def test_the_oldest_go_when_the_budget_is_used_up(root):
+    paths = history.files(root, history.NODES)
+    for number, path in enumerate(paths):
+        os.utime(path, (1000 + number, 1000 + number))
+    size = paths[0].stat().st_size
+    assert history.prune(root, max_bytes=0, max_age_s=0, now_s=5000) == 0
+    assert history.prune(root, max_bytes=2 * size + 10, max_age_s=0, now_s=5000) == 1
+    assert history.files(root, history.NODES) == paths[1:]
+    assert history.prune(root, max_bytes=0, max_age_s=10, now_s=1011.5) == 1
+    assert history.files(root, history.NODES) == paths[2:]
+    assert history.last_sequence(root) == 2
+
+
 def test_a_file_appears_whole_or_not_at_all(root, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from muster.bus import client
-from muster.core import errors, messages
+from muster.core import errors, messages, reports
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import history, service, settings
 from muster.testing.eventually import eventually
@@ -115,6 +116,79 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
     hot = [(one.about, one.state.value) for one in stored if one.rule == "hot"]
     assert hot == [("node:web-4", "firing")]
     assert ("group:web", "firing") in [(one.about, one.state.value) for one in stored]
+
+
+SILENCE = """
+rules:
+  - {name: silent, level: node, when: age_s > 3 * period_s, severity: critical}
+  - {name: no-data, level: group, only: [web, never-seen], when: reports = 0, for: 1s}
+"""
+
+
+async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(broker, spark, tmp_path):
+    at_ms = traffic.now_ms()
+    good = [traffic.report(f"web-{n}", 1, at_ms, group="web", period_s=1.0) for n in range(3)]
+    future = [traffic.report("web-0", 2, at_ms + 3_600_000, group="web")]
+    late = [traffic.report("web-0", 3, at_ms - 3_600_000, group="web")]
+    newer = traffic.body(good, schema="node-reports/9")
+    table = pa.table({"machine": ["x"]}).to_batches()[0]
+    other = reports.encode(table, reports.Facts())
+    huge = b"x" * (reports.MAX_BATCH_BYTES // 16)
+    await traffic.store(broker.url, traffic.body(good), traffic.body(future), newer, other, huge)
+    (tmp_path / "full").write_text("no folder can be made below a file, as none can on a full disk")
+    async with running(
+        broker, spark, tmp_path, rules=SILENCE, history_dir=str(tmp_path / "full" / "history")
+    ) as ask:
+
+        async def noticed():
+            progress = await ask.progress()
+            if progress.state == "failed":
+                pytest.fail(progress.reason)
+            return {(one.rule, one.about) for one in await ask.alerts() if one.state.value == "firing"} >= {
+                ("silent", "node:web-0"),
+                ("silent", "node:web-2"),
+                ("no-data", "group:web"),
+                ("no-data", "group:never-seen"),
+            }
+
+        await eventually(noticed, timeout_s=300)
+        await ask.acknowledge("no-data", "group:web")
+        silence = await ask.silence("rule = 'silent' AND about = 'node:web-2'", for_s=3600, reason="replaced")
+        found = {(one.rule, one.about): one.state.value for one in await ask.alerts()}
+        assert found["no-data", "group:web"] == "acknowledged"
+        assert found["silent", "node:web-2"] == "silenced"
+        assert found["silent", "node:web-1"] == "firing"
+        assert [one.id for one in await ask.silences()] == [silence.id]
+        await ask.unsilence(silence.id)
+        with pytest.raises(errors.NotFound):
+            await ask.acknowledge("silent", "node:nobody")
+        with pytest.raises(errors.InvalidInput, match="colour"):
+            await ask.silence("colour = 'red'", for_s=1)
+        back = traffic.report("web-0", 4, traffic.now_ms(), group="web", period_s=1000.0)
+        await traffic.store(broker.url, traffic.body([back]), traffic.body(late))
+
+        async def resolved():
+            return ("silent", "node:web-0") not in {(one.rule, one.about) for one in await ask.alerts()}
+
+        await eventually(resolved, timeout_s=120)
+        progress = await eventually(lambda: _late(ask), timeout_s=60)
+        assert progress.state == "running"
+        assert {
+            name: progress.counts[name] for name in ("future", "late", "wrong-version", "wrong-schema")
+        } == {
+            "future": 1,
+            "late": 1,
+            "wrong-version": 1,
+            "wrong-schema": 1,
+        }
+        assert progress.counts["malformed"] == 1
+        assert progress.counts["not-in-history"] == 6
+        assert progress.counts["levels-not-in-history"] > 0
+
+
+async def _late(ask: pipeline_client.Client):
+    progress = await ask.progress()
+    return progress if progress.counts.get("late") else None
 
 
 async def _counted(ask: pipeline_client.Client):

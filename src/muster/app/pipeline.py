@@ -17,7 +17,7 @@ import msgspec
 
 from muster.app import context as context_
 from muster.app import home, identities, team
-from muster.core import health
+from muster.core import ground, health
 from muster.pipeline import settings as settings_
 from muster.trust import keyring, roles
 
@@ -27,6 +27,7 @@ OPTIONS_NAME = "options.json"
 
 
 def options(
+    settings: ground.Ground,
     pipeline: settings_.Pipeline,
     folder: home.Folder,
     trust: keyring.Trust,
@@ -38,6 +39,8 @@ def options(
         "servers": running.servers,
         "credentials": str(identities.credentials_file(trust, pipeline.name, roles.Role.PIPELINE)),
         "ca": running.ca,
+        "history_max_bytes": settings.retention.history.max_bytes,
+        "history_max_age_s": settings.retention.history.max_age_s,
         "settings": pipeline,
     }
 
@@ -108,7 +111,7 @@ class PipelinePart:
             await asyncio.sleep(0.1)
 
     def _prepare(self, context: context_.Context, running: home.Running) -> Path:
-        told = options(self._settings, context.folder, context.trust, running)
+        told = options(context.settings, self._settings, context.folder, context.trust, running)
         path = context.folder.root / "pipeline" / OPTIONS_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(told))

@@ -53,7 +53,7 @@ def run(invocation: base.Invocation, overrides: tuple[str, ...]) -> None:
         raise errors.Unavailable(
             f"the domain {settings.domain.name} is not running", hint="start it with `muster up --detach`"
         )
-    told = pipeline_.options(settings.pipeline, folder, identities.open_(settings), running)
+    told = pipeline_.options(settings, settings.pipeline, folder, identities.open_(settings), running)
     options = run_.Options(**told)
     invocation.printer.note("starting Spark; Ctrl-C ends the pipeline after the batch it works on")
     base.run(run_.run(options, on_progress=lambda progress: _show(invocation, progress)))

@@ -77,7 +77,7 @@ def write(table: pa.Table, path: Path, *, compression: str = "zstd") -> None:
 def compacted(root: Path) -> Compacted:
     try:
         return msgspec.json.decode((root / "compacted.json").read_bytes(), type=Compacted)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return Compacted()
 
 
@@ -109,6 +109,39 @@ def files(root: Path, kind: str) -> list[Path]:
         ]
         return [*(root / path for path in done.hours), *fresh]
     return [path for _, folder in batches(root, kind) for path in _parts(folder)]
+
+
+def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
+    """Keep to a budget (0: none): the oldest files go first. How many went."""
+    done = compacted(root)
+    listed = [root / path for path in (*done.hours, *done.days)]
+    loose = [
+        path
+        for kind in (NODES, LEVELS, ALERTS)
+        for _, folder in batches(root, kind)
+        for path in _parts(folder)
+    ]
+    found = sorted(
+        (stat.st_mtime, stat.st_size, path)
+        for path in (*listed, *loose)
+        if path.exists() and (stat := path.stat())
+    )
+    too_much = sum(size for _, size, _ in found) - max_bytes if max_bytes else 0
+    gone: list[Path] = []
+    for made_s, size, path in found:
+        if too_much > 0 or (max_age_s and now_s - made_s > max_age_s):
+            gone.append(path)
+            too_much -= size
+    if not gone:
+        return 0
+    names = {path.relative_to(root).as_posix() for path in gone}
+    done.sequence = last_sequence(root)
+    done.hours = [path for path in done.hours if path not in names]
+    done.days = [path for path in done.days if path not in names]
+    save_compacted(root, done)  # before they go, so that no reader looks for them
+    for path in gone:
+        path.unlink(missing_ok=True)
+    return len(gone)
 
 
 def last_sequence(root: Path) -> int:

@@ -28,11 +28,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]
     credentials: str | None = None
     ca: str | None = None
+    history_max_bytes: int = 0
+    history_max_age_s: float = 0.0
     settings: settings_.Pipeline = msgspec.field(default_factory=settings_.Pipeline)
 
 
 async def run(options: Options, *, on_progress: Callable[[protocol.Progress], None] | None = None) -> None:
-    places = service.Places(Path(options.folder), options.servers, options.credentials, options.ca)
+    places = service.Places(
+        Path(options.folder),
+        options.servers,
+        options.credentials,
+        options.ca,
+        options.history_max_bytes,
+        options.history_max_age_s,
+    )
     tls = ssl.create_default_context(cafile=options.ca) if options.ca else None
     identity = None if options.credentials else options.settings.name
     async with await connecting.connect(

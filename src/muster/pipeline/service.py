@@ -61,6 +61,8 @@ class Places:
     servers: tuple[str, ...]
     credentials: str | None = None
     ca: str | None = None
+    history_max_bytes: int = 0  # 0: no limit
+    history_max_age_s: float = 0.0
 
     def checkpoint(self, settings: settings_.Pipeline) -> Path:
         return Path(settings.checkpoint_dir or self.folder / "pipeline" / "checkpoint")
@@ -380,6 +382,13 @@ class Service:
             await asyncio.sleep(COMPACT_S)
             try:
                 done = await asyncio.to_thread(compaction.run, spark, self._history, int(time.time() * 1000))
+                done["pruned"] = await asyncio.to_thread(
+                    history.prune,
+                    self._history,
+                    max_bytes=self._places.history_max_bytes,
+                    max_age_s=self._places.history_max_age_s,
+                    now_s=time.time(),
+                )
                 if any(done.values()):
                     self._log.info("compacted", **done)
             except Exception as error:  # noqa: BLE001 (Spark raises what it likes)

@@ -1,0 +1,40 @@
+"""The reference page says what the code does."""
+
+import re
+from pathlib import Path
+
+from muster.core import messages, reports
+from muster.pipeline import fleet, history, job, rules
+
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "pipeline.md").read_text()
+
+
+def test_the_rules_shown_are_rules():
+    shown = re.search(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    assert shown is not None
+    assert [rule.name for rule in rules.parse(shown[1])] == ["hot", "silent", "odd", "no-data"]
+
+
+def test_everything_a_rule_may_ask_is_named():
+    metrics = set(reports.STANDARD_METRICS)
+    for name in set(rules.MODELS["node"]) - metrics:
+        assert f"`{name}`" in TEXT, name
+    for name in rules.MODELS["group"]:
+        metric = next((one for one in metrics if name.startswith(f"{one}_")), None)
+        assert f"`{name.removeprefix(metric or '')}`" in TEXT, name
+
+
+def test_every_reason_and_every_folder_is_named():
+    reasons = [
+        fleet.FUTURE,
+        fleet.LATE,
+        fleet.DUPLICATED,
+        job.HISTORY_LOST,
+        messages.Malformed.code,
+        messages.TooLarge.code,
+        reports.WrongSchema.code,
+        reports.WrongVersion.code,
+    ]
+    assert [reason for reason in reasons if f"`{reason}`" not in TEXT] == []
+    kinds = (history.NODES, history.LEVELS, history.ALERTS, history.HOURS, history.DAYS)
+    assert [kind for kind in kinds if f"\n{kind}/" not in TEXT] == []

@@ -1,16 +1,28 @@
 """The walk: once around the loop, thin and real, in one domain.
 
-A sensor reports this machine; a channel holds and forwards; Spark rolls up, writes history and raises an
-alert.  Everything deeper is tested where it lives; this test says that the parts fit together.
+A sensor reports this machine; a channel holds and forwards; Spark rolls up and raises an alert; the responder
+turns it into a command, qualified by a grant; the notifier delivers it to the party whose state it addresses
+and whose policy accepts it, and to no other; the resource's manager has its agent carry it out.
+Everything deeper is tested where it lives; this test says that the parts fit together.
 """
 
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
 from pathlib import Path
 
 import pytest
 
-from muster.app import catalogue, domain
+from muster.app import acceptor, catalogue, domain
 from muster.core import errors, messages, settings
+from muster.manage import agent, manager, service
+from muster.manage import client as manage
+from muster.notify import client as notify
+from muster.notify import model as models
 from muster.pipeline import client as pipeline
+from muster.predicates import types
 from muster.testing.eventually import eventually
 from muster.trust import roles
 
@@ -23,16 +35,33 @@ rules:
     summary: "the fleet has a machine"
 """
 
+RESPONSES = """
+responses:
+  - alert: fleet-seen
+    event: command
+    content: {operation: restart}
+    to: "application = 'web'"
+"""
 
-@pytest.mark.timeout(300)
-@pytest.mark.may_block(reason="a domain's first start reads files")
-async def test_a_report_becomes_an_alert(tmp_path: Path):
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(RULES)
-    wanted = settings.load(
+MANIFEST = """
+resources:
+  - {name: web, type: process, agent: host-1, config: {command: [sleep, "1000"]}}
+  - {name: db, type: process, agent: host-1, config: {command: [sleep, "1000"]}}
+"""
+
+SERVER = models.Model("Server", {"application": types.STRING})
+CONTROLLER = models.Model("Controller", {"_trust_level": types.INT})
+COMMAND = models.Model("command", {"operation": types.STRING}, models.Kind.EVENT)
+POLICY = "command AND sender: (_trust_level >= 2)"
+
+
+def wanted(folder: Path) -> catalogue.Settings:
+    for name, content in (("rules.yaml", RULES), ("responses.yaml", RESPONSES)):
+        (folder / name).write_text(content)
+    return settings.load(
         catalogue.Settings,
         flags={
-            "domain.data_dir": str(tmp_path / "data"),
+            "domain.data_dir": str(folder / "data"),
             "bus.port": 0,
             "channel.enabled": True,
             "channel.hold_s": "200ms",
@@ -47,18 +76,59 @@ async def test_a_report_becomes_an_alert(tmp_path: Path):
             "pipeline.trigger_s": "1s",
             "pipeline.window_s": "1s",
             "pipeline.delay_s": "1s",
-            "pipeline.rules": str(rules),
+            "pipeline.rules": str(folder / "rules.yaml"),
+            "responder.rules": str(folder / "responses.yaml"),
         },
     )
-    async with (
-        domain.Domain(wanted, parts=catalogue.parts(wanted)) as running,
-        await running.connect("admin", roles.Role.OPERATOR) as bus,
-    ):
-        fleet = pipeline.Client(bus)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_once_around_the_loop(tmp_path: Path):
+    chosen = wanted(tmp_path)
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(domain.Domain(chosen, parts=catalogue.parts(chosen)))
+
+        async def connect(identity: str, role: roles.Role):
+            return await stack.enter_async_context(await running.connect(identity, role))
+
+        # Management: a registry, a manager, an agent with two real processes.
+        await stack.enter_async_context(
+            service.Registry(await connect("registry-1", roles.Role.REGISTRY), running.store)
+        )
+        await stack.enter_async_context(
+            manager.Manager(await connect("manager-1", roles.Role.MANAGER), tick_s=0.05)
+        )
+        host_bus = await connect("host-1", roles.Role.AGENT)
+        host = await stack.enter_async_context(agent.Agent(host_bus, tmp_path / "host", beat_s=0.2))
+        admin = await connect("admin", roles.Role.OPERATOR)
+        fleet = manage.Client(admin)
+        await fleet.apply(MANIFEST)
+        for resource in ("web", "db"):
+            await fleet.wait(resource, "up")
+        pids = {name: host.hosted[name].seen.properties["pid"] for name in ("web", "db")}
+
+        # Notification: both resources are parties that accept commands from the trusted only.
+        parties = await stack.enter_async_context(notify.Parties(host_bus))
+        for model in (SERVER, CONTROLLER, COMMAND):
+            await parties.define(model)
+        for resource in ("web", "db"):
+            party = await parties.advertise(
+                resource, "Server", {"application": resource}, policy=POLICY, durable=True
+            )
+            work = asyncio.create_task(acceptor.obey(party, resource, manage.Client(host_bus)))
+            stack.callback(work.cancel)
+        authority = running.trust.root_authority()
+        await parties.present(
+            authority.grant("responder", {"_trust_level": 3}, tier=1, now=time.time(), lifetime_s=3600)
+        )
+
+        # Monitoring and the pipeline raise the alert by themselves.
+        alerts = pipeline.Client(admin)
 
         async def firing() -> messages.Alert | None:
             try:
-                raised = await fleet.alerts()
+                raised = await alerts.alerts()
             except errors.Unavailable:  # Spark takes its time to start
                 return None
             return next((one for one in raised if one.state is messages.AlertState.FIRING), None)
@@ -66,6 +136,15 @@ async def test_a_report_becomes_an_alert(tmp_path: Path):
         alert = await eventually(firing, timeout_s=240)
         assert alert is not None
         assert (alert.rule, alert.about) == ("fleet-seen", "system")
-        system = await eventually(fleet.system, timeout_s=60)
+
+        # And the managed action follows: web was restarted, db was not meant.
+        await eventually(
+            lambda: host.hosted["web"].seen.properties.get("pid") not in (None, pids["web"]), timeout_s=60
+        )
+        await fleet.wait("web", "up")
+        assert host.hosted["db"].seen.properties["pid"] == pids["db"]
+        system = await eventually(alerts.system, timeout_s=60)
         assert system is not None
         assert system.machines == 1
+        await fleet.delete("web", "db")
+        await fleet.wait_gone("web", "db")

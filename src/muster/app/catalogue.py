@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muster.app import inform, manage, message, monitor, notify, pipeline, team
+from muster.app import inform, manage, message, monitor, notify, pipeline, responder, team
 from muster.core import ground
 from muster.inform import settings as inform_settings
 from muster.manage import settings as manage_settings
@@ -29,6 +29,7 @@ class Settings(ground.Ground, frozen=True, kw_only=True):
     inform: inform_settings.Inform = inform_settings.Inform()
     message: message_settings.Message = message_settings.Message()
     pipeline: pipeline_settings.Pipeline = pipeline_settings.Pipeline()
+    responder: responder.Responder = responder.Responder()
 
 
 #: From the settings to a part, or None where the settings do not want it on this machine.
@@ -42,6 +43,7 @@ FACTORIES: Sequence[Factory] = (
     lambda wanted: monitor.Sensor(wanted.sensor) if wanted.sensor.enabled else None,
     lambda wanted: notify.Notifier(wanted.notify) if wanted.notify.enabled else None,
     lambda wanted: pipeline.PipelinePart(wanted.pipeline) if wanted.pipeline.enabled else None,
+    lambda wanted: responder.ResponderPart(wanted.responder) if wanted.responder.rules else None,
 )
 
 

@@ -42,7 +42,7 @@ _ROLES = {
 
 async def ask(bus: api.Bus, verb: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
     subject = subjects.said_by(protocol.PART, bus.identity, KIND, verb)
-    return await requests.ask(bus, subject, timeout_s=timeout_s, **arguments)
+    return await requests.ask(bus, subject, patience_s=timeout_s, **arguments)
 
 
 class Manage:

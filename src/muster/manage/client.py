@@ -178,12 +178,12 @@ class Client:
 
     async def _ask(self, verb: str, *, extra_s: float = 0.0, **arguments: Any) -> Any:
         subject = protocol.request(self._bus.identity, verb)
-        return await requests.ask(self._bus, subject, timeout_s=self._timeout_s + extra_s, **arguments)
+        return await requests.ask(self._bus, subject, patience_s=self._timeout_s + extra_s, **arguments)
 
     async def _read(self, verb: str, **arguments: Any) -> Any:
         subject = protocol.read(self._bus.identity, verb)
         return await requests.ask(
-            self._bus, subject, timeout_s=self._timeout_s, try_s=READ_TRY_S, **arguments
+            self._bus, subject, patience_s=self._timeout_s, try_s=READ_TRY_S, **arguments
         )
 
 

@@ -20,7 +20,7 @@ RETRY_S = 0.2
 
 
 async def ask(
-    bus: api.Bus, subject: str, *, timeout_s: float = 30.0, try_s: float | None = None, **arguments: Any
+    bus: api.Bus, subject: str, *, patience_s: float = 30.0, try_s: float | None = None, **arguments: Any
 ) -> Any:
     """The answer; raises what was refused. While nobody acts (a take-over) it asks again.
 
@@ -28,7 +28,7 @@ async def ask(
     """
     data = msgspec.json.encode(arguments)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    deadline = loop.time() + patience_s
     message: api.Message | None = None
     while message is None:
         try:
@@ -37,7 +37,7 @@ async def ask(
         except errors.TimedOut:
             if loop.time() < deadline:
                 continue
-            raise errors.TimedOut(f"no answer in {timeout_s:g} s; it may or may not have been done") from None
+            raise errors.TimedOut(f"no answer in {patience_s:g} s; it may or may not have been done") from None
         except errors.Unavailable as error:
             if loop.time() + RETRY_S > deadline:
                 raise errors.Unavailable(

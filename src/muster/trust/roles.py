@@ -64,6 +64,7 @@ class Role(enum.StrEnum):
     PIPELINE = "pipeline"
     GATEWAY = "gateway"
     INFORMATION_NODE = "information-node"
+    RESPONDER = "responder"
     AUTHORITY = "authority"
     USER = "user"
     OPERATOR = "operator"
@@ -108,6 +109,7 @@ DUTIES = {
     Role.PIPELINE: Duty("rolls reports up and raises alerts", serves=("pipeline",), hears=("monitor",)),
     Role.GATEWAY: Duty("speaks a foreign protocol", serves=("message",), topics=True),
     Role.INFORMATION_NODE: Duty("holds copies of contexts", serves=("inform",)),
+    Role.RESPONDER: Duty("turns alerts into notifications", hears=("pipeline",)),
     Role.AUTHORITY: Duty("grants restricted attributes", serves=("trust",)),
     Role.USER: Duty("an application", topics=True),
     Role.OPERATOR: Duty(

@@ -28,6 +28,7 @@ ROLES = (
     "pipeline",
     "gateway",
     "information-node",
+    "responder",
     "authority",
     "operator",
     "viewer",

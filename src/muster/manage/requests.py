@@ -37,7 +37,7 @@ async def ask(
         except errors.TimedOut:
             if loop.time() < deadline:
                 continue
-            raise errors.TimedOut(f"no answer in {patience_s:g} s; it may or may not have been done") from None
+            raise errors.TimedOut(f"no answer in {patience_s:g} s; it may have been done") from None
         except errors.Unavailable as error:
             if loop.time() + RETRY_S > deadline:
                 raise errors.Unavailable(

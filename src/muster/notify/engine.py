@@ -25,9 +25,10 @@ from muster.predicates import ast, types
 
 Array = npt.NDArray[Any]
 
-# Nanoseconds, measured: an address hit costs a random read of its policy, a policy's receiver a bit test.
+# Nanoseconds, measured: an address hit costs random reads of its policy; a true conjunction, those of its
+# policy and of the policy's receivers.
 HIT_NS: Final = 10
-MEMBER_NS: Final = 4
+CONJUNCTION_NS: Final = 30
 TABLES: Final = 1 << 32  # a slot is table * TABLES + row
 
 
@@ -116,11 +117,12 @@ class Engine:
         self.define(model)
         number = self._table_of[model.name]
         table = self.tables[number]
-        held = np.array([self.policies.hold(policy) for policy in policies], np.int32)[which]
-        for policy in policies:
-            self.policies._policies[self.policies.hold(policy)].users -= 2  # counted below, for each user
-        for policy, users in zip(*np.unique(held, return_counts=True), strict=True):
-            self.policies._policies[int(policy)].users += int(users)
+        users = np.bincount(which, minlength=len(policies)).tolist()
+        numbers = [
+            self.policies.hold(policy, count) if count else -1
+            for policy, count in zip(policies, users, strict=True)
+        ]
+        held = np.array(numbers, np.int32)[which]
         order = np.argsort(held, kind="stable")
         rows = np.empty(len(parties), np.int64)
         rows[order] = table.take(len(parties))
@@ -209,28 +211,37 @@ class Engine:
 
     def find(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[Found]:
         """The same as rows; good until the next call."""
-        accepting = self.policies.true(attributes)
-        if not len(accepting):
+        kernels, policies = self._kernels, self.policies
+        true = policies.ask(attributes)
+        if not true:
             return []
         found = []
+        accepting: Array | None = None
         for number, table in enumerate(self.tables):
             if not table.used:
                 continue
             means, hits = table.address(address)
             if not hits:
                 continue
-            kernels, policies = self._kernels, self.policies
-            members = kernels.weight(accepting, table.counts)
-            if len(self._ids) <= max(members, hits):
-                self._ids = np.zeros(max(members, hits) + 64, np.int32)
-            ids = self._ids if len(self.tables) == 1 else np.zeros(max(members, hits) + 1, np.int32)
-            if hits * HIT_NS < members * MEMBER_NS:
-                count = kernels.by_address(means, table.policy_of, policies.stamp, policies.tick, ids)
+            if hits * HIT_NS <= true * CONJUNCTION_NS:
+                ids = self._room(hits)
+                count = kernels.by_address(
+                    means, table.policy_of, policies.first, policies.count, policies.true, ids
+                )
             else:
+                accepting = policies.policies() if accepting is None else accepting
+                ids = self._room(kernels.weight(accepting, table.counts))
                 count = kernels.by_policy(accepting, table.starts, table.counts, table.members, means, ids)
             if count:
                 found.append(Found(number, ids[:count]))
         return found
+
+    def _room(self, size: int) -> Array:
+        if len(self.tables) > 1:
+            return np.zeros(size + 1, np.int32)
+        if len(self._ids) <= size:
+            self._ids = np.zeros(size + 1024, np.int32)
+        return self._ids
 
     def find_bits(
         self, attributes: Mapping[str, types.Value], address: ast.Condition, *, table: int = 0
@@ -238,9 +249,9 @@ class Engine:
         """Of one table, as a bitmap: where very many match, ids would cost more than the match."""
         chosen = self.tables[table]
         out = np.zeros(-(-chosen.used // 64), np.uint64)
-        accepting = self.policies.true(attributes)
-        if not len(accepting):
+        if not self.policies.ask(attributes):
             return out, 0
+        accepting = self.policies.policies()
         means, _ = chosen.address(address)
         count = self._kernels.bits_by_policy(
             accepting, chosen.starts, chosen.counts, chosen.members, means, out

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import array
 import bisect
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,7 +28,7 @@ import numpy.typing as npt
 
 from muster.core import errors
 from muster.notify import model
-from muster.predicates import ast, closure, cost, explain, normal, types
+from muster.predicates import ast, closure, cost, explain, normal, types, values
 
 Array = npt.NDArray[Any]
 Class = tuple[Any, ...]
@@ -67,6 +68,8 @@ class _Attribute:
 
     def truth(self, literal: normal.Literal, of: Class) -> bool:
         """Whether the clause is true of the values of a class."""
+        if literal.__class__ is ast.Comparison and of[0] == "at":
+            return values.compare(literal.operator, of[1], literal.right.value) is True  # type: ignore[union-attr]
         match of:
             case ("null",):
                 value: Any = None
@@ -82,10 +85,8 @@ class _Attribute:
     def _between(self, literal: normal.Literal, of: Class) -> bool:
         """Of a number that lies strictly between two bounds, or beyond them all."""
         when, clause = (False, literal.operand) if isinstance(literal, ast.Not) else (True, literal)
-        if isinstance(clause, ast.IsNull):
-            return not when
         if not isinstance(clause, ast.Comparison):
-            return not when  # about strings or sets: FALSE of a number
+            return not when  # IS NULL, or about strings or sets: FALSE of a number
         assert isinstance(clause.right, ast.Literal)
         if not clause.right.kind.is_number:
             return not when
@@ -114,10 +115,12 @@ class PolicyIndex:
         self._words = 16
         self._rows = np.zeros((64, self._words), np.uint64)
         self._rows_used = 1  # row 0: conjunctions that there are
-        self.owner = np.zeros(self._words * 64, np.int32)
-        self.stamp = np.zeros(64, np.int64)
-        self.tick = 0
-        self._true = np.zeros(self._words, np.uint64)
+        self._owner = np.zeros(self._words * 64, np.int32)
+        self._stamp = np.zeros(64, np.int64)
+        self._tick = 0
+        self.first = np.zeros(64, np.int64)  # of each policy, the number of its first conjunction
+        self.count = np.zeros(64, np.int32)
+        self.true = np.zeros(self._words, np.uint64)
         self._out = np.zeros(64, np.int32)
 
     def __len__(self) -> int:
@@ -150,18 +153,20 @@ class PolicyIndex:
 
     # -- policies
 
-    def hold(self, condition: ast.Condition) -> int:
-        """The number of this policy, which has one user more."""
-        key = normal.canonical(condition)
+    def hold(self, condition: ast.Condition, users: int = 1) -> int:
+        """The number of this policy, which has so many users more."""
+        key = _canonical(condition)
         policy = self._ids.get(key)
         if policy is None:
             policy = self._free.pop() if self._free else self._next
             self._next = max(self._next, policy + 1)
-            if policy >= len(self.stamp):
-                self.stamp = np.concatenate((self.stamp, np.zeros(len(self.stamp), np.int64)))
+            if policy >= len(self._stamp):
+                self._stamp = np.concatenate((self._stamp, np.zeros(len(self._stamp), np.int64)))
+                self.first = np.concatenate((self.first, np.zeros(len(self.first), np.int64)))
+                self.count = np.concatenate((self.count, np.zeros(len(self.count), np.int32)))
             self._ids[key] = policy
             self._policies[policy] = _Policy(key, self._add(policy, key))
-        self._policies[policy].users += 1
+        self._policies[policy].users += users
         return policy
 
     def release(self, policy: int) -> None:
@@ -179,6 +184,13 @@ class PolicyIndex:
             self._rebuild()
 
     def _add(self, policy: int, condition: ast.Condition) -> list[int]:
+        """Its conjunctions, at consecutive numbers."""
+        self.first[policy] = self._conjunctions
+        numbers = self._add_conjunctions(policy, condition)
+        self.count[policy] = len(numbers)
+        return numbers
+
+    def _add_conjunctions(self, policy: int, condition: ast.Condition) -> list[int]:
         parts = _conjunctions(condition)
         if parts is None:
             number = self._new(policy)
@@ -213,9 +225,9 @@ class PolicyIndex:
             # No attribute has anything against a conjunction that does not ask about it.
             rows[1:, self._words :] = ~np.uint64(0)
             self._rows, self._words = rows, words
-            self.owner = np.concatenate((self.owner, np.zeros(words * 64 - len(self.owner), np.int32)))
-            self._true = np.zeros(words, np.uint64)
-        self.owner[number] = policy
+            self._owner = np.concatenate((self._owner, np.zeros(words * 64 - len(self._owner), np.int32)))
+            self.true = np.zeros(words, np.uint64)
+        self._owner[number] = policy
         self._rows[0, number >> 6] |= np.uint64(1) << np.uint64(number & 63)
         if self._conjunctions > len(self._out):
             self._out = np.zeros(2 * self._conjunctions, np.int32)
@@ -302,8 +314,8 @@ class PolicyIndex:
 
     # -- events
 
-    def true(self, attributes: Mapping[str, types.Value]) -> Array:
-        """The policies that are true; `stamp` holds `tick` for each of them until the next call."""
+    def ask(self, attributes: Mapping[str, types.Value]) -> int:
+        """How many conjunctions are true of an event; `true` has a bit for each, until the next call."""
         get = attributes.get
         chosen = [0]
         for key, attribute in self._attributes.items():
@@ -313,24 +325,30 @@ class PolicyIndex:
         # A row that was just made may have thrown the others out: ask again.
         if self._rows_used <= len(chosen) - 1:
             chosen = [0, *(self._row(one, one.class_of(get(key))) for key, one in self._attributes.items())]
-        self.tick += 1
-        rows = np.array(chosen, np.int64)
-        if not self._kernels.intersect(self._rows, rows, self._true):
-            return self._out[:0]
-        if self._residual:
+        count = int(self._kernels.intersect(self._rows, np.array(chosen, np.int64), self.true))
+        if count and self._residual:
             self._ask_residual(get)
-        count = self._kernels.policies_of(self._true, self.owner, self.stamp, self.tick, self._out)
+            count = int(np.bitwise_count(self.true).sum())
+        return count
+
+    def policies(self) -> Array:
+        """The policies that `ask` found true."""
+        self._tick += 1
+        count = self._kernels.policies_of(self.true, self._owner, self._stamp, self._tick, self._out)
         return self._out[:count]
 
     def _ask_residual(self, get: closure.Get) -> None:
         for number, matches in self._residual.items():
             word, bit = number >> 6, np.uint64(1) << np.uint64(number & 63)
-            if self._true[word] & bit and not matches(get):
-                self._true[word] &= ~bit
+            if self.true[word] & bit and not matches(get):
+                self.true[word] &= ~bit
 
     @property
     def nbytes(self) -> int:
-        return self._rows.nbytes + self.owner.nbytes + self.stamp.nbytes
+        return self._rows.nbytes + self._owner.nbytes + self._stamp.nbytes
+
+
+_canonical = functools.lru_cache(65_536)(normal.canonical)
 
 
 def _conjunctions(condition: ast.Condition) -> tuple[tuple[normal.Literal, ...], ...] | None:

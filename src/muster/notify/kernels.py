@@ -207,8 +207,8 @@ def bits_by_policy(policies: Any, starts: Any, counts: Any, members: Any, addres
 
 
 @njit(cache=True)
-def by_address(address: Any, policy_of: Any, stamp: Any, tick: int, out: Any) -> int:
-    """Receivers that the address means and whose policy is among the stamped ones, as ids."""
+def by_address(address: Any, policy_of: Any, first: Any, count: Any, true: Any, out: Any) -> int:
+    """Receivers that the address means and one of whose policy's conjunctions is true, as ids."""
     found = 0
     for i in range(address.size):
         word = address[i]
@@ -216,9 +216,13 @@ def by_address(address: Any, policy_of: Any, stamp: Any, tick: int, out: Any) ->
             row = i * 64 + _lowest(word)
             word &= word - np.uint64(1)
             policy = policy_of[row]
-            if policy >= 0 and stamp[policy] == tick:
-                out[found] = row
-                found += 1
+            if policy < 0:
+                continue
+            for j in range(first[policy], first[policy] + count[policy]):
+                if (true[j >> 6] >> np.uint64(j & 63)) & np.uint64(1):
+                    out[found] = row
+                    found += 1
+                    break
     return found
 
 

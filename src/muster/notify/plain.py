@@ -102,13 +102,20 @@ def bits_by_policy(
     return int(np.bitwise_count(out).sum())
 
 
-def by_address(address: Array, policy_of: Array, stamp: Array, tick: int, out: Array) -> int:
+def by_address(address: Array, policy_of: Array, first: Array, count: Array, true: Array, out: Array) -> int:
     rows = np.empty(int(np.bitwise_count(address).sum()), np.int64)
     positions(address, rows)
+    rows = rows[policy_of[rows] >= 0]
     policies = policy_of[rows]
-    chosen = rows[(policies >= 0) & (stamp[policies] == tick)]
-    out[: len(chosen)] = chosen
-    return len(chosen)
+    chosen = np.zeros(len(rows), np.bool_)
+    for place in range(int(count[policies].max(initial=0))):
+        at = first[policies] + place
+        asked = place < count[policies]
+        at[~asked] = 0
+        chosen |= asked & ((true[at >> 6] >> (at & 63).astype(np.uint64)) & np.uint64(1) != 0)
+    some = rows[chosen]
+    out[: len(some)] = some
+    return len(some)
 
 
 def recode(values: Array, rows: Array, edges: Array, codes: Array) -> None:

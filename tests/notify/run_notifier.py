@@ -1,0 +1,25 @@
+"""A notifier in a process of its own, to be killed: ``python -m tests.notify.run_notifier URL NAME``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from muster.bus import client
+from muster.notify import plain, service
+from muster.notify import settings as settings_
+
+
+async def main(url: str, name: str) -> None:
+    settings = settings_.Notify(lease_s=1.0, ack_wait_s=0.5, beat_s=0.2)
+    async with (
+        await client.connect([url], identity=name, audit_s=0) as bus,
+        service.Notifier(bus, settings, kernels=plain),
+    ):
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2]))

@@ -4,15 +4,17 @@ import asyncio
 import collections
 import signal
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from muster.notify import client
 from muster.testing.eventually import eventually
 from tests.notify.conftest import MODELS
 
-STATE = {"application": "IIS", "load": 0.5}
+STATE: dict[str, Any] = {"application": "IIS", "load": 0.5}
 
 
-async def _define(mine):
+async def _define(mine: client.Parties) -> None:
     for model in MODELS:
         await mine.define(model)
 
@@ -77,7 +79,7 @@ async def test_kill_9_of_a_notifier_under_load_loses_and_doubles_nothing(broker,
         )
     got: collections.Counter[tuple[str, str]] = collections.Counter()
 
-    def on_event(names, event):
+    def on_event(names: Sequence[str], event: client.Event) -> None:
         got.update((name, event.id) for name in names)
 
     names = [f"web-{number}" for number in range(20)]
@@ -88,7 +90,7 @@ async def test_kill_9_of_a_notifier_under_load_loses_and_doubles_nothing(broker,
         )
         sent: list[str] = []
 
-        async def send(worker):
+        async def send(worker: int) -> None:
             for number in range(25):
                 event = f"{worker}-{number}"
                 await mine.send(

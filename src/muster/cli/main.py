@@ -75,6 +75,8 @@ COMMANDS: dict[str, Entry] = {
     "pipeline": Entry("pipeline", "Monitoring", "Run Spark over the fleet's reports, and see how it fares."),
     "alert": Entry("alert", "Monitoring", "List, acknowledge and silence alerts."),
     "history": Entry("history", "Monitoring", "Search the history of reports and alerts."),
+    "notify": Entry("notify", "Messages", "Send events to those they are meant for, and see who that is."),
+    "authority": Entry("authority", "Messages", "Grant restricted attributes, and take them back."),
     "profile": Entry("profile", "This command", "Named connection settings."),
     "completion": Entry("completion", "This command", "Print the completion script of a shell."),
     "version": Entry("version", "This command", "Print the versions of Muster and what it stands on."),

@@ -473,6 +473,12 @@ async def defined(bus: api.Bus) -> list[dict[str, Any]]:
     return list((await _anybody(bus, "models", protocol.Ask())).parties)
 
 
+async def revoked(bus: api.Bus, issuer: str) -> tuple[int, frozenset[str]]:
+    """The number of an authority's list of revocations, and what stands in it."""
+    told = (await _anybody(bus, "revoked", protocol.Ask(expression=issuer))).facts
+    return told["number"], frozenset(told["serials"])
+
+
 async def granted(bus: api.Bus) -> list[dict[str, Any]]:
     """The grants there are, with whether each is believed."""
     return list((await _anybody(bus, "grants", protocol.Ask())).parties)

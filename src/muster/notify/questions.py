@@ -35,6 +35,10 @@ def answer(notifier: service.Notifier, question: str, ask: protocol.Ask) -> prot
             return protocol.Told(
                 notifier=notifier.name, parties=tuple(notifier.known.grants_held(now=time.time()))
             )
+        case "revoked":
+            held = notifier.known.revocations.lists.get(ask.expression)
+            told = {"number": held.number if held else 0, "serials": sorted(held.serials) if held else []}
+            return protocol.Told(notifier=notifier.name, facts=told)
         case "counts":
             facts = {"counts": dict(notifier.counts), "shards": sorted(notifier.held)}
             return protocol.Told(notifier=notifier.name, count=len(notifier.engine), facts=facts)

@@ -1,0 +1,208 @@
+"""``muster authority``: grant restricted attributes, and take them back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import base, connection
+from muster.cli import config as config_
+
+if TYPE_CHECKING:
+    from muster.trust import grants
+
+by_option = click.option(
+    "--by",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An authority's file (see `appoint`); default: the domain's root.",
+)
+
+
+@click.group(
+    cls=base.Group,
+    examples=[("muster authority grant controller-nw _command_region=northwest _trust_level=4", "")],
+)
+def authority() -> None:
+    """Grant restricted attributes, and take them back."""
+
+
+def _authority(invocation: base.Invocation, by: Path | None) -> grants.Authority:
+    import msgspec
+
+    from muster.app import identities
+    from muster.core import errors
+    from muster.trust import grants, nkeys
+
+    if by is None:
+        return identities.open_(config_.load(invocation)).root_authority()
+    try:
+        kept = msgspec.json.decode(by.read_bytes(), type=dict[str, Any])
+        return grants.Authority(nkeys.KeyPair.from_seed(kept["seed"]), tuple(kept["mandates"]))
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise errors.InvalidInput(f"{by} is no authority's file: {error}") from None
+
+
+def _seconds(text: str) -> float:
+    from muster.core import units
+
+    return units.parse_duration_s(text)
+
+
+@authority.command()
+@click.argument("holder")
+@click.argument("attributes", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.option("--tier", type=click.IntRange(1, 99), default=1, show_default=True, help="Of the grant.")
+@click.option("--lifetime", default="30d", show_default=True, metavar="DURATION", help="How long it holds.")
+@click.option("--party", "prefix", default="", help="Only for this party of the holder, or those below it.")
+@by_option
+@connection.options
+@base.pass_invocation
+def grant(
+    invocation: base.Invocation,
+    holder: str,
+    attributes: tuple[str, ...],
+    tier: int,
+    lifetime: str,
+    prefix: str,
+    by: Path | None,
+    to: connection.Options,
+) -> None:
+    """Grant restricted attributes to HOLDER, an identity of the bus.
+
+    Names of restricted attributes begin with an underscore.
+    """
+    import time
+
+    from muster.cli import notify
+    from muster.notify import protocol
+    from muster.trust import documents
+
+    values: Any = protocol.to_wire(notify.values_of(attributes))
+    signer = _authority(invocation, by)
+    scope = documents.Scope(prefix=prefix) if prefix else None
+    chain = signer.grant(
+        holder, values, tier=tier, now=time.time(), lifetime_s=_seconds(lifetime), scope=scope
+    )
+
+    async def work() -> None:
+        from muster.notify import client
+
+        async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+            await mine.present(chain)
+
+    base.run(work())
+    serial = documents.serial_of(chain[0])
+    told = {"serial": serial, "holder": holder, "attributes": values, "tier": tier}
+    invocation.printer.item(told, f"granted to {holder}: {' '.join(attributes)} (serial {serial})")
+
+
+@authority.command()
+@click.argument("serials", nargs=-1, required=True, metavar="SERIAL...")
+@by_option
+@connection.options
+@base.pass_invocation
+def revoke(
+    invocation: base.Invocation, serials: tuple[str, ...], by: Path | None, to: connection.Options
+) -> None:
+    """Take grants back. When this returns, no notifier believes them any more."""
+    import time
+
+    signer = _authority(invocation, by)
+
+    async def work() -> None:
+        from muster.notify import client
+
+        async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+            number, before = await client.revoked(bus, signer.key.public)
+            sealed = signer.revoke({*before, *serials}, number=number + 1, now=time.time())
+            await mine.revoke(sealed)
+
+    base.run(work())
+    invocation.printer.item({"revoked": list(serials)}, f"revoked {', '.join(serials)}")
+
+
+@authority.command(name="list")
+@connection.options
+@base.pass_invocation
+def list_(invocation: base.Invocation, to: connection.Options) -> None:
+    """List grants, and whether they are believed."""
+
+    async def work() -> Any:
+        from muster.notify import client
+
+        async with await connection.connect(invocation, to) as bus:
+            return await client.granted(bus)
+
+    columns = ["serial", "holder", "attributes", "tier", "authority", "status"]
+    invocation.printer.rows(base.run(work()), columns)
+
+
+@authority.command(
+    examples=[
+        ("muster authority appoint northwest --tier 2 --may _command_region=northwest --to nw.json", "")
+    ]
+)
+@click.argument("name")
+@click.option("--tier", type=click.IntRange(1, 98), required=True, help="Below the tier of who appoints.")
+@click.option(
+    "--may",
+    "rules",
+    multiple=True,
+    required=True,
+    metavar="NAME[=VALUE,…]",
+    help="May grant this attribute: one of these values, or LOW..HIGH, or anything.",
+)
+@click.option("--lifetime", default="365d", show_default=True, metavar="DURATION", help="How long it holds.")
+@click.option(
+    "--to", "path", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Its file (secret)."
+)
+@by_option
+@base.pass_invocation
+def appoint(
+    invocation: base.Invocation,
+    name: str,
+    tier: int,
+    rules: tuple[str, ...],
+    lifetime: str,
+    path: Path,
+    by: Path | None,
+) -> None:
+    """Appoint an authority of a lower tier: its key and mandates are written to a file."""
+    import os
+    import time
+
+    import msgspec
+
+    from muster.trust import nkeys
+
+    key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
+    mandates = _authority(invocation, by).appoint(
+        key.public,
+        name,
+        tier=tier,
+        may_grant=dict(map(_rule, rules)),
+        now=time.time(),
+        lifetime_s=_seconds(lifetime),
+    )
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.encode({"name": name, "seed": key.seed, "mandates": mandates}))
+    invocation.printer.item(
+        {"name": name, "tier": tier, "file": str(path)}, f"{name} may grant; its key: {path}"
+    )
+
+
+def _rule(text: str) -> tuple[str, Any]:
+    from muster.notify import notation
+    from muster.trust import documents
+
+    name, equals, allowed = text.partition("=")
+    if not equals:
+        return name, documents.Anything()
+    low, dots, high = allowed.partition("..")
+    if dots:
+        bounds: Any = (notation.value(low), notation.value(high))
+        return name, documents.Between(low=bounds[0], high=bounds[1])
+    listed: Any = tuple(map(notation.value, allowed.split(",")))
+    return name, documents.OneOf(values=listed)

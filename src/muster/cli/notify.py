@@ -1,0 +1,330 @@
+"""``muster notify``: send events to those they are meant for, and see who that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import base, connection
+
+if TYPE_CHECKING:
+    from muster.bus import api
+    from muster.notify import protocol
+    from muster.predicates import types
+
+PARTY = "cli"  # as which a person sends and listens, unless another name is given
+
+party_option = click.option("--as", "party", default=PARTY, show_default=True, help="The party's name.")
+
+
+@click.group(
+    cls=base.Group,
+    examples=[
+        ("muster notify send --to \"application = 'IIS' AND load > 0.8\" --event alert threat_level=4", ""),
+        ('muster notify who "load > 0.8"', "who would be reached"),
+    ],
+)
+def notify() -> None:
+    """Send events to those they are meant for, and see who that is."""
+
+
+def values_of(pairs: tuple[str, ...]) -> dict[str, types.Value]:
+    """``threat_level=4 text='a b' services={docs,cgi}``: numbers, true, false, sets; all else is a string."""
+    from muster.core import errors
+    from muster.notify import notation
+
+    found: dict[str, types.Value] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise errors.InvalidInput(f"{pair[:80]!r} is not NAME=VALUE", hint="for example threat_level=4")
+        found[name] = notation.value(text)
+    return found
+
+
+def _event(kind: str, pairs: tuple[str, ...], to: str, party: str, durable: bool) -> protocol.Send:
+    import secrets
+
+    from muster.notify import protocol
+
+    return protocol.Send(
+        id=secrets.token_hex(12),
+        party=party,
+        type=kind,
+        content=protocol.to_wire(values_of(pairs)),
+        address=to,
+        delivery="durable" if durable else "transient",
+    )
+
+
+@notify.command(
+    examples=[
+        ("muster notify send --to \"application = 'IIS'\" --event alert threat_level=4", ""),
+        ("muster notify send --event command --durable action=restart", "kept until acknowledged"),
+    ]
+)
+@click.option("--to", "address", default="TRUE", metavar="EXPR", help="Whom it is meant for (default: all).")
+@click.option("--event", "kind", required=True, metavar="TYPE", help="The event's type.")
+@click.option("--durable", is_flag=True, help="Keep it until each receiver has acknowledged it.")
+@click.argument("content", nargs=-1, metavar="[NAME=VALUE]...")
+@party_option
+@connection.options
+@base.pass_invocation
+def send(
+    invocation: base.Invocation,
+    address: str,
+    kind: str,
+    durable: bool,
+    content: tuple[str, ...],
+    party: str,
+    to: connection.Options,
+) -> None:
+    """Send an event.
+
+    The event reaches a party if EXPR is true of its state, and its policy of the event and of the sender.
+    """
+    values = values_of(content)
+
+    async def work() -> dict[str, Any]:
+        from muster.notify import client
+
+        async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+            sent = await mine.send(party, kind, values, to=address, durable=durable, timeout_s=10.0)
+            return {"id": sent, "type": kind, "sender": f"{bus.identity}/{party}", "durable": durable}
+
+    told = base.run(work())
+    invocation.printer.item(told, f"sent {kind} as {told['sender']} ({told['id']})")
+
+
+@notify.command(
+    examples=[
+        (
+            "muster notify listen --model WebServer --state load=0.9 --policy 'alert AND threat_level >= 4'",
+            "",
+        )
+    ]
+)
+@click.option("--model", required=True, help="The model of this party's state.")
+@click.option("--state", "state", multiple=True, metavar="NAME=VALUE", help="Its state; may be repeated.")
+@click.option("--policy", required=True, metavar="EXPR", help="What it accepts, from whom.")
+@click.option("--durable", is_flag=True, help="Durable events wait for this party while it is away.")
+@click.option("--count", type=click.IntRange(1), help="End after so many events.")
+@click.option("--timeout", "timeout_s", type=float, help="Seconds to wait for each event.")
+@party_option
+@connection.options
+@base.pass_invocation
+def listen(
+    invocation: base.Invocation,
+    model: str,
+    state: tuple[str, ...],
+    policy: str,
+    durable: bool,
+    count: int | None,
+    timeout_s: float | None,
+    party: str,
+    to: connection.Options,
+) -> None:
+    """Be a party, and print the events that reach it."""
+    values = values_of(state)
+
+    async def work() -> None:
+        from muster.notify import client, protocol
+
+        async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+            me = await mine.advertise(party, model, values, policy=policy, durable=durable)
+            invocation.printer.note(f"listening as {me.id}")
+            seen = 0
+            try:
+                while count is None or seen < count:
+                    event = await me.next(timeout_s=timeout_s)
+                    seen += 1
+                    record = {
+                        "id": event.id,
+                        "type": event.type,
+                        "content": protocol.to_wire(event.content),
+                        "sender": protocol.to_wire(event.sender),
+                        "at_ms": event.at_ms,
+                    }
+                    line = f"{event.type} {_pairs(record['content'])} from {event.sender['party']}"
+                    invocation.printer.item(record, line)
+                me.acknowledge()
+            finally:
+                if not durable:
+                    await me.leave()
+
+    base.run(work())
+
+
+def _pairs(values: Any) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+async def _with(invocation: base.Invocation, to: connection.Options, question: Any) -> Any:
+    async with await connection.connect(invocation, to) as bus:
+        return await question(bus)
+
+
+@notify.command()
+@click.option("--where", default="", metavar="EXPR", help="Only those of whom this is true.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@connection.options
+@base.pass_invocation
+def parties(invocation: base.Invocation, where: str, limit: int, to: connection.Options) -> None:
+    """List parties with their states and policies."""
+
+    async def ask(bus: api.Bus) -> Any:
+        from muster.notify import client
+
+        return await client.parties(bus, where=where, limit=limit)
+
+    found = base.run(_with(invocation, to, ask))
+    invocation.printer.rows(found.parties, ["party", "model", "state", "policy", "delivery"])
+    if found.count > len(found.parties):
+        invocation.printer.note(f"{len(found.parties)} of {found.count}")
+
+
+@notify.command(examples=[('muster notify who "load > 0.8" --event alert threat_level=4', "")])
+@click.argument("expression", metavar="EXPR")
+@click.argument("content", nargs=-1, metavar="[NAME=VALUE]...")
+@click.option("--event", "kind", metavar="TYPE", help="Only those who would accept this event.")
+@click.option("--from", "sender", metavar="PROCESS/PARTY", help="…from this sender (default: yourself).")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Show so many.")
+@connection.options
+@base.pass_invocation
+def who(
+    invocation: base.Invocation,
+    expression: str,
+    content: tuple[str, ...],
+    kind: str | None,
+    sender: str | None,
+    limit: int,
+    to: connection.Options,
+) -> None:
+    """Say who would be reached, how many, and why the near misses would not."""
+
+    async def ask(bus: api.Bus) -> Any:
+        from muster.notify import client
+
+        by = sender or f"{bus.identity}/{PARTY}"
+        event = _event(kind, content, expression, by.partition("/")[2], False) if kind else None
+        return await client.who(bus, expression, event=event, sender=by, limit=limit)
+
+    found = base.run(_with(invocation, to, ask))
+    printer = invocation.printer
+    told = {"count": found.count, "parties": [one["party"] for one in found.parties], "near": found.near}
+    if not printer.for_people:
+        printer.item(told, "")
+        return
+    printer.item(told, f"{found.count} would be reached" + (":" if found.parties else ""))
+    for name in told["parties"]:
+        printer.item({}, f"  {name}")
+    for miss in found.near:
+        printer.item({}, f"near miss: {miss['party']}: {'; '.join(miss['why'])}")
+
+
+@notify.command(
+    examples=[("muster notify explain 'alert threat_level=3' farm/web-1 --to \"load > 0.8\"", "")]
+)
+@click.argument("event", metavar="EVENT")
+@click.argument("receiver")
+@click.option("--to", "address", default="TRUE", metavar="EXPR", help="The event's address.")
+@click.option("--from", "sender", metavar="PROCESS/PARTY", help="Its sender (default: yourself).")
+@connection.options
+@base.pass_invocation
+def explain(
+    invocation: base.Invocation,
+    event: str,
+    receiver: str,
+    address: str,
+    sender: str | None,
+    to: connection.Options,
+) -> None:
+    """Say why an event would reach a party, or which side keeps it away.
+
+    EVENT is its type and content in one word: 'alert threat_level=4'. RECEIVER is PROCESS/PARTY.
+    """
+    import shlex
+
+    from muster.core import errors
+
+    words = shlex.split(event)
+    if not words:
+        raise errors.InvalidInput("an event has a type", hint="for example 'alert threat_level=4'")
+
+    async def ask(bus: api.Bus) -> Any:
+        from muster.notify import client
+
+        by = sender or f"{bus.identity}/{PARTY}"
+        sent = _event(words[0], tuple(words[1:]), address, by.partition("/")[2], False)
+        return await client.explain(bus, sent, sender=by, receiver=receiver)
+
+    told = base.run(_with(invocation, to, ask))
+    lines = ["it is delivered" if told["delivered"] else "it is not delivered"]
+    for side in ("address", "event", "sender"):
+        found = told[side]
+        lines.append(f"  {side}: {'holds' if found['holds'] else 'fails'}")
+        lines += [f"    {why}" for why in found["because"]]
+    for name, grant in told["granted"].items():
+        lines.append(f"  {name} = {grant['value']!r}, granted by {grant['by']} (tier {grant['tier']})")
+    if told.get("since_ms"):
+        lines.append(f"  the receiver's state is as it is since {told['since_ms']} ms")
+    invocation.printer.item(told, "\n".join(lines))
+
+
+@notify.command()
+@click.argument("policy")
+@connection.options
+@base.pass_invocation
+def check(invocation: base.Invocation, policy: str, to: connection.Options) -> None:
+    """Type a policy against the domain's models, and say what it costs."""
+
+    async def ask(bus: api.Bus) -> Any:
+        from muster.notify import client
+
+        return await client.check(bus, policy)
+
+    told = base.run(_with(invocation, to, ask))
+    invocation.printer.item(
+        told,
+        f"{told['canonical']}\n  {told['clauses']} clauses, cost {told['cost']}, "
+        + (f"indexed as {told['conjunctions']}" if told["indexed"] else "asked one by one"),
+    )
+
+
+@notify.command(examples=[("muster notify define web.yaml", "models in YAML, JSON, notation or XML")])
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@connection.options
+@base.pass_invocation
+def define(invocation: base.Invocation, file: Path, to: connection.Options) -> None:
+    """Make models of parties and events known to the domain."""
+    from muster.notify import notation
+
+    document = notation.read(file.read_bytes())
+
+    async def ask(bus: api.Bus) -> Any:
+        from muster.notify import client
+
+        async with client.Parties(bus) as mine:
+            for model in document.models:
+                await mine.define(model)
+
+    base.run(_with(invocation, to, ask))
+    invocation.printer.rows(
+        [{"model": model.name, "of": model.kind.value} for model in document.models], ["model", "of"]
+    )
+
+
+@notify.command()
+@connection.options
+@base.pass_invocation
+def models(invocation: base.Invocation, to: connection.Options) -> None:
+    """List the models of parties and events."""
+
+    async def ask(bus: api.Bus) -> Any:
+        from muster.notify import client
+
+        return await client.defined(bus)
+
+    invocation.printer.rows(base.run(_with(invocation, to, ask)), ["name", "of", "attributes"])

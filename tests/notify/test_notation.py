@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from lxml import etree
+
+from muster.core import errors
+from muster.notify import model as models
+from muster.notify import notation
+from muster.predicates import types
+
+PAPER = """
+// The models, a state and the policy of the paper.
+WebServer = {
+  String application;
+  String application_version;
+  String serviceIPAddress;
+  int servicePort;
+  DomainedSet{docs, cgi, xml} services;
+  float load
+}
+Controller = { String entity; String _command_region; int _trust_level }
+event alert = { int threat_level }
+event command = { }
+state web-1 = WebServer {
+  application = "IIS";
+  application_version = "2.4.0 \\"beta\\" <&>";
+  serviceIPAddress = "128.142.55.55";
+  servicePort = 8080;
+  services = {docs, cgi};
+  load = 0.39
+}
+policy web = {
+  (alert AND (threat_level >= 4)) AND
+  (sender: (_command_region == "northwest" AND _trust_level >= 2))
+} OR
+{
+  (command AND (sender: (entity == "Intellimune" AND _command_region == "national")))
+};
+"""
+SCHEMA = pathlib.Path(__file__).parents[2] / "docs/schemas/notify.xsd"
+
+
+def test_the_papers_notation_is_read():
+    document = notation.read(PAPER.encode())
+    assert [one.name for one in document.models] == ["WebServer", "Controller", "alert", "command"]
+    assert document.models[0].attributes["services"] == types.set_of("docs", "cgi", "xml")
+    assert document.models[2].kind is models.Kind.EVENT
+    state = document.states[0].values
+    assert (state["servicePort"], state["services"], state["load"]) == (
+        8080,
+        frozenset({"docs", "cgi"}),
+        0.39,
+    )
+    vocabulary = models.Vocabulary()
+    for model in document.models:
+        vocabulary.add(model)
+    vocabulary.policy(document.policies["web"])
+
+
+@pytest.mark.parametrize("form", ["yaml", "json", "notation", "xml"])
+def test_every_form_reads_back_as_the_same(form):
+    document = notation.read(PAPER.encode())
+    text = notation.write(document, form)
+    assert notation.read(text.encode()) == document
+
+
+def test_the_xml_keeps_to_its_schema():
+    schema = etree.XMLSchema(etree.parse(str(SCHEMA)))
+    text = notation.write(notation.read(PAPER.encode()), "xml")
+    schema.assertValid(etree.fromstring(text.encode()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<!DOCTYPE x [<!ENTITY a "b">]><notify xmlns="urn:muster:notify:1"/>',
+        "<notify/>",
+        '<notify xmlns="urn:muster:notify:1"><model/></notify>',
+        '<notify xmlns="urn:muster:notify:1">' + "<model>" * 20,
+        "<notify",
+        "WebServer = { String }",
+        "WebServer = { Strange x }",
+        "state web = WebServer { load = }",
+        '{"models": [{"name": "A"}]}',
+        "models: &a [*a]",
+        "models: 3",
+        "state w = W { a = 1 } WW = {",
+    ],
+)
+def test_what_is_malformed_or_hostile_is_refused_with_a_reason(text):
+    with pytest.raises((errors.InvalidInput, errors.LimitExceeded)) as refused:
+        notation.read(text.encode())
+    assert refused.value.message
+
+
+def test_a_state_must_fit_a_model_that_stands_beside_it():
+    with pytest.raises(errors.InvalidInput, match="no attribute lod"):
+        notation.read(b"W = { float load } state a = W { lod = 1 }")

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from muster.core import reports
@@ -147,6 +148,27 @@ def test_changes_told_at_once_are_bounded_and_the_rest_is_counted():
     output = known.feed([arrival(rows, T0)], T0)
     assert len(output.changes) == 10
     assert output.counts == {"untold hot": 40}
+
+
+def test_odd_numbers_stop_nothing():
+    hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
+    known = fleet.Fleet(fleet.Plan(rules=(hot,)))
+    odd = reports.to_batch([traffic.report("a", 2**62, T0), traffic.report("b", 1, T0)])
+    names = odd.schema.names
+    odd = odd.set_column(names.index("cpu_percent"), "cpu_percent", pa.array([math.inf, -math.inf]))
+    odd = odd.set_column(names.index("period_s"), "period_s", pa.array([math.nan, -1.0]))
+    only_future = reports.to_batch([traffic.report("c", 1, T0 + 10**9)])
+    output = known.feed(
+        [
+            fleet.Arrival(1, T0, "default", odd, reports.Facts()),
+            fleet.Arrival(2, T0, "default", only_future, reports.Facts()),
+        ],
+        T0,
+    )
+    assert output.counts == {"future": 1}
+    assert [(one.machine, one.value) for one in output.changes] == [("a", None)]
+    cell = closed(known.feed([], T0 + 20_000))["default", "default", 0]
+    assert (cell.total, "cpu_percent" in cell.rollups()) == (2, False)
 
 
 def test_a_metric_that_nobody_measured_has_no_roll_up():

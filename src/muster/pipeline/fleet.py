@@ -36,6 +36,7 @@ from muster.predicates import columns, types, vectors
 FUTURE = "future"
 DUPLICATED = "duplicated"
 LATE = "late"
+UNUSABLE = "unusable"
 
 _HISTORY_BITS = 64
 _EXTRA_MAX = 256  # of metrics beyond the standard ones, in one cell
@@ -140,7 +141,11 @@ class Fleet:
             group = self._groups.get(arrival.group)
             if group is None:
                 group = self._groups[arrival.group] = _Group.new(arrival.group, self._plan)
-            group.take(arrival, self._closed_ms, output)
+            try:
+                group.take(arrival, self._closed_ms, output)
+            except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError):
+                # One message that nobody foresaw must not stop the whole fleet's query for good.
+                output.count(UNUSABLE, arrival.batch.num_rows)
         self._clock_ms = output.clock_ms
         self._close(output)
         for group in self._groups.values():
@@ -203,6 +208,8 @@ class _Group:
             output.count(FUTURE, int(future.sum()))
             batch = batch.filter(pa.array(~future))
             reported = reported[~future]
+            if not batch.num_rows:
+                return
         place = self._places(batch.column("machine"))
         sequence = batch.column("sequence").to_numpy()
         fresh = np.zeros(len(place), np.bool_)
@@ -210,7 +217,8 @@ class _Group:
             fresh[rows] = self._unseen(place[rows], batch.column("boot").to_numpy()[rows], sequence[rows])
         output.count(DUPLICATED, int(len(fresh) - fresh.sum()))
         self.of["heard_ms"][place] = np.maximum(self.of["heard_ms"][place], arrival.stored_ms)
-        self.of["period_ms"][place] = np.minimum(batch.column("period_s").to_numpy() * 1000, 2**31 - 1)
+        period_ms = np.nan_to_num(batch.column("period_s").to_numpy() * 1000)
+        self.of["period_ms"][place] = np.clip(period_ms, 0, 2**31 - 1)
         zone = self._zones(batch.column("zone"))
         self.of["zone"][place] = zone
         window = reported // self.plan.window_ms * self.plan.window_ms
@@ -308,6 +316,7 @@ class _Group:
         values = np.stack(
             [batch.column(name).to_numpy(zero_copy_only=False).astype(np.float64) for name in cells.METRICS]
         )
+        values[~np.isfinite(values)] = np.nan  # no sum survives an infinity
         cells.fold(targets, values, starts)
         first = np.zeros(len(place), np.bool_)
         first[np.unique(place, return_index=True)[1]] = True
@@ -341,8 +350,8 @@ class _Group:
         # Taken anew, since the keys and items of a slice are those of the whole.
         there = extra.take(pa.array(np.flatnonzero(extra.is_valid().to_numpy(zero_copy_only=False))))
         names, values = there.keys.dictionary_encode(), there.items
-        known = values.is_valid().to_numpy(zero_copy_only=False)
-        numbers = values.to_numpy(zero_copy_only=False)
+        numbers = values.to_numpy(zero_copy_only=False).astype(np.float64)
+        known = np.isfinite(numbers)
         codes = names.indices.to_numpy()
         for code, name in enumerate(names.dictionary.to_pylist()):
             if name in cell.extra or len(cell.extra) < _EXTRA_MAX:
@@ -356,7 +365,7 @@ class _Group:
             if len(found) >= most:  # mostly nothing in a message reaches the ranks any more
                 column = pc.if_else(pc.greater(column, found[-1].value), column, None)
             numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
-            rows = np.flatnonzero(~np.isnan(numbers))
+            rows = np.flatnonzero(np.isfinite(numbers))
             if len(rows) > most:
                 rows = rows[np.argpartition(numbers[rows], -most)[-most:]]
             if len(rows):
@@ -414,7 +423,9 @@ class _Group:
             return
         now = np.where(on[place], ~vectors.evaluate(rule.release, table)[rows], when)
         for row in np.flatnonzero(now != on[place]):
-            measured = None if value is None else float(value[rows[row]])
+            measured = (
+                float(value[rows[row]]) if value is not None and np.isfinite(value[rows[row]]) else None
+            )
             machine = self.names[int(place[row])].as_py()
             if not rule.only or machine in rule.only:
                 output.changes.append(

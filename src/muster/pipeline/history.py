@@ -57,13 +57,17 @@ def batch_folder(root: Path, kind: str, run: str, batch: int) -> Path:
     return root / kind / f"run={run}" / f"batch={batch}"
 
 
-def write(table: pa.Table, path: Path, *, compression: str = "zstd") -> None:
-    """Put ``table`` under ``path``, whole or not at all; `Full` where there is no room."""
+def write(table: pa.Table, path: Path) -> None:
+    """Put ``table`` under ``path``, whole or not at all; `Full` where there is no room.
+
+    Quickly rather than small: LZ4, and dictionaries for words only.  Compaction makes it small.
+    """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with fresh.open("wb") as file:
-            pq.write_table(table, file, compression=compression, compression_level=1, store_schema=True)
+            words = [field.name for field in table.schema if pa.types.is_string(field.type)]
+            pq.write_table(table, file, compression="lz4", use_dictionary=words)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)

@@ -128,6 +128,7 @@ class Opener:
                     found, facts = reports.decode(body)
                     if facts.schema != reports.NODE_SCHEMA:
                         raise reports.WrongSchema("summaries in the stream of reports")
+                    _refuse_names(found)
                 except errors.MusterError as error:
                     counts[error.code] = counts.get(error.code, 0) + 1
                     continue
@@ -167,6 +168,14 @@ class Opener:
             history.write(table, folder / f"part-{task.partitionId()}.parquet")
         except (errors.MusterError, OSError):
             counts[HISTORY_LOST] = counts.get(HISTORY_LOST, 0) + table.num_rows
+
+
+def _refuse_names(batch: pa.RecordBatch) -> None:
+    """Names become subjects and keys: as those of `messages.Name`, from 1 to 256 characters."""
+    for column in ("machine", "group", "zone"):
+        found = pc.min_max(pc.utf8_length(batch.column(column))).as_py()
+        if found["min"] < 1 or found["max"] > 256:
+            raise reports.WrongSchema(f"a name of no or too many characters in the column {column}")
 
 
 def _with_sequence(batch: pa.RecordBatch, sequence: int) -> pa.RecordBatch:

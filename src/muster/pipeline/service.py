@@ -308,14 +308,7 @@ class Service:
     ) -> None:
         self._clock_ms = max(self._clock_ms, clock_ms)
         outcome = self._book.judge(judgements, clock_ms)
-        await _in_groups(
-            self._results.publish(
-                reports.result_subject(self._bus.identity, level, name),
-                messages.encode(message),
-                message_id=f"{level}:{name}:{message.to_ms}",  # type: ignore[attr-defined]
-            )
-            for level, name, message in made
-        )
+        await _in_groups(self._publish(*one) for one in made)
         await self._obey(outcome)
         for level, name, message in made:
             self._latest[level, name] = message
@@ -325,6 +318,16 @@ class Service:
         self._total_rows += counts.get("rows", 0)
         for reason, count in counts.items():
             self._count(reason, count)
+
+    async def _publish(self, level: str, name: str, message: messages.Message) -> None:
+        try:
+            subject = reports.result_subject(self._bus.identity, level, name)
+            data = messages.encode(message)
+        except (errors.InvalidInput, errors.LimitExceeded):  # a name that no subject can hold, or too much
+            self._count("unpublished")
+            return
+        to_ms = message.to_ms  # type: ignore[attr-defined]
+        await self._results.publish(subject, data, message_id=f"{level}:{name}:{to_ms}")
 
     def _keep_alerts(self, changed: list[messages.Alert], number: int) -> None:
         try:

@@ -32,7 +32,16 @@ class Fleet:
     async def agent(self, name: str = "host-a", **options: Any) -> Any:
         options = {"beat_s": 0.2, **options}
         made = agent.Agent(await self.connect(name), self.folder / name, **options)
-        return await self.stack.enter_async_context(made)
+        await self.stack.enter_async_context(made)
+        self.stack.push_async_callback(_clear, made)
+        return made
+
+
+async def _clear(host: agent.Agent) -> None:
+    """Whatever a test left running on an agent ends with it."""
+    for one in host.hosted.values():
+        if one.adapter is not None:
+            await one.adapter.delete()
 
 
 @pytest.fixture

@@ -39,8 +39,12 @@ async def test_a_process_comes_up_is_put_back_and_survives_its_manager(fleet, pr
     os.kill(pid, signal.SIGKILL)
     await eventually(lambda: is_alive(pid_of(host)) and pid_of(host) != pid)
     await eventually(lambda: first.managed["sleeper"].runtime.health.state.value == "up")
-    row = await fleet.client.wait("sleeper", "up")
-    assert row["restarts"] == 1
+
+    async def restarted():
+        row = (await fleet.client.get("sleeper"))[0]
+        return row["state"] == "up" and row["restarts"] == 1
+
+    await eventually(restarted)
     pid = pid_of(host)
 
     second = await fleet.manager("manager-2")

@@ -52,6 +52,7 @@ class Agent:
         machine: str = "",
         adapters: Callable[[str], type[base.Adapter]] = catalogue.find,
         types: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name or bus.identity
         self.hosted: dict[str, _Hosted] = {}
@@ -61,6 +62,7 @@ class Agent:
         self._labels = dict(labels or {})
         self._beat_s = beat_s
         self._machine = machine
+        self._clock = clock
         self._adapters = adapters
         self._types = tuple(types if types is not None else catalogue.names())
         self._boot = secrets.randbits(48)
@@ -164,7 +166,7 @@ class Agent:
                 self._sequence += 1
                 said = protocol.Beats(
                     sequence=self._sequence,
-                    at_ms=int(time.time() * 1000),
+                    at_ms=int(self._clock() * 1000),
                     period_s=self._beat_s,
                     zone=self._zone,
                     beats=tuple(beats[first : first + BEATS_MAX]),
@@ -192,7 +194,7 @@ class Agent:
             what=what,
             observed=observed,
             epoch=one.record.epoch,
-            at_ms=int(time.time() * 1000),
+            at_ms=int(self._clock() * 1000),
             details=details,
         )
         self._spawn(self._publish(protocol.event(self.name, one.record.manager), messages.encode(said)))

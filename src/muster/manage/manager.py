@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
 import msgspec
@@ -56,11 +57,20 @@ class Managed:
 
 
 class Manager:
-    def __init__(self, bus: api.Bus, *, name: str | None = None, tick_s: float = TICK_S) -> None:
+    def __init__(
+        self,
+        bus: api.Bus,
+        *,
+        name: str | None = None,
+        tick_s: float = TICK_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.name = name or bus.identity
         self.managed: dict[str, Managed] = {}
         self._bus = bus
         self._tick_s = tick_s
+        self._clock = clock
+        self._sifting: set[str] | None = None  # while pages of a new beginning arrive: what they named
         self._boot = secrets.randbits(48)
         self._term = 0
         self._revision = 0
@@ -137,6 +147,9 @@ class Manager:
             self._heard_since = asyncio.get_running_loop().time()
             self._poked.set()
 
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
+
     # Renewal
 
     async def _renew_always(self) -> None:
@@ -178,16 +191,15 @@ class Manager:
         return granted.more
 
     def _take(self, granted: protocol.Granted) -> None:
-        now, now_ms = asyncio.get_running_loop().time(), _now_ms()
+        now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         if granted.anew:
-            self._fresh: set[str] = set()
-            self._sifting = True
+            self._sifting = set()
         for name in granted.released:
             self.managed.pop(name, None)
         for assignment in granted.assigned:
             name = assignment.spec.name
-            if getattr(self, "_sifting", False):
-                self._fresh.add(name)
+            if self._sifting is not None:
+                self._sifting.add(name)
             known = self.managed.get(name)
             if known is None or known.assignment.epoch != assignment.epoch:
                 self.managed[name] = Managed(assignment, reconcile.Runtime.begin(assignment, now, now_ms))
@@ -196,10 +208,10 @@ class Manager:
                 known.assignment = assignment
             self._work.add(name)
         self._term, self._revision = granted.term, granted.revision
-        if not granted.more and getattr(self, "_sifting", False):
-            for name in set(self.managed) - self._fresh:
+        if not granted.more and self._sifting is not None:
+            for name in set(self.managed) - self._sifting:
                 del self.managed[name]
-            self._sifting = False
+            self._sifting = None
         self._claim_soon()
 
     # Claims
@@ -231,7 +243,7 @@ class Manager:
                     answer = messages.decode(message.data, protocol.Claimed)
         except errors.MusterError as error:
             events.info("not-claimed", agent=agent, resources=len(wanted), error=error)
-        now, now_ms = asyncio.get_running_loop().time(), _now_ms()
+        now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         if answer is not None:
             self._heard(agent, answer.zone, now)
         for name, epoch in wanted.items():
@@ -269,7 +281,7 @@ class Manager:
         except errors.MusterError as error:
             events.warning("bad-heartbeat", error=error)
             return
-        now, now_ms = asyncio.get_running_loop().time(), _now_ms()
+        now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         agent = subjects.sender_of(message.subject)
         self._heard(agent, said.zone, now)
         for beat in said.beats:
@@ -312,7 +324,7 @@ class Manager:
             return
         now = asyncio.get_running_loop().time()
         if said.observed is not None and not one.runtime.busy:
-            self._observed(one, said.observed, now, _now_ms())
+            self._observed(one, said.observed, now, self._now_ms())
             self._go_on()
         if message.reply is not None and requests.own_inbox(message):
             self._spawn(_respond(message, b"{}"))
@@ -351,7 +363,7 @@ class Manager:
 
     def tick(self) -> None:
         """Silence, and what was put off."""
-        now, now_ms = asyncio.get_running_loop().time(), _now_ms()
+        now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         for zone, agents in self._zones.items():
             limit = (
                 max(
@@ -394,7 +406,7 @@ class Manager:
             runtime = one.runtime
             if one.assignment.waits_for and runtime.health.state is health.State.STARTING:
                 reason = f"waits for {', '.join(one.assignment.waits_for[:5])}"
-                self._note(one, reconcile.happen(runtime, health.Event.START, reason, _now_ms()))
+                self._note(one, reconcile.happen(runtime, health.Event.START, reason, self._now_ms()))
             if one.assignment.deleting and runtime.observed is not None and not runtime.observed.exists:
                 if not runtime.gone and not one.assignment.waits_for:
                     runtime.gone = runtime.dirty = True
@@ -410,7 +422,7 @@ class Manager:
         generation = one.assignment.generation
         try:
             if step.act in (reconcile.Act.CREATE, reconcile.Act.START):
-                self._note(one, reconcile.happen(runtime, health.Event.START, step.why, _now_ms()))
+                self._note(one, reconcile.happen(runtime, health.Event.START, step.why, self._now_ms()))
             if step.act is reconcile.Act.START:
                 runtime.restarts += 1
             verb = _ACTS.get(step.act, protocol.Verb.EXECUTE)
@@ -431,7 +443,7 @@ class Manager:
             runtime.busy = False
         if self.managed.get(one.name) is not one:
             return
-        now, now_ms = asyncio.get_running_loop().time(), _now_ms()
+        now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         if answer.outcome is messages.Outcome.DONE:
             runtime.fault = ""
             runtime.retry_at = 0.0
@@ -556,7 +568,7 @@ class Manager:
         )
         answer = await self.operate(spec.agent, operation)
         if answer.observed is not None and not one.runtime.busy:
-            self._observed(one, answer.observed, asyncio.get_running_loop().time(), _now_ms())
+            self._observed(one, answer.observed, asyncio.get_running_loop().time(), self._now_ms())
             self._go_on()
         return answer
 
@@ -607,7 +619,3 @@ def _no_answer(
 async def _respond(message: api.Message, data: bytes) -> None:
     with contextlib.suppress(errors.MusterError):
         await message.respond(data)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

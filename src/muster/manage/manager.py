@@ -87,6 +87,7 @@ class Manager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions: list[api.Subscription] = []
         self._operations = 0
+        self._listening: Callable[[], None] | None = None
         self._leaving = False
 
     # Life
@@ -113,7 +114,7 @@ class Manager:
             await bus.subscribe(protocol.to_manager(me, "poke"), handler=lambda _: self._poked.set()),
             await bus.subscribe(protocol.to_manager(me, "execute"), handler=self._ordered),
         ]
-        self._end_state = bus.on_state(self._connection_changed)
+        self._listening = bus.on_state(self._connection_changed)
         self._spawn(self._renew_always())
         self._spawn(self._tick_always())
         self._spawn(self._checkpoint_always())
@@ -135,7 +136,8 @@ class Manager:
         for subscription in self._subscriptions:
             with contextlib.suppress(errors.Unavailable):
                 await subscription.close()
-        self._end_state()
+        if self._listening is not None:
+            self._listening()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work, name=f"manager {self.name}")

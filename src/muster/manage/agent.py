@@ -391,8 +391,8 @@ class Agent:
 
     async def _save(self, one: _Hosted) -> None:
         if self._folder is not None:
-            data = msgspec.json.encode(one.record)
-            await asyncio.to_thread(_store, self._folder / f"{one.record.name}.json", data)
+            path = self._folder / f"{one.record.name}.json"
+            await asyncio.to_thread(_store, path, one.to_store())
 
 
 class _Hosted(hosting.Hosted):

@@ -42,6 +42,14 @@ class Hosted:
         if epoch > self.record.epoch or manager:
             self.record.epoch, self.record.manager = epoch, manager or self.record.manager
 
+    def to_store(self) -> bytes:
+        """Outcomes without results: a result may be long, or a secret that somebody asked to see."""
+        slim = {
+            id: answer and msgspec.structs.replace(answer, result=None)
+            for id, answer in self.record.operations.items()
+        }
+        return msgspec.json.encode(msgspec.structs.replace(self.record, operations=slim))
+
     def remembered(self, id: str) -> protocol.Answer | None:
         """The outcome of an operation that has been asked for before; None if it never was."""
         if id not in self.record.operations:

@@ -5,7 +5,8 @@ near broker keeps to the far one, so the near one depends on the far one, and br
 each other come up at the same time.
 
 Leaf links must not form a circle (a message would go round for ever): a ring is a chain whose last link is
-kept in reserve, as ``reserve`` of its last broker, and closed when another link fails.
+kept in reserve, and closed when another link fails.  The first broker keeps it, because a broker passes
+nothing on between two links that it keeps itself: so each keeps one at most, whichever link is down.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _clustered(size: int) -> list[tuple[int, int]]:
 
 def reserve(topology: Topology) -> tuple[int, int] | None:
     """The link that a ring keeps open, until another fails."""
-    return (topology.size - 1, 0) if topology.shape == "ring" and topology.size > 2 else None
+    return (0, topology.size - 1) if topology.shape == "ring" and topology.size > 2 else None
 
 
 def broker_name(topology: Topology, number: int) -> str:

@@ -16,7 +16,11 @@ ENTRY_POINTS = "muster.adapters"
 
 OWN = {
     "process": "muster.manage.adapters.process:Process",
+    "broker": "muster.manage.adapters.broker:Broker",
+    "http": "muster.manage.adapters.http:HttpService",
     "memory": "muster.manage.adapters.memory:Memory",
+    "spark-query": "muster.manage.adapters.spark:Query",
+    "systemd": "muster.manage.adapters.systemd:Unit",
 }
 
 

@@ -13,7 +13,7 @@ import os
 import pathlib
 import resource
 import signal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -69,7 +69,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class Process(base.Adapter):
     type_name = "process"
-    config_type = Config
+    config_type: ClassVar[type[msgspec.Struct]] = Config
 
     def __init__(self, place: base.Place) -> None:
         super().__init__(place)

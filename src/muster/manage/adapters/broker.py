@@ -1,0 +1,280 @@
+"""A broker of our own (``nats-server``) as a resource: its configuration, and the leaf links it keeps.
+
+A link is named by the broker at its far end: another resource of the same agent, or the URL of a leaf
+listener elsewhere.  Links come and go while the broker runs; anything else is a restart on the same ports.
+
+The first broker of a ring holds a link in reserve (`muster.manage.topologies`): it looks at the ring's other
+links, and closes its own when one of them is down.  If that one comes back, the brokers notice the circle and
+keep it down: from then on it is the reserve.
+
+The broker ends with its agent, which is told to start it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import pathlib
+from typing import Annotated, Any
+
+import msgspec
+
+from muster.bus.brokers import broker, config, supervision
+from muster.core import errors, health
+from muster.manage import protocol
+from muster.manage.adapters import base
+
+WATCH_S = 0.25
+LINK_TIMEOUT_S = 5.0
+RESERVE = "reserve"
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    host: str = "127.0.0.1"
+    port: Port = 0
+    storage: bool = False
+    links: tuple[str, ...] = ()
+    reserve: str | None = None
+    ring: tuple[str, ...] = ()
+    connections_max: Annotated[int, msgspec.Meta(ge=1)] = 65_536
+
+
+class Broker(base.Adapter):
+    type_name = "broker"
+    config_type = Config
+
+    def __init__(self, place: base.Place) -> None:
+        super().__init__(place)
+        self._config: Config | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.broker: broker.Broker | None = None
+
+    async def create(self, config: Config, *, start: bool) -> None:
+        self._config = config
+        if start:
+            await self.do_start()
+
+    async def put(self, config: Config) -> None:
+        before, self._config = self._config, config
+        if self.broker is None or before is None:
+            return
+        links = {"links": config.links, "reserve": config.reserve, "ring": config.ring}
+        if msgspec.structs.replace(before, **links) != config:
+            await self.do_restart()
+            return
+        for name in set(before.links) - set(config.links):
+            await self.broker.unlink(name)
+        await self._link_all()
+        self._watch_anew()
+        self._tell()
+
+    async def delete(self) -> None:
+        await self.do_stop()
+        self._config = None
+
+    async def observe(self) -> protocol.Observed:
+        return self._observed()
+
+    async def resume(self, config: Config) -> None:
+        self._config = config
+
+    async def close(self) -> None:
+        await self.do_stop()
+
+    # Operations
+
+    async def do_start(self) -> None:
+        if self._config is None:
+            raise errors.NotFound(f"{self.place.name} does not exist")
+        if self.broker is not None and self.broker.state is broker.State.RUNNING:
+            return
+        await self.do_stop()
+        made = broker.Broker(
+            self._settings(self._config), supervise=supervision.NO_RESTART, listener=self._changed
+        )
+        self.broker = made
+        try:
+            await made.start()
+            self._remember(made)
+            await self._link_all()
+        except BaseException:
+            await self.do_stop()
+            raise
+        self._watch_anew()
+        self._tell()
+
+    async def do_stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
+        if self.broker is not None:
+            made, self.broker = self.broker, None
+            await made.stop()
+        if self._config is not None:
+            self._tell()
+
+    async def do_drain(self) -> None:
+        if self.broker is not None:
+            made, self.broker = self.broker, None
+            await made.stop(drain_s=5.0)
+        await self.do_stop()
+
+    async def do_restart(self) -> None:
+        await self.do_stop()
+        await self.do_start()
+
+    async def do_links(self) -> list[dict[str, Any]]:
+        """Its leaf links, as they are now."""
+        if self.broker is None:
+            return []
+        return [{"id": one.id, "far": one.far, "up": one.up} for one in await self.broker.links()]
+
+    async def do_link(self, far: str) -> None:
+        await self._link(far, far)
+
+    async def do_unlink(self, far: str) -> None:
+        if self.broker is not None:
+            await self.broker.unlink(far)
+
+    async def do_logs(self) -> str:
+        return "\n".join(await self.broker.log_tail()) if self.broker is not None else ""
+
+    # The broker
+
+    def _settings(self, wanted: Config) -> config.BrokerConfig:
+        ports = self.place.runtime.get("ports", {})
+        return config.BrokerConfig(
+            name=self.place.name,
+            directory=(self.place.folder or pathlib.Path.cwd() / self.place.name) / "broker",
+            host=wanted.host,
+            port=wanted.port or ports.get("port", 0),
+            monitor_port=ports.get("monitor_port", 0),
+            leaf=config.Listener(port=ports.get("leaf", 0)),
+            storage=config.Storage(domain=self.place.name) if wanted.storage else None,
+            connections_max=wanted.connections_max,
+        )
+
+    def _remember(self, made: broker.Broker) -> None:
+        """Its ports: others have links to them."""
+        leaf = made.config.leaf
+        self.place.runtime["ports"] = {
+            "port": made.config.port,
+            "monitor_port": made.config.monitor_port,
+            "leaf": leaf.port if leaf else 0,
+        }
+
+    async def _link_all(self) -> None:
+        assert self._config is not None
+        assert self.broker is not None
+        known = {one.id for one in self.broker.config.remotes}
+        missing = [far for far in self._config.links if far not in known]
+        if missing:
+            remotes = tuple(self._remote(far, far) for far in missing)
+            await self.broker.apply(
+                dataclasses.replace(self.broker.config, remotes=(*self.broker.config.remotes, *remotes))
+            )
+            await self._until_up(set(missing))
+
+    async def _until_up(self, wanted: set[str]) -> None:
+        made = self.broker
+        assert made is not None
+
+        async def up() -> bool:
+            return wanted <= {one.id for one in await made.links() if one.up}
+
+        try:
+            await broker.poll(up, timeout_s=LINK_TIMEOUT_S)
+        except TimeoutError:
+            raise errors.Unavailable(
+                f"{self.place.name}: links to {', '.join(sorted(wanted))} are not up in {LINK_TIMEOUT_S:g} s"
+            ) from None
+
+    async def _link(self, id: str, far: str) -> None:
+        if self.broker is None:
+            raise errors.NotFound(f"{self.place.name} does not run")
+        if id not in {one.id for one in self.broker.config.remotes}:
+            await self.broker.link(self._remote(id, far))
+
+    def _remote(self, id: str, far: str) -> config.LeafRemote:
+        if "://" in far:
+            return config.LeafRemote(id=id, urls=(far,))
+        other = self.place.neighbour(far)
+        url = other.broker.leaf_url if isinstance(other, Broker) and other.broker is not None else None
+        if url is None:
+            raise errors.Unavailable(f"{self.place.name}: the broker {far!r} does not run on this machine")
+        return config.LeafRemote(id=id, urls=(url,), far=far)
+
+    # A ring's reserve
+
+    def _watch_anew(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+        if self._config is not None and self._config.reserve is not None:
+            self._watching = asyncio.create_task(self._watch_ring(), name=f"ring {self.place.name}")
+
+    async def _watch_ring(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            with contextlib.suppress(errors.MusterError):
+                await self._mend_ring()
+
+    async def _mend_ring(self) -> None:
+        assert self._config is not None
+        if self.broker is None or self._config.reserve is None:
+            return
+        closed = any(one.id == RESERVE for one in self.broker.config.remotes)
+        whole = await self._chain_is_whole()
+        self.place.runtime["armed"] = whole or self.place.runtime.get("armed", False)
+        if not whole and not closed and self.place.runtime["armed"]:  # not while the ring is still being made
+            await self._link(RESERVE, self._config.reserve)
+            self._tell()
+        elif whole and closed:
+            await self.broker.unlink(RESERVE)
+            self._tell()
+
+    async def _chain_is_whole(self) -> bool:
+        assert self._config is not None
+        for name in self._config.ring:
+            other = self if name == self.place.name else self.place.neighbour(name)
+            if not isinstance(other, Broker) or other.broker is None:
+                return False
+            try:
+                links = await other.broker.links()
+            except errors.MusterError:
+                return False
+            wanted = other._config.links if other._config else ()
+            up = {one.id for one in links if one.up}
+            if not set(wanted) <= up:
+                return False
+        return True
+
+    # What it says
+
+    def _changed(self, made: broker.Broker) -> None:
+        if made is self.broker and made.state in (broker.State.FAILED, broker.State.RUNNING):
+            self._tell()
+
+    def _observed(self) -> protocol.Observed:
+        if self.broker is None:
+            return protocol.Observed(self._config is not None, health.State.DOWN, "it does not run")
+        made = self.broker
+        if made.state is broker.State.RUNNING:
+            reserve = any(one.id == RESERVE for one in made.config.remotes)
+            properties = {
+                "url": made.url,
+                "leaf_url": made.leaf_url,
+                "pid": made.pid,
+                "reserve_closed": reserve,
+            }
+            return protocol.Observed(True, health.State.UP, properties=properties)
+        reason = made.failure.message if made.failure is not None else made.state.value
+        state = health.State.STARTING if made.state is broker.State.STARTING else health.State.DOWN
+        return protocol.Observed(True, state, reason)
+
+    def _tell(self) -> None:
+        self.place.changed(self._observed())

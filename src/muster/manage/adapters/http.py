@@ -1,0 +1,165 @@
+"""A service that is reached by HTTP: known by its health page, changed by what it offers.
+
+``start``, ``stop`` and ``configure`` name what to send to have that done; a service that offers none of them
+is watched only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import ssl
+import urllib.parse
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from muster.bus import http as bus_http
+from muster.core import errors, health
+from muster.manage import protocol
+from muster.manage.adapters import base
+
+ANSWER_BYTES = 64 << 10
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    url: str
+    method: Literal["GET", "POST", "PUT", "DELETE"] = "POST"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    health_url: str
+    every_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 3.0
+    failures: Annotated[int, msgspec.Meta(ge=1, le=100)] = 2
+    start: Call | None = None
+    stop: Call | None = None
+    configure: Call | None = None  # is sent ``settings`` as JSON
+    settings: dict[str, Any] = {}
+
+
+class HttpService(base.Adapter):
+    type_name = "http"
+    config_type = Config
+
+    def __init__(self, place: base.Place) -> None:
+        super().__init__(place)
+        self._config: Config | None = None
+        self._state = health.State.DOWN
+        self._reason = "not looked at yet"
+        self._watching: asyncio.Task[None] | None = None
+
+    async def create(self, config: Config, *, start: bool) -> None:
+        await self.put(config)
+        if start:
+            await self.do_start()
+
+    async def put(self, config: Config) -> None:
+        self._config = config
+        if config.configure is not None:
+            await _call(config.configure, config.timeout_s, config.settings)
+        await self._watch_anew()
+
+    async def delete(self) -> None:
+        if self._config is not None and self._config.stop is not None:
+            await self.do_stop()
+        await self.close()
+        self._config = None
+
+    async def observe(self) -> protocol.Observed:
+        return protocol.Observed(self._config is not None, self._state, self._reason)
+
+    async def resume(self, config: Config) -> None:
+        self._config = config
+        await self._watch_anew()
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
+
+    async def do_start(self) -> None:
+        config = self._require()
+        if config.start is not None and self._state is not health.State.UP:
+            await _call(config.start, config.timeout_s)
+        await self._look()
+
+    async def do_stop(self) -> None:
+        config = self._require()
+        if config.stop is None:
+            raise errors.Refused(f"{self.place.name} offers no way to stop it")
+        await _call(config.stop, config.timeout_s)
+        await self._look()
+
+    async def do_drain(self) -> None:
+        await self.do_stop()
+
+    async def do_restart(self) -> None:
+        await self.do_stop()
+        await self.do_start()
+
+    def _require(self) -> Config:
+        if self._config is None:
+            raise errors.NotFound(f"{self.place.name} does not exist")
+        return self._config
+
+    async def _watch_anew(self) -> None:
+        await self.close()
+        await self._look()
+        self._watching = asyncio.create_task(self._watch(), name=f"http {self.place.name}")
+
+    async def _watch(self) -> None:
+        failed = 0
+        while True:
+            config = self._require()
+            await asyncio.sleep(config.every_s)
+            problem = await _problem(config)
+            failed = 0 if problem is None else failed + 1
+            if problem is None or failed >= config.failures:
+                self._be(problem)
+
+    async def _look(self) -> None:
+        self._be(await _problem(self._require()))
+
+    def _be(self, problem: str | None) -> None:
+        self._state = health.State.UP if problem is None else health.State.DOWN
+        self._reason = problem or ""
+        self.place.changed(protocol.Observed(True, self._state, self._reason))
+
+
+async def _problem(config: Config) -> str | None:
+    try:
+        answer = await bus_http.get(config.health_url, timeout_s=config.timeout_s)
+    except errors.MusterError as error:
+        return error.message
+    return None if answer.status < 400 else f"{config.health_url} answers {answer.status}"
+
+
+async def _call(call: Call, timeout_s: float, body: dict[str, Any] | None = None) -> None:
+    status = await asyncio.to_thread(_send, call, timeout_s, msgspec.json.encode(body or {}))
+    if status >= 400:
+        raise errors.Refused(f"{call.method} {call.url} answers {status}")
+
+
+def _send(call: Call, timeout_s: float, body: bytes) -> int:
+    parts = urllib.parse.urlsplit(call.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise errors.InvalidInput(f"{call.url!r} is not an http:// or https:// address")
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=timeout_s, context=ssl.create_default_context()
+        )
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+    try:
+        target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        connection.request(call.method, target, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        answer.read(ANSWER_BYTES)
+        return answer.status
+    except (OSError, http.client.HTTPException) as error:
+        raise errors.Unavailable(f"{call.url} does not answer: {error}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,124 @@
+"""A Spark streaming query: a process of its own, which works as long as its checkpoint goes on.
+
+A query's process may live while the query does not; what it has committed lies in its checkpoint, so that is
+what is watched.  With ``progress_s`` 0 the process alone counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import sys
+from typing import Annotated, Any
+
+import msgspec
+
+from muster.core import errors, health
+from muster.manage.adapters import base, process
+
+WATCH_S = 2.0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``script`` with its ``arguments`` starts the query and waits for its end; ``module`` instead of it."""
+
+    script: str = ""
+    module: str = ""
+    arguments: tuple[str, ...] = ()
+    master: str = "local[*]"
+    checkpoint: str = ""
+    progress_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
+    environment: dict[str, process.Value] = {}
+    stop_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
+
+    def __post_init__(self) -> None:
+        if bool(self.script) == bool(self.module):
+            raise ValueError("give `script` or `module`, one of them")
+        if self.progress_s and not self.checkpoint:
+            raise ValueError("`progress_s` needs `checkpoint`")
+
+
+class Query(process.Process):
+    type_name = "spark-query"
+    config_type = Config
+
+    def __init__(self, place: base.Place) -> None:
+        super().__init__(place)
+        self._query: Config | None = None
+        self._progress: asyncio.Task[None] | None = None
+
+    async def create(self, config: Any, *, start: bool) -> None:
+        self._query = config
+        await super().create(_as_process(config), start=start)
+        self._watch_progress()
+
+    async def put(self, config: Any) -> None:
+        self._query = config
+        await super().put(_as_process(config))
+        self._watch_progress()
+
+    async def resume(self, config: Any) -> None:
+        self._query = config
+        await super().resume(_as_process(config))
+        self._watch_progress()
+
+    async def delete(self) -> None:
+        await self._end_progress()
+        await super().delete()
+
+    async def close(self) -> None:
+        await self._end_progress()
+        await super().close()
+
+    async def do_progress(self) -> dict[str, Any]:
+        """The last batch that was committed, and how long ago."""
+        if self._query is None:
+            raise errors.NotFound(f"{self.place.name} does not exist")
+        return await asyncio.to_thread(_last_commit, self._query.checkpoint)
+
+    def _watch_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.cancel()
+            self._progress = None
+        if self._query is not None and self._query.progress_s:
+            self._progress = asyncio.create_task(self._look_always(), name=f"query {self.place.name}")
+
+    async def _end_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.cancel()
+            await asyncio.gather(self._progress, return_exceptions=True)
+            self._progress = None
+
+    async def _look_always(self) -> None:
+        assert self._query is not None
+        loop = asyncio.get_running_loop()
+        last, at = None, loop.time()
+        while True:
+            found = (await asyncio.to_thread(_last_commit, self._query.checkpoint)).get("batch")
+            if found != last:
+                last, at = found, loop.time()
+            silent_s = loop.time() - at
+            if silent_s > self._query.progress_s and self._state is health.State.UP:
+                self._be(health.State.LATE, f"no batch was committed for {silent_s:.0f} s")
+            elif silent_s <= self._query.progress_s and self._state is health.State.LATE:
+                self._be(health.State.UP, "")
+            await asyncio.sleep(WATCH_S)
+
+
+def _as_process(config: Config) -> process.Config:
+    start = (config.script,) if config.script else ("-m", config.module)
+    return process.Config(
+        command=(sys.executable, *start, *config.arguments),
+        environment={"SPARK_MASTER": config.master, **config.environment},
+        stop_s=config.stop_s,
+    )
+
+
+def _last_commit(checkpoint: str) -> dict[str, Any]:
+    """Spark writes one file a batch, named by its number, when the batch is done."""
+    folder = pathlib.Path(checkpoint) / "commits"
+    try:
+        found = [(int(path.name), path.stat().st_mtime) for path in folder.iterdir() if path.name.isdigit()]
+    except OSError:
+        return {}
+    return {"batch": max(found)[0], "at_s": max(found)[1]} if found else {}

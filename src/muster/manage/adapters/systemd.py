@@ -1,0 +1,145 @@
+"""A systemd unit, where there is a systemd: the unit is there already, and is started, stopped and watched.
+
+With ``definition`` the unit's file is written, too (as a user's unit, or the system's if the agent may).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+from typing import Annotated
+
+import msgspec
+
+from muster.core import errors, health
+from muster.manage import protocol
+from muster.manage.adapters import base
+
+PROGRAM = "systemctl"
+TIMEOUT_S = 30.0
+
+_STATES = {
+    "active": health.State.UP,
+    "reloading": health.State.UP,
+    "activating": health.State.STARTING,
+    "deactivating": health.State.DRAINING,
+}
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    unit: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9:_.@-]{1,200}\.(service|timer|socket|target)$")]
+    user: bool = False  # the agent's own, rather than the system's
+    definition: str = ""
+    every_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 2.0
+
+
+class Unit(base.Adapter):
+    type_name = "systemd"
+    config_type = Config
+
+    def __init__(self, place: base.Place) -> None:
+        super().__init__(place)
+        self._config: Config | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._last = protocol.Observed(False)
+
+    async def create(self, config: Config, *, start: bool) -> None:
+        await self.put(config)
+        if start:
+            await self.do_start()
+
+    async def put(self, config: Config) -> None:
+        self._config = config
+        if config.definition:
+            await asyncio.to_thread(_write, config)
+            await self._systemctl("daemon-reload")
+        await self.close()
+        self._watching = asyncio.create_task(self._watch(), name=f"unit {self.place.name}")
+
+    async def delete(self) -> None:
+        if self._config is None:
+            return
+        await self.do_stop()
+        await self.close()
+        if self._config.definition:
+            await asyncio.to_thread(_path(self._config).unlink, missing_ok=True)
+            await self._systemctl("daemon-reload")
+        self._config = None
+
+    async def observe(self) -> protocol.Observed:
+        if self._config is None:
+            return protocol.Observed(False)
+        said = await self._systemctl("show", "--property=ActiveState,SubState,Result,MainPID", unit=True)
+        found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+        state = _STATES.get(found.get("ActiveState", ""), health.State.DOWN)
+        reason = "" if state is health.State.UP else f"{found.get('SubState')}, {found.get('Result')}"
+        return protocol.Observed(True, state, reason, properties={"pid": int(found.get("MainPID") or 0)})
+
+    async def resume(self, config: Config) -> None:
+        self._config = config
+        self._watching = asyncio.create_task(self._watch(), name=f"unit {self.place.name}")
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
+
+    async def do_start(self) -> None:
+        await self._systemctl("start", unit=True)
+
+    async def do_stop(self) -> None:
+        await self._systemctl("stop", unit=True)
+
+    async def do_drain(self) -> None:
+        await self.do_stop()
+
+    async def do_restart(self) -> None:
+        await self._systemctl("restart", unit=True)
+
+    async def _watch(self) -> None:
+        while self._config is not None:
+            observed = await self.observe()
+            if observed != self._last:
+                self._last = observed
+                self.place.changed(observed)
+            await asyncio.sleep(self._config.every_s)
+
+    async def _systemctl(self, *words: str, unit: bool = False) -> str:
+        config = self._config
+        if config is None:
+            raise errors.NotFound(f"{self.place.name} does not exist")
+        scope = ("--user",) if config.user else ()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                PROGRAM,
+                *scope,
+                *words,
+                *((config.unit,) if unit else ()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:
+            raise errors.MissingPart(f"there is no systemd on this machine: {error}") from error
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                out, err = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise errors.TimedOut(f"systemctl {words[0]} did not end in {TIMEOUT_S:g} s") from None
+        if process.returncode:
+            raise errors.Refused(f"systemctl {words[0]}: {err.decode('utf-8', 'replace').strip()[:500]}")
+        return out.decode("utf-8", "replace")
+
+
+def _path(config: Config) -> pathlib.Path:
+    folder = pathlib.Path("~/.config/systemd/user").expanduser() if config.user else None
+    return (folder or pathlib.Path("/etc/systemd/system")) / config.unit
+
+
+def _write(config: Config) -> None:
+    path = _path(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(config.definition)

@@ -1,0 +1,120 @@
+"""What every adapter keeps to. Subclass it, name the type and two configurations, and run it.
+
+``break_it`` does to the resource what the world does; None where nothing can be done from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from muster.core import errors, health, messages
+from muster.manage import agent, protocol
+from muster.testing.eventually import eventually
+
+
+class Contract:
+    type_name: str
+    restarts_alone = False  # whether its resource outlives the agent
+
+    @pytest.fixture
+    def config(self, tmp_path: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def other(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Another configuration of the same resource."""
+        raise NotImplementedError
+
+    async def break_it(self, host: agent.Agent) -> bool:
+        return False
+
+    @pytest.fixture
+    async def host(self, connect: Any, tmp_path: Any) -> Any:
+        async with agent.Agent(await connect("host"), tmp_path / "hosted", beat_s=0.2) as made:
+            yield made
+            for one in made.hosted.values():
+                if one.adapter is not None:
+                    await one.adapter.delete()
+
+    number = 0
+
+    async def do(self, host: agent.Agent, verb: str, *, epoch: int = 1, **more: Any) -> Any:
+        Contract.number += 1
+        given = {"id": f"op-{Contract.number}", "type": self.type_name, **more}
+        operation = protocol.Operation(verb=protocol.Verb(verb), resource="thing", epoch=epoch, **given)
+        return await host.obey(operation)
+
+    def seen(self, host: agent.Agent) -> protocol.Observed:
+        return host.hosted["thing"].seen
+
+    async def test_it_is_made_seen_and_removed(self, host, config):
+        assert not (await self.do(host, "get")).observed.exists
+        made = await self.do(host, "create", config=config)
+        assert made.outcome is messages.Outcome.DONE, made
+        assert made.observed.exists
+        await eventually(lambda: self.seen(host).state is health.State.UP)
+        gone = await self.do(host, "delete")
+        assert gone.outcome is messages.Outcome.DONE, gone
+        assert not gone.observed.exists
+
+    async def test_making_and_removing_twice_is_as_once(self, host, config):
+        for _ in range(2):
+            assert (await self.do(host, "create", config=config)).outcome is messages.Outcome.DONE
+        await eventually(lambda: self.seen(host).state is health.State.UP)
+        for _ in range(2):
+            assert (await self.do(host, "delete")).outcome is messages.Outcome.DONE
+
+    async def test_another_configuration_changes_its_digest(self, host, config, other):
+        first = await self.do(host, "create", config=config)
+        second = await self.do(host, "put", config=other)
+        assert second.outcome is messages.Outcome.DONE, second
+        assert first.observed.digest != second.observed.digest
+        await eventually(lambda: self.seen(host).state is health.State.UP)
+
+    async def test_an_operation_is_carried_out_once(self, host, config):
+        first = await self.do(host, "create", config=config)
+        again = await self.do(host, "create", config=config, id=first.id)
+        assert again == first
+        known = await self.do(host, "outcome", id=first.id)
+        assert known == first
+
+    async def test_an_older_manager_is_refused(self, host, config):
+        await self.do(host, "create", config=config, epoch=7)
+        late = await self.do(host, "delete", epoch=6)
+        assert late.code == errors.StaleEpoch.code
+        assert self.seen(host).exists
+
+    async def test_a_wrong_configuration_and_an_unknown_operation_are_refused(self, host, config):
+        wrong = await self.do(host, "create", config={**config, "no_such_field": 1})
+        assert wrong.outcome is messages.Outcome.REFUSED
+        assert "no_such_field" in wrong.reason
+        await self.do(host, "create", config=config)
+        unknown = await self.do(host, "execute", operation="dance")
+        assert unknown.outcome is messages.Outcome.REFUSED
+
+    async def test_what_happens_to_it_is_told(self, host, config):
+        await self.do(host, "create", config=config)
+        await eventually(lambda: self.seen(host).state is health.State.UP)
+        if not await self.break_it(host):
+            pytest.skip("nothing can be done to it from here")
+        await eventually(lambda: self.seen(host).state is health.State.DOWN)
+        assert self.seen(host).reason
+
+    async def test_an_agent_that_was_restarted_finds_it_again(self, host, config, connect, tmp_path):
+        await self.do(host, "create", config=config)
+        await eventually(lambda: self.seen(host).state is health.State.UP)
+        before = self.seen(host)
+        await host.stop()
+        async with agent.Agent(await connect("host2"), tmp_path / "hosted", name="host") as second:
+            found = await self.do(second, "get")
+            assert found.observed.exists
+            assert found.observed.digest == before.digest
+            if self.restarts_alone:
+                await eventually(lambda: self.seen(second).state is health.State.UP)
+                assert self.seen(second).properties.get("pid") == before.properties.get("pid")
+            await self.do(second, "delete", epoch=2)
+        host.hosted.clear()
+        await asyncio.sleep(0)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+
+from muster.core import errors
+from muster.manage import manifest
+from muster.manage.adapters import catalogue
+
+GOOD = """
+resources:
+  - name: db
+    type: process
+    agent: host-a
+    config:
+      command: [sleep, "1"]
+  - name: web
+    type: process
+    where: zone = 'east'
+    depends_on: [db]
+    config:
+      command: [sleep, "1"]
+"""
+
+
+def read(text: str) -> list[manifest.Entry]:
+    return manifest.read(text, catalogue.checks())
+
+
+def test_a_good_one():
+    assert [entry.name for entry in read(GOOD)] == ["db", "web"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "field", "says"),
+    [
+        ("type: process", "type: proces", 4, "resources[0].type", "no type"),
+        ("agent: host-a", "agnet: host-a", 5, "resources[0].agnet", "unknown field"),
+        ('command: [sleep, "1"]', "comand: [x]", 7, "resources[0].config.comand", "unknown field"),
+        ('command: [sleep, "1"]', "command: 7", 7, "resources[0].config.command", "Expected `array`"),
+        ("where: zone = 'east'", "where: zone = ", 10, "resources[1].where", ""),
+        ("depends_on: [db]", "depends_on: [web]", 11, "resources[1].depends_on", "circle"),
+        ("name: web", "name: db", 8, "resources[1].name", "twice"),
+        ("name: web", "name: a b", 8, "resources[1].name", "Expected"),
+        (
+            "depends_on: [db]",
+            "restart: {attempts: many}",
+            11,
+            "resources[1].restart.attempts",
+            "Expected `int`",
+        ),
+        ("agent: host-a", "agent: host-a\n    agent: host-b", 6, "resources[0]", "twice"),
+        ("agent: host-a", "group: g", 3, "resources[0].agent", "say where"),
+    ],
+)
+def test_a_fault_is_named_by_line_and_field(old, new, line, field, says):
+    with pytest.raises(manifest.Fault) as caught:
+        read(GOOD.replace(old, new, 1))
+    assert (caught.value.line, caught.value.field) == (line, field), str(caught.value)
+    assert says in str(caught.value)
+    assert f"line {line}" in str(caught.value)
+
+
+def test_a_circle_over_several_is_named():
+    text = "resources:\n" + "".join(
+        f"  - {{name: {name}, type: memory, agent: a, depends_on: [{other}]}}\n"
+        for name, other in (("a", "b"), ("b", "c"), ("c", "a"))
+    )
+    with pytest.raises(manifest.Fault, match=r"circle: . -> . -> . -> ."):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "a: &a [*a]",
+        "- 1",
+        "resources: 7",
+        "\x00",
+        "resources: [{name: !!python/object:x.y {}}]",
+        "a: 2020-01-01",
+    ],
+)
+def test_nonsense_is_refused(text):
+    with pytest.raises(errors.InvalidInput):
+        read(text)
+
+
+def test_aliases_cannot_multiply_without_end():
+    text = "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+    for last, name in zip("abcdefgh", "bcdefghi", strict=True):
+        text += f"{name}: &{name} [{', '.join([f'*{last}'] * 10)}]\n"
+    with pytest.raises(manifest.Fault, match="too large"):
+        read(text)
+
+
+def test_a_secret_is_a_reference_and_never_a_value():
+    command = 'command: [sleep, "1"]'
+    with pytest.raises(manifest.Fault, match="secret") as caught:
+        read(GOOD.replace(command, "command: [x]\n      environment: {DB_PASSWORD: x}", 1))
+    assert caught.value.line == 8
+    reference = 'command: [x]\n      environment: {DB_PASSWORD: {secret: "env:P"}}'
+    read(GOOD.replace(command, reference, 1))

@@ -1,0 +1,93 @@
+"""Networks of brokers by manifest: shapes, and real ones deployed, changed, mended and torn down."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from muster.bus import client as bus_client
+from muster.core import errors
+from muster.manage import manifest, topologies
+from muster.manage.adapters import catalogue
+from muster.testing.eventually import eventually
+
+
+def shape(kind: str, size: int, **more: Any) -> topologies.Topology:
+    return topologies.Topology(name="t", shape=kind, size=size, agent="host-a", **more)  # type: ignore[arg-type]
+
+
+def test_the_paper_s_cluster_has_eight_brokers_and_seven_links():
+    found = topologies.links(shape("cluster", 8))
+    assert len(found) == 7
+    assert found == [(1, 0), (2, 1), (3, 0), (4, 3), (5, 4), (6, 0), (7, 6)]
+
+
+@pytest.mark.parametrize("kind", ["ring", "chain", "star", "tree", "cluster"])
+@pytest.mark.parametrize("size", [1, 3, 8, 21])
+def test_every_shape_is_one_network_without_a_circle(kind, size):
+    found = topologies.links(shape(kind, size))
+    assert len(found) == size - 1
+    reached = {0}
+    for near, far in sorted(found):
+        assert far in reached
+        reached.add(near)
+    assert reached == set(range(size))
+
+
+def test_a_ring_keeps_one_link_in_reserve():
+    entries = topologies.unfold(shape("ring", 4))
+    assert [entry["config"].get("reserve") for entry in entries] == ["t-4", None, None, None]
+    with pytest.raises(errors.InvalidInput):
+        topologies.unfold(shape("ring", 2))
+
+
+def test_a_manifest_unfolds_it():
+    text = "topologies: [{name: t, shape: chain, size: 3, agent: host-a}]"
+    entries = manifest.read(text, catalogue.checks())
+    assert [(entry.name, entry.depends_on) for entry in entries] == [
+        ("t-1", ()),
+        ("t-2", ("t-1",)),
+        ("t-3", ("t-2",)),
+    ]
+
+
+async def test_a_ring_is_deployed_mended_and_torn_down(fleet):
+    await fleet.registry()
+    await fleet.manager()
+    host = await fleet.agent()
+    await fleet.client.apply("topologies: [{name: t, shape: ring, size: 4, agent: host-a}]")
+    for number in range(1, 5):
+        await fleet.client.wait(f"t-{number}", "up")
+
+    def url(number: int) -> Any:
+        return host.hosted[f"t-{number}"].seen.properties["url"]
+
+    async def passes(one: int, other: int) -> bool:
+        """Whether a message goes from one broker to the other."""
+        try:
+            async with (
+                await bus_client.connect([url(one)], identity="a", audit_s=0) as near,
+                await bus_client.connect([url(other)], identity="b", audit_s=0) as far,
+                await far.subscribe("topic.x") as heard,
+            ):
+                await near.publish("topic.x", b"hello")
+                return (await heard.next(timeout_s=0.3)).data == b"hello"
+        except errors.Unavailable:
+            return False
+
+    await eventually(lambda: passes(1, 4))
+    first = host.hosted["t-1"].adapter
+    assert not first._observed().properties["reserve_closed"]
+
+    await host.hosted["t-3"].adapter.do_unlink("t-2")  # the chain is broken in the middle
+    await eventually(lambda: first._observed().properties["reserve_closed"])
+    await eventually(lambda: passes(1, 3))  # the other way round
+
+    os.kill(host.hosted["t-2"].seen.properties["pid"], signal.SIGKILL)
+    await eventually(lambda: passes(2, 4), timeout_s=20)
+
+    await fleet.client.delete(*(f"t-{number}" for number in range(1, 5)))
+    await fleet.client.wait_gone(*(f"t-{number}" for number in range(1, 5)))

@@ -51,8 +51,10 @@ check: setup ## lint, types and architecture
 format: setup ## put the code into one form
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-bench: setup ## every benchmark (QUICK=1: under a minute each)
+bench: setup $(VENV)/.spark ## every benchmark (QUICK=1: under a minute each)
 	@QUICK=$(QUICK) $(BIN)/python -m benchmarks.harness
+
+bench-pipeline: $(VENV)/.spark
 
 bench-%: setup ## one benchmark: make bench-bus
 	@QUICK=$(QUICK) $(BIN)/python -m benchmarks.harness $*

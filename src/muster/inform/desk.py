@@ -54,7 +54,6 @@ class Desk:
         self.load = protocol.Load()
         self.due: list[tuple[int, str]] = []  # when an expiry or the end of a tombstone is to be looked at
         self.dirty: dict[str, contextlog.Entry | None] = {}  # not yet in the view
-        self.changed = asyncio.Event()  # …set when something is
         self.buckets_changed = asyncio.Event()
         self.short: set[str] = set()  # contexts of ours that have fewer copies than they should
         self.position = 0  # of the last record of the log that was seen
@@ -84,7 +83,6 @@ class Desk:
     def _note(self, key: str, entry: contextlog.Entry | None) -> None:
         if self.view is not None:
             self.dirty[key] = entry
-            self.changed.set()
         self.buckets_changed.set()
         if entry is not None:
             if entry.record.value is None:
@@ -140,7 +138,9 @@ class Desk:
         value = self.copies.value(key)
         if value is not None:
             return value
-        entry = await self.view.value(key) if self.view is not None and not copy.temporary else None
+        entry = self.dirty.get(key)
+        if entry is None and self.view is not None and not copy.temporary:
+            entry = await self.view.value(key)
         if entry is None or entry.sequence != copy.sequence:
             entry = await self.log.last(key)
         if entry is None or entry.version != copy.version:

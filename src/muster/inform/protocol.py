@@ -24,7 +24,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from muster.core import errors, subjects
+from muster.core import clock, errors, subjects
 
 PART = "inform"
 STREAM = "contexts"
@@ -72,12 +72,18 @@ class Context(Frame, frozen=True):
     value: bytes
     attributes: Attributes
     version: int
-    stamp: str
+    stamp_time: int
+    stamped_by: str
     age_s: float  # it was the newest at least until so long ago
     source: str  # the node that answered, or "log"
     copy: str  # primary, permanent, temporary, log
     writer: str = ""
     expires_at_ns: int = 0
+
+    @property
+    def stamp(self) -> str:
+        """When its primary wrote it, by its hybrid logical clock: sorts as time does."""
+        return str(clock.Stamp(self.stamp_time, self.stamped_by))
 
 
 class Change(Frame, frozen=True):

@@ -22,6 +22,7 @@ from muster.store import database
 
 IN_FLIGHT_MAX = 4_096
 RETRY_S = 0.5
+SAVE_EVERY_S = 0.5  # a commit syncs the disk on which the log syncs as well: few and large ones
 SAVE_ENTRIES = 1_000
 SAVE_BYTES = 16 << 20
 DRAIN_S = 2.0
@@ -237,9 +238,7 @@ class Node:
 
     async def _keep_view(self, view: views.View) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(upkeep.PROBE_S):
-                    await self.desk.changed.wait()
+            await asyncio.sleep(SAVE_EVERY_S)
             try:
                 await self._save(view)
             except (
@@ -250,7 +249,6 @@ class Node:
 
     async def _save(self, view: views.View) -> None:
         shared = self.desk
-        shared.changed.clear()
         while shared.dirty or self._saved < shared.position:
             position, size = shared.position, 0
             taken: dict[str, contextlog.Entry | None] = {}

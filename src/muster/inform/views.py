@@ -1,8 +1,8 @@
 """A node's permanent copies at rest: a view of the log in the store, and how far in the log it is.
 
-The view is behind the log by what is being written just now; after a crash the node reads on from the
-view's position.  A view that has not been written for longer than deleted contexts are remembered is thrown
-away: what was deleted meanwhile left no trace.
+The view is behind the log by a moment, and need not be more: what is acknowledged stands in the log; after
+a crash the node reads on from the view's position.  A view that has not been written for longer than
+deleted contexts are remembered is thrown away: what was deleted meanwhile left no trace.
 """
 
 from __future__ import annotations

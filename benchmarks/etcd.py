@@ -1,0 +1,178 @@
+"""etcd as a peer: Debian's package, unpacked into a cache without installing it, spoken to over its own gRPC.
+
+The client is the least that does unary calls: HTTP/2 frames with literal headers and protobuf by hand, so
+that what is measured is etcd and not a gateway or a library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Self
+
+CACHE = pathlib.Path.home() / ".cache" / "muster" / "peers"
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 4, 6, 8
+_END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+_WINDOW = (1 << 31) - 1 - 65_535
+
+
+def find() -> pathlib.Path | None:
+    """The binary: installed, in the cache, or fetched as a Debian package. None where there is none."""
+    if installed := shutil.which("etcd"):
+        return pathlib.Path(installed)
+    binary = CACHE / "usr" / "bin" / "etcd"
+    if not binary.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        try:
+            subprocess.run(
+                ["apt-get", "download", "etcd-server"],
+                cwd=CACHE,
+                check=True,
+                capture_output=True,
+                timeout=120,
+            )
+            (package,) = CACHE.glob("etcd-server_*.deb")
+            subprocess.run(["dpkg", "-x", package, CACHE], check=True, capture_output=True, timeout=60)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            print(f"no etcd to compare with: {error}")
+            return None
+    return binary if binary.exists() else None
+
+
+@contextlib.asynccontextmanager
+async def running(binary: pathlib.Path, folder: pathlib.Path) -> AsyncIterator[int]:
+    """A server on free loopback ports, with its data in ``folder``. The client port."""
+    client_port, peer_port = _free_port(), _free_port()
+    client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
+    process = await asyncio.create_subprocess_exec(
+        str(binary),
+        *("--data-dir", str(folder), "--log-level", "error"),
+        *("--listen-client-urls", client, "--advertise-client-urls", client),
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+        *("--initial-cluster", f"default={peer}"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(200):
+            with contextlib.suppress(OSError, EOFError):
+                async with await Client.connect(client_port) as probe:
+                    async with asyncio.timeout(2):
+                        await probe.put(b"probe", b"")
+                break
+            await asyncio.sleep(0.05)
+        yield client_port
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+class Client:
+    """Unary calls over one connection, as many at once as one likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._next = 1
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._bodies: dict[int, bytearray] = {}
+        writer.write(_PREFACE + _frame(_SETTINGS, 0, 0, struct.pack("!HI", 4, (1 << 31) - 1)))
+        writer.write(_frame(_WINDOW_UPDATE, 0, 0, struct.pack("!I", _WINDOW)))
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def connect(cls, port: int) -> Self:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return cls(reader, writer)
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        await self._call(b"/etcdserverpb.KV/Put", _field(1, key) + _field(2, value))
+
+    async def get(self, key: bytes) -> bytes:
+        """The answer, undecoded. A linearizable read, etcd's default."""
+        return await self._call(b"/etcdserverpb.KV/Range", _field(1, key))
+
+    async def _call(self, path: bytes, message: bytes) -> bytes:
+        stream, self._next = self._next, self._next + 2
+        headers = b"".join(
+            _literal(name, value)
+            for name, value in (
+                (b":method", b"POST"),
+                (b":scheme", b"http"),
+                (b":path", path),
+                (b":authority", b"localhost"),
+                (b"content-type", b"application/grpc"),
+                (b"te", b"trailers"),
+            )
+        )
+        body = struct.pack("!BI", 0, len(message)) + message
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[stream] = future
+        self._bodies[stream] = bytearray()
+        self._writer.write(
+            _frame(_HEADERS, _END_HEADERS, stream, headers) + _frame(_DATA, _END_STREAM, stream, body)
+        )
+        return await future
+
+    async def _read(self) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await self._reader.readexactly(9)
+                size, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
+                stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
+                payload = await self._reader.readexactly(size)
+                if kind == _DATA:
+                    self._bodies[stream] += payload
+                    self._writer.write(_frame(_WINDOW_UPDATE, 0, 0, struct.pack("!I", max(1, size))))
+                elif kind == _SETTINGS and not flags & _ACK:
+                    self._writer.write(_frame(_SETTINGS, _ACK, 0, b""))
+                elif kind == _PING and not flags & _ACK:
+                    self._writer.write(_frame(_PING, _ACK, 0, payload))
+                if flags & _END_STREAM and kind in (_DATA, _HEADERS):
+                    self._waiting.pop(stream).set_result(bytes(self._bodies.pop(stream)[5:]))
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(EOFError("etcd closed the connection"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + struct.pack("!BBI", kind, flags, stream) + payload
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A header that enters no table: names and values here are short."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def _field(number: int, data: bytes) -> bytes:
+    """A length-delimited field of protobuf."""
+    size, encoded = len(data), bytearray([number << 3 | 2])
+    while size >= 0x80:
+        encoded.append(size & 0x7F | 0x80)
+        size >>= 7
+    encoded.append(size)
+    return bytes(encoded) + data
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -2,7 +2,8 @@
 
 A sensor reports this machine; a channel holds and forwards; Spark rolls up and raises an alert; the responder
 turns it into a command, qualified by a grant; the notifier delivers it to the party whose state it addresses
-and whose policy accepts it, and to no other; the resource's manager has its agent carry it out.
+and whose policy accepts it, and to no other; the resource's manager has its agent carry it out; a context
+says what is where now, and a message that it was done.
 Everything deeper is tested where it lives; this test says that the parts fit together.
 """
 
@@ -17,8 +18,11 @@ import pytest
 
 from muster.app import acceptor, catalogue, domain
 from muster.core import errors, messages, settings
+from muster.inform import client as inform
 from muster.manage import agent, manager, service
 from muster.manage import client as manage
+from muster.message import client as message
+from muster.message import destinations
 from muster.notify import client as notify
 from muster.notify import model as models
 from muster.pipeline import client as pipeline
@@ -123,6 +127,13 @@ async def test_once_around_the_loop(tmp_path: Path):
             authority.grant("responder", {"_trust_level": 3}, tier=1, now=time.time(), lifetime_s=3600)
         )
 
+        # A context tells where the server is, and a queue waits for word of what was done.
+        contexts = inform.Client(host_bus)
+        placed = await contexts.put("servers/web", b"host-1", attributes={"pid": pids["web"]})
+        shop = message.Connection(await connect("shop", roles.Role.USER), client_id="shop")
+        session = (await stack.enter_async_context(shop)).session()
+        done = destinations.queue("done")
+
         # Monitoring and the pipeline raise the alert by themselves.
         alerts = pipeline.Client(admin)
 
@@ -138,11 +149,22 @@ async def test_once_around_the_loop(tmp_path: Path):
         assert (alert.rule, alert.about) == ("fleet-seen", "system")
 
         # And the managed action follows: web was restarted, db was not meant.
-        await eventually(
-            lambda: host.hosted["web"].seen.properties.get("pid") not in (None, pids["web"]), timeout_s=60
-        )
+        def restarted() -> int | None:
+            pid = host.hosted["web"].seen.properties.get("pid")
+            return pid if pid != pids["web"] else None
+
+        now = await eventually(restarted, timeout_s=60)
+        assert now is not None
         await fleet.wait("web", "up")
         assert host.hosted["db"].seen.properties["pid"] == pids["db"]
+        await contexts.put("servers/web", b"host-1", attributes={"pid": now}, expected_version=placed.version)
+        (found,) = (await contexts.find(f"pid = {now}")).contexts
+        assert found.key == "servers/web"
+        await session.producer(done).send("web was restarted")
+        async with await session.consumer(done) as words:
+            heard = await words.receive(timeout_s=30)
+            assert heard is not None
+            assert heard.body() == "web was restarted"
         system = await eventually(alerts.system, timeout_s=60)
         assert system is not None
         assert system.machines == 1

@@ -31,10 +31,17 @@ STREAM: Final = "messages"
 LEASE: Final = "message.dispatcher"
 LOGGED: Final = "Muster-Logged"  # header: this message of a topic came out of the log
 BEGAN: Final = subjects.announced(PART, "dispatcher")
-LOG: Final = subjects.logged(PART, ">")
 DELAY: Final = subjects.logged(PART, "delay")
 RECORD: Final = subjects.logged(PART, "record")
 CHECKPOINT: Final = subjects.logged(PART, "checkpoint")
+# By name, not "all that this part logs": decisions of every part are kept in the audit's own stream.
+LOGS: Final = (
+    DELAY,
+    RECORD,
+    CHECKPOINT,
+    subjects.logged(PART, "queue", ">"),
+    subjects.logged(PART, subjects.TOPIC_PREFIX, ">"),
+)
 
 SENDS_MAX: Final = 900  # in one work: the broker takes batches of 1,000
 

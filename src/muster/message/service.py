@@ -28,7 +28,7 @@ class Service:
         self._settings = wanted or settings.Message()
         self._stream = api.StreamSettings(
             protocol.STREAM,
-            (protocol.LOG,),
+            protocol.LOGS,
             max_bytes=max_bytes,
             max_age_s=0,
             on_full=api.OnFull.REFUSE,

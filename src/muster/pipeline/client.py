@@ -134,4 +134,4 @@ _KINDS: dict[str, type[errors.MusterError]] = {
         errors.LimitExceeded,
         errors.Unavailable,
     )
-}
+} | {errors.ParseError.code: errors.InvalidInput}  # the place of the fault does not travel

@@ -125,13 +125,16 @@ class Client:
 
 
 _KINDS: dict[str, type[errors.MusterError]] = {
-    kind.code: kind
-    for kind in (
-        errors.InvalidInput,
-        errors.Forbidden,
-        errors.NotFound,
-        errors.Conflict,
-        errors.LimitExceeded,
-        errors.Unavailable,
-    )
-} | {errors.ParseError.code: errors.InvalidInput}  # the place of the fault does not travel
+    errors.ParseError.code: errors.InvalidInput,  # the place of the fault does not travel
+    **{
+        kind.code: kind
+        for kind in (
+            errors.InvalidInput,
+            errors.Forbidden,
+            errors.NotFound,
+            errors.Conflict,
+            errors.LimitExceeded,
+            errors.Unavailable,
+        )
+    },
+}

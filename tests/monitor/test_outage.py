@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 
 from muster.bus import api
 from muster.monitor import sensor
 from muster.testing.eventually import eventually
+
+
+async def test_without_a_broker_a_channel_and_a_sensor_end_at_once(broker, connect, channel, tmp_path):
+    started = await channel("c1")
+    bus = await connect("m1")
+    async with sensor.Sensor(bus, sensor.Settings(buffer_dir=tmp_path, period_s=0.1)) as running:
+        await eventually(lambda: running.sent)
+        await broker.kill()
+        await eventually(lambda: bus.state is not api.ConnectionState.CONNECTED)
+        async with asyncio.timeout(3):
+            await started.stop()
+            await running.stop()
 
 
 async def test_a_broker_killed_under_load_costs_no_report(broker, connect, channel, rows, tmp_path):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -103,27 +104,34 @@ class Channel:
         events.info("channel-started", channel=self.name)
 
     async def stop(self, *, drain_s: float = 5.0) -> None:
-        """Tell the children to leave, forward what is held, and end."""
+        """Tell the children to leave, forward what is held, and end.
+
+        Without a connection there is nobody to tell, and what is held is lost: its senders still have it.
+        """
         self._draining = True
-        if self._tasks:
-            with contextlib.suppress(errors.Unavailable):
-                await self._say_beat()
+        with contextlib.suppress(TimeoutError, errors.MusterError):
+            async with asyncio.timeout(drain_s):
+                await self._drain()
         for subscription in self._subscriptions:
             await subscription.close()
-        for task in self._tasks[:2]:
-            task.cancel()
-        if self._tasks:
-            self._flush()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(drain_s):
-                    await self._all_sent.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+
+    async def _drain(self) -> None:
+        if not self._tasks or self._bus.state is not api.ConnectionState.CONNECTED:
+            return
+        await self._say_beat()
+        for subscription in self._subscriptions:
+            await subscription.close()
+        holding, beating, _ = self._tasks
+        holding.cancel()
+        beating.cancel()
+        self._flush()
+        await self._all_sent.wait()
         if self._registry is not None:
-            with contextlib.suppress(errors.MusterError):
-                await self._registry.delete(f"producer.{self.name}")
+            await self._registry.delete(f"producer.{self.name}")
 
     async def __aenter__(self) -> Channel:
         try:
@@ -274,10 +282,10 @@ class Channel:
     # What it says of itself.
 
     async def _beat(self) -> None:
-        while True:
+        for number in itertools.count():
             try:
                 await self._say_beat()
-                if self._beats % 10 == 1:
+                if number % 10 == 0:
                     await self._register()
             except errors.MusterError as error:
                 events.debug("beat-failed", channel=self.name, error=error)

@@ -43,6 +43,7 @@ class Room(Protocol):
     used: int
 
     def new_bitmaps(self, count: int) -> int: ...
+    def free_bitmaps(self, numbers: list[int]) -> None: ...
     def new_codes(self) -> int: ...
     def codes_of(self, column: int) -> Array: ...
 
@@ -80,8 +81,7 @@ class Words:
         self._words: list[Any] = []
         self._column = room.new_codes()
         self._wide: Array | None = None  # codes of more than a byte
-        self._room_for = 4
-        self._first = room.new_bitmaps(self._room_for)  # -1: too many words for bitmaps
+        self._bitmaps: Array | None = np.empty(0, np.int64)  # by code; None: too many words for bitmaps
         self._exact: exact.Column | None = None
         if kind is types.Kind.BOOL:
             self._learn([False, True])
@@ -95,10 +95,9 @@ class Words:
             known = self._codes_by_word
             new = np.fromiter((0 if cell is None else known[cell] for cell in cells), np.int64, len(cells))
         codes = self._codes()
-        if self._first >= 0:
-            self._room.kernels.move_bits(
-                rows, codes[rows].astype(np.int64), new, self._first, self._room.bits
-            )
+        if self._bitmaps is not None:
+            old = codes[rows].astype(np.int64)
+            self._room.kernels.move_bits(rows, old, new, self._bitmaps, self._room.bits)
         codes[rows] = new
 
     def _codes(self) -> Array:
@@ -114,14 +113,13 @@ class Words:
         self.version += 1
         self._exact = None
         count = len(self._words)
-        while self._first >= 0 and self._room_for < count:
-            if self._room_for >= BITMAPS_MAX:
-                self._first = -1
-                break
-            held, size = self._first, self._room_for
-            self._first, self._room_for = self._room.new_bitmaps(size * 2), size * 2
-            bits = self._room.bits
-            bits[self._first : self._first + size] = bits[held : held + size]
+        if self._bitmaps is not None:
+            if count > BITMAPS_MAX:
+                self._room.free_bitmaps(self._bitmaps.tolist())
+                self._bitmaps = None
+            else:
+                more = [self._room.new_bitmaps(1) for _ in range(count - len(self._bitmaps))]
+                self._bitmaps = np.concatenate((self._bitmaps, np.array(more, np.int64)))
         if self._wide is None and count > 255:
             self._wide = self._room.codes_of(self._column).astype(np.uint32)
 
@@ -177,10 +175,10 @@ class Words:
     def _among(self, codes: list[int], *, when: bool) -> list[Step] | None:
         if when:
             return self._any(sorted(codes))
-        if len(codes) == 1 and self._first >= 0:
+        if len(codes) == 1 and self._bitmaps is not None:
             return [
                 *self.present(),
-                (program.BITMAP, self._first + codes[0] - 1, 0, 0),
+                (program.BITMAP, int(self._bitmaps[codes[0] - 1]), 0, 0),
                 (program.NOT, 0, 0, 0),
             ]
         return self._any(sorted(set(range(1, len(self._words) + 1)) - set(codes)))
@@ -188,10 +186,11 @@ class Words:
     def _any(self, codes: list[int]) -> list[Step] | None:
         if not codes:
             return nothing()
-        if self._first >= 0 and len(codes) <= RANGES_MAX:
-            found: list[Step] = [(program.BITMAP, self._first + codes[0] - 1, 0, 0)]
-            for code in codes[1:]:
-                found += [(program.BITMAP, self._first + code - 1, 0, 0), (program.OR, 0, 0, 0)]
+        if self._bitmaps is not None and len(codes) <= RANGES_MAX:
+            numbers = self._bitmaps[np.array(codes) - 1].tolist()
+            found: list[Step] = [(program.BITMAP, numbers[0], 0, 0)]
+            for number in numbers[1:]:
+                found += [(program.BITMAP, number, 0, 0), (program.OR, 0, 0, 0)]
             return found
         runs: list[tuple[int, int]] = []
         for code in codes:

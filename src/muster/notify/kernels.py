@@ -258,11 +258,11 @@ def write_sets(rows: Any, masks: Any, first: int, count: int, bits: Any) -> None
 
 
 @njit(cache=True)
-def move_bits(rows: Any, old: Any, new: Any, first: int, bits: Any) -> None:
-    """Rows change from one code to another: a bitmap for each code, code 1 at ``first``."""
+def move_bits(rows: Any, old: Any, new: Any, where: Any, bits: Any) -> None:
+    """Rows change from one code to another: code c has the bitmap ``where[c - 1]``."""
     for i in range(rows.size):
         word, bit = rows[i] >> 6, np.uint64(1) << np.uint64(rows[i] & 63)
         if old[i] != 0:
-            bits[first + old[i] - 1, word] &= ~bit
+            bits[where[old[i] - 1], word] &= ~bit
         if new[i] != 0:
-            bits[first + new[i] - 1, word] |= bit
+            bits[where[new[i] - 1], word] |= bit

@@ -25,6 +25,7 @@ from muster.predicates import text as text_
 
 ATTRIBUTES_MAX: Final = 256
 CONJUNCTIONS_MAX: Final = 64
+POLICIES_REMEMBERED: Final = 10_000
 
 # Policies stay in memory and are asked about every event: tighter than for a search.
 POLICY_LIMITS: Final = limits.Limits(text_length=16_384, clauses=256)
@@ -113,6 +114,7 @@ class Vocabulary:
         self.parties: dict[str, Model] = {}
         self.events: dict[str, Model] = {}
         self._policies: list[types.Model] | None = None
+        self._checked: dict[str, ast.Condition] = {}  # policies; most are those of many parties
 
     def add(self, model: Model) -> None:
         known = self.of_kind(model.kind)
@@ -126,6 +128,7 @@ class Vocabulary:
                     )
         known[model.name] = model
         self._policies = None
+        self._checked.clear()
 
     def of_kind(self, kind: Kind) -> dict[str, Model]:
         return self.parties if kind is Kind.PARTY else self.events
@@ -140,8 +143,13 @@ class Vocabulary:
 
     def policy(self, text: str) -> ast.Condition:
         """Parsed and typed; `errors.ParseError` with the character, `errors.LimitExceeded` by cost."""
-        condition = _affordable(text, home="event", scopes=("event", "sender"))
-        _require(condition, self.policy_models(), text)
+        condition = self._checked.get(text)
+        if condition is None:
+            condition = _affordable(text, home="event", scopes=("event", "sender"))
+            _require(condition, self.policy_models(), text)
+            if len(self._checked) >= POLICIES_REMEMBERED:
+                self._checked.clear()
+            self._checked[text] = condition
         return condition
 
     def address(self, text: str) -> ast.Condition:

@@ -124,11 +124,11 @@ def recode(values: Array, rows: Array, edges: Array, codes: Array) -> None:
     codes[rows] = np.where(some == some, found, 0).astype(np.uint8)
 
 
-def move_bits(rows: Array, old: Array, new: Array, first: int, bits: Array) -> None:
+def move_bits(rows: Array, old: Array, new: Array, where: Array, bits: Array) -> None:
     words, bit = rows >> 6, np.uint64(1) << (rows & 63).astype(np.uint64)
     gone, come = old != 0, new != 0
-    np.bitwise_and.at(bits, (first + old[gone].astype(np.int64) - 1, words[gone]), ~bit[gone])
-    np.bitwise_or.at(bits, (first + new[come].astype(np.int64) - 1, words[come]), bit[come])
+    np.bitwise_and.at(bits, (where[old[gone] - 1], words[gone]), ~bit[gone])
+    np.bitwise_or.at(bits, (where[new[come] - 1], words[come]), bit[come])
 
 
 def write_sets(rows: Array, masks: Array, first: int, count: int, bits: Array) -> None:

@@ -51,6 +51,7 @@ class Table:
         self.used = 0  # rows ever given out
         self.bits = np.zeros((SCRATCH + SCRATCHES, capacity // 64), np.uint64)
         self._bitmaps = SCRATCH + SCRATCHES
+        self._spare: list[int] = []
         self._codes = np.zeros(0, np.uint8)
         self._code_columns = 0
         self.policy_of = np.full(capacity, -1, np.int32)
@@ -80,7 +81,14 @@ class Table:
 
     # -- room
 
+    def free_bitmaps(self, numbers: list[int]) -> None:
+        self.bits[numbers] = 0
+        self._spare += numbers
+
     def new_bitmaps(self, count: int) -> int:
+        """The number of the first of so many in a row."""
+        if count == 1 and self._spare:
+            return self._spare.pop()
         first = self._bitmaps
         self._bitmaps += count
         if self._bitmaps > len(self.bits):

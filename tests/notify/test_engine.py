@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies
+
+from muster.notify import columns, engine, plain, reference
+from muster.notify import model as models
+from muster.predicates import parser, types
+from tests.notify import worlds
+
+WEB = models.Model("Web", {"application": types.STRING, "load": types.FLOAT, "port": types.INT})
+
+
+@pytest.fixture(params=["plain", "compiled"])
+def kernels(request):
+    if request.param == "plain":
+        return plain
+    pytest.importorskip("numba")
+    from muster.notify import kernels
+
+    return kernels
+
+
+def test_random_worlds_are_decided_as_the_reference_decides_them(kernels):
+    asked = delivered = 0
+    for seed in range(12):
+        more = worlds.play(random.Random(seed), kernels)
+        asked, delivered = asked + more[0], delivered + more[1]
+    assert asked > 300
+    assert delivered > 3 * asked  # not agreement about nothing
+
+
+@hypothesis.given(strategies.integers(min_value=0))
+@hypothesis.settings(max_examples=25, deadline=None)
+def test_any_world(seed):
+    worlds.play(random.Random(seed), plain, parties=25, steps=25)
+
+
+def test_many_at_once_are_the_same_as_one_by_one(kernels):
+    dice = random.Random(7)
+    names = [f"p{number}" for number in range(5000)]
+    cells: dict[str, list[Any]] = {
+        "application": [dice.choice(["IIS", "Apache", None]) for _ in names],
+        "load": [dice.choice([None, round(dice.random(), 2)]) for _ in names],
+        "port": [dice.randrange(10) for _ in names],
+    }
+    policies = [parser.parse(f"level >= {level}") for level in range(50)]
+    which = np.array([dice.randrange(50) for _ in names])
+    ours, plainly = engine.Engine(kernels=kernels), reference.World()
+    ours.join_many(names, WEB, cells, policies, which)
+    for place, name in enumerate(names):
+        plainly.join(name, {key: listed[place] for key, listed in cells.items()}, policies[which[place]])
+    some = names[::7]
+    ours.update(some, {"load": [0.5] * len(some)})
+    for name in some:
+        plainly.update(name, {"load": 0.5})
+    for text in (
+        "TRUE",
+        "load < 0.5",
+        "application = 'IIS' AND load >= 0.5",
+        "load = 0.5",
+        "port <> 3",
+        "FALSE",
+    ):
+        address = parser.parse(text)
+        for level in (-1, 0, 10, 60):
+            wanted = sorted(plainly.match({"level": level}, address))
+            assert sorted(ours.match({"level": level}, address)) == wanted
+            bits, count = ours.find_bits({"level": level}, address)
+            assert count == len(wanted) == int(np.bitwise_count(bits).sum())
+
+
+def test_more_constants_than_a_byte_has_codes(kernels):
+    ours, plainly = engine.Engine(kernels=kernels), reference.World()
+    always = parser.parse("TRUE")
+    for number in range(300):
+        state = {"load": number / 300}
+        ours.join(f"p{number}", WEB, state, always)
+        plainly.join(f"p{number}", state, always)
+    for _ in range(2):
+        for number in range(2 * columns.EDGES_MAX):
+            address = parser.parse(f"load < {number / 500}")
+            assert len(ours.match({}, address)) == len(plainly.match({}, address))
+
+
+def test_a_slot_that_is_used_again_keeps_nothing_of_its_last_receiver(kernels):
+    ours = engine.Engine(kernels=kernels)
+    ours.join("a", WEB, {"application": "IIS", "load": 0.5, "port": 1}, parser.parse("TRUE"), durable=True)
+    ours.leave("a")
+    ours.join("b", WEB, {}, parser.parse("TRUE"))
+    assert ours.state_of("b") == {}
+    assert not ours.is_durable("b")
+    assert ours.match({}, parser.parse("application IS NULL AND load IS NULL AND port IS NULL")) == ["b"]
+
+
+def test_words_that_nobody_has_any_more_are_forgotten(kernels):
+    ours = engine.Engine(kernels=kernels)
+    ours.join("a", WEB, {}, parser.parse("TRUE"))
+    for number in range(10_000):
+        ours.update(["a"], {"application": [f"v{number}"]})
+    column = ours.tables[0].columns["application"]
+    assert isinstance(column, columns.Words)
+    assert len(column._words) < 6000
+    assert ours.match({}, parser.parse("application = 'v9999'")) == ["a"]
+
+
+def test_policies_that_nobody_has_any_more_are_forgotten(kernels):
+    ours = engine.Engine(kernels=kernels)
+    ours.join("a", WEB, {}, None)
+    for number in range(3000):
+        ours.set_policy("a", parser.parse(f"level = {number}"))
+    assert len(ours.policies) == 1
+    assert ours.match({"level": 2999}, parser.parse("TRUE")) == ["a"]
+    assert ours.match({"level": 2998}, parser.parse("TRUE")) == []

@@ -1,0 +1,143 @@
+"""Random worlds: parties of unlike models that come, change and go, and events at them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from muster.notify import engine, reference
+from muster.notify import model as models
+from muster.predicates import parser, types
+
+MODELS = (
+    models.Model(
+        "A",
+        {
+            "s": types.STRING,
+            "n": types.INT,
+            "f": types.FLOAT,
+            "b": types.BOOL,
+            "t": types.set_of("x", "y", "z"),
+            "ip": types.STRING,  # more words than a byte can count
+        },
+    ),
+    # The same names with unlike types.
+    models.Model(
+        "B",
+        {"s": types.INT, "f": types.STRING, "t": types.STRING, "q": types.FLOAT, "n": types.FLOAT},
+    ),
+)
+WORDS = ("a", "b", "c", "north", "south")
+STATE = ("s", "n", "f", "b", "t", "q", "ip", "missing")
+EVENT = ("alert", "level", "e", "sender._r", "sender.x", "word")
+CELLS: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    0.5,
+    2.5,
+    float("nan"),
+    2**53,
+    2**53 + 1,
+    "a",
+    "north",
+    "elsewhere",
+    frozenset("x"),
+    frozenset(),
+)
+NUMBERS = ("0", "1", "2", "0.5", "2.5", "3", "9007199254740992", "9007199254740993", "1E300")
+
+
+def value(dice: random.Random, name: str, declared: types.Type) -> types.Value:
+    if dice.random() < 0.15:
+        return None
+    match declared.kind:
+        case types.Kind.STRING:
+            return str(dice.randrange(400)) if name == "ip" else dice.choice(WORDS)
+        case types.Kind.INT:
+            return dice.choice([0, 1, 2, 3, 5, 2**53, 2**53 + 1, -(2**63), 2**63 - 1])
+        case types.Kind.FLOAT:
+            return dice.choice([0.0, 0.25, 0.5, 1.0, 2.0, 2.0**53, 1e300, float("inf"), -float("inf")])
+        case types.Kind.BOOL:
+            return dice.random() < 0.5
+        case types.Kind.SET:
+            return frozenset(word for word in declared.domain if dice.random() < 0.5)
+
+
+def clause(dice: random.Random, names: tuple[str, ...]) -> str:
+    name = dice.choice(names)
+    sign = dice.choice(["<", "<=", ">", ">=", "=", "<>"])
+    return dice.choice(
+        [
+            f"{name} = '{dice.choice(WORDS)}'",
+            f"{name} <> '{dice.choice(WORDS)}'",
+            f"{name} {sign} {dice.choice(NUMBERS)}",
+            f"{name} {sign} {dice.random():.2f}",
+            f"{name} IN ('a', 'north')",
+            f"{name} LIKE '{dice.choice(['%o%', 'a', '_orth', '1%', '%'])}'",
+            f"{name} IS NULL",
+            f"{name} CONTAINS '{dice.choice('xyzw')}'",
+            f"{name} = TRUE",
+            f"{name} {sign} {dice.choice(names)} + 1",
+        ]
+    )
+
+
+def expression(dice: random.Random, names: tuple[str, ...], depth: int = 3) -> str:
+    if depth == 0 or dice.random() < 0.3:
+        return clause(dice, names)
+    if dice.random() < 0.33:
+        return f"NOT ({expression(dice, names, depth - 1)})"
+    join = dice.choice([" AND ", " OR "])
+    parts = [expression(dice, names, depth - 1) for _ in range(dice.randrange(2, 4))]
+    return f"({join.join(parts)})"
+
+
+def play(dice: random.Random, kernels: Any, *, parties: int = 150, steps: int = 120) -> tuple[int, int]:
+    """Do the same to the engine and to the reference; events asked, deliveries found."""
+    ours, plainly = engine.Engine(kernels=kernels), reference.World()
+    there: list[str] = []
+    policies = [parser.parse(expression(dice, EVENT)) for _ in range(20)]
+    asked = delivered = 0
+    for step in range(parties + steps):
+        action = dice.random()
+        if step < parties or action < 0.1:
+            party, model = f"p{step}", dice.choice(MODELS)
+            state = {
+                name: value(dice, name, declared)
+                for name, declared in model.attributes.items()
+                if dice.random() < 0.9
+            }
+            own = (
+                parser.parse(expression(dice, EVENT))
+                if dice.random() < 0.2
+                else dice.choice([*policies, None])
+            )
+            ours.join(party, model, state, own)
+            plainly.join(party, state, own)
+            there.append(party)
+        elif action < 0.3:
+            party = dice.choice(there)
+            name, declared = dice.choice(list(ours.model_of(party).attributes.items()))
+            cell = value(dice, name, declared)
+            ours.update([party], {name: [cell]})
+            plainly.update(party, {name: cell})
+        elif action < 0.4:
+            party, own = dice.choice(there), dice.choice([*policies, None])
+            ours.set_policy(party, own)
+            plainly.set_policy(party, own)
+        elif action < 0.5:
+            party = there.pop(dice.randrange(len(there)))
+            ours.leave(party)
+            plainly.leave(party)
+        else:
+            attributes = {name: dice.choice(CELLS) for name in EVENT if dice.random() < 0.8}
+            address = parser.parse(expression(dice, STATE))
+            wanted = sorted(plainly.match(attributes, address))
+            assert sorted(ours.match(attributes, address)) == wanted, (step, attributes, address)
+            asked += 1
+            delivered += len(wanted)
+    return asked, delivered

@@ -639,6 +639,7 @@ class FedConsumer(Consumer):
     def deliver(self, delivery: protocol.Delivery) -> None:
         for one in self.session._unacknowledged:
             if one.sequence == delivery.sequence and one.key == delivery.key:
+                self._consumed()
                 return  # a new dispatcher repeats what the application already has
         try:
             message = messages.rebuild(messages.decode_meta(delivery.meta), delivery.data, self.destination)

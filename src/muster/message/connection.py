@@ -101,7 +101,8 @@ class Connection:
     def on_close(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._closers.append(closer)
 
-    async def close(self) -> None:
+    async def close(self, *, lost: bool = False) -> None:
+        """``lost``: whoever used it is gone, so what it held counts as delivered."""
         if self.closed:
             return
         for closer in reversed(self._closers):
@@ -110,7 +111,7 @@ class Connection:
         self.closed = True
         if self._known:
             with contextlib.suppress(errors.MusterError):
-                await self._ask_once(protocol.Bye(self.name))
+                await self._ask_once(protocol.Bye(self.name, lost))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -237,10 +237,10 @@ class Dispatcher:
                 answer(protocol.Answer())
             case protocol.Bye():
                 if asked.connection in self._connections:
-                    self._forget(self._known(sender, asked.connection), clean=True)
+                    self._forget(self._known(sender, asked.connection), clean=not asked.lost)
                 answer(protocol.Answer())
             case protocol.Unsubscribe():
-                self._unsubscribe(self._known(sender, asked.connection), asked.name, answer)
+                self._unsubscribe(self._known(sender, asked.connection), asked, answer)
             case protocol.DropQueue():
                 self._drop_queue(sender, asked.name, answer)
             case protocol.ListQueues():
@@ -500,11 +500,12 @@ class Dispatcher:
         for subject in pattern.subjects:
             if not self._may(connection.identity, "sub", subject):
                 raise errors.Forbidden(f"{connection.identity} may not subscribe to {destination.name!r}")
+        client_id = None if asked.everyone else connection.client_id
         return ledger.Subscription(
-            key=ledger.subscription_key(connection.client_id, asked.subscription),
+            key=ledger.subscription_key(client_id, asked.subscription),
             name=asked.subscription,
             topic=str(pattern),
-            client_id=connection.client_id,
+            client_id=client_id,
             selector=asked.selector or None,
             no_local=connection.origin if asked.no_local and not asked.shared else None,
             shared=asked.shared,
@@ -562,9 +563,10 @@ class Dispatcher:
                 self._indexes[subscription.topic].remove(one.key)
 
     def _unsubscribe(
-        self, connection: Connection, name: str, answer: Callable[[protocol.Answer], None]
+        self, connection: Connection, asked: protocol.Unsubscribe, answer: Callable[[protocol.Answer], None]
     ) -> None:
-        key = ledger.subscription_key(connection.client_id, name)
+        name = asked.name
+        key = ledger.subscription_key(None if asked.everyone else connection.client_id, name)
         found = self._ledger.subscriptions.get(key)
         if found is None:
             raise faults.InvalidDestination(f"there is no durable subscription {name!r}")

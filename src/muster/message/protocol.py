@@ -96,7 +96,10 @@ class Ping(_Ask, frozen=True, tag="ping"):
 
 
 class Bye(_Ask, frozen=True, tag="bye"):
+    """``lost``: the application behind the connection is gone, so what it held may have been seen."""
+
     connection: str
+    lost: bool = False
 
 
 class Work(_Ask, frozen=True, tag="work"):
@@ -119,6 +122,7 @@ class Attach(_Ask, frozen=True, tag="attach"):
     selector: str | None = None
     no_local: bool = False
     credit: int = 0
+    everyone: bool = False  # a shared subscription outside the client id
 
 
 class Detach(_Ask, frozen=True, tag="detach"):
@@ -154,6 +158,7 @@ class Release(_Ask, frozen=True, tag="release"):
 class Unsubscribe(_Ask, frozen=True, tag="unsubscribe"):
     connection: str
     name: str
+    everyone: bool = False
 
 
 class DropQueue(_Ask, frozen=True, tag="drop-queue"):

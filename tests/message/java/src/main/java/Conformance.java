@@ -1,0 +1,406 @@
+import jakarta.jms.*;
+import jakarta.jms.Queue;
+import java.util.*;
+import java.util.concurrent.*;
+import org.apache.qpid.jms.JmsConnectionFactory;
+
+/** What a JMS client can see on the wire, clause by clause; prints "ok NAME" or "FAIL NAME: why" for each. */
+public final class Conformance {
+    interface Check { void run() throws Exception; }
+
+    static String url;
+    static int failures;
+
+    static Connection connect(String clientId) throws JMSException {
+        Connection made = new JmsConnectionFactory("ann", "correct horse", url).createConnection();
+        if (clientId != null) made.setClientID(clientId);
+        made.start();
+        return made;
+    }
+
+    static void check(String name, Check body) {
+        try {
+            body.run();
+            System.out.println("ok " + name);
+        } catch (Throwable error) {
+            failures++;
+            System.out.println("FAIL " + name + ": " + error);
+        }
+    }
+
+    static void equal(Object wanted, Object found) {
+        if (!Objects.equals(wanted, found)) throw new AssertionError("wanted " + wanted + ", found " + found);
+    }
+
+    static String text(Message message) throws JMSException {
+        return message == null ? null : ((TextMessage) message).getText();
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        url = arguments[0];
+        check("3_4_headers_and_3_5_properties_arrive_with_their_types", Conformance::headersAndProperties);
+        check("3_8_selector_on_a_queue", Conformance::queueSelector);
+        check("3_11_five_message_types", Conformance::types);
+        check("4_1_6_browser_takes_nothing", Conformance::browser);
+        check("6_1_2_client_id_is_exclusive", Conformance::clientId);
+        check("6_1_6_wrong_password_is_a_security_exception", Conformance::security);
+        check("6_2_7_commit_and_rollback", Conformance::transactions);
+        check("6_2_10_client_acknowledgement_and_recover", Conformance::recover);
+        check("6_2_temporary_queue_request_and_reply", Conformance::temporary);
+        check("7_7_persistent_and_non_persistent", Conformance::deliveryModes);
+        check("7_8_time_to_live", Conformance::timeToLive);
+        check("7_9_delivery_delay", Conformance::delay);
+        check("7_3_async_send_with_completion_listener", Conformance::completion);
+        check("3_4_10_priority", Conformance::priority);
+        check("8_3_1_no_local", Conformance::noLocal);
+        check("8_3_2_shared_non_durable", Conformance::sharedNonDurable);
+        check("8_3_3_unshared_durable_and_unsubscribe", Conformance::durable);
+        check("8_3_4_shared_durable", Conformance::sharedDurable);
+        check("2_8_jms_context", Conformance::context);
+        System.out.println(failures == 0 ? "all held" : failures + " failed");
+        System.exit(failures == 0 ? 0 : 1);
+    }
+
+    static void headersAndProperties() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = session.createQueue("j.headers");
+            TextMessage sent = session.createTextMessage("hello");
+            sent.setJMSCorrelationID("c-1");
+            sent.setJMSType("greeting");
+            sent.setJMSReplyTo(session.createTopic("answers"));
+            sent.setByteProperty("b", (byte) 1);
+            sent.setShortProperty("s", (short) 2);
+            sent.setIntProperty("i", 3);
+            sent.setLongProperty("l", 4L);
+            sent.setFloatProperty("f", 1.5f);
+            sent.setDoubleProperty("d", 2.5);
+            sent.setBooleanProperty("z", true);
+            sent.setStringProperty("t", "text");
+            session.createProducer(queue).send(sent);
+            Message got = session.createConsumer(queue).receive(5000);
+            equal("hello", text(got));
+            equal(sent.getJMSMessageID(), got.getJMSMessageID());
+            equal("c-1", got.getJMSCorrelationID());
+            equal("greeting", got.getJMSType());
+            equal("answers", ((Topic) got.getJMSReplyTo()).getTopicName());
+            equal(queue, got.getJMSDestination());
+            equal(DeliveryMode.PERSISTENT, got.getJMSDeliveryMode());
+            equal(false, got.getJMSRedelivered());
+            equal((byte) 1, got.getObjectProperty("b"));
+            equal((short) 2, got.getObjectProperty("s"));
+            equal(3, got.getObjectProperty("i"));
+            equal(4L, got.getObjectProperty("l"));
+            equal(1.5f, got.getObjectProperty("f"));
+            equal(2.5, got.getObjectProperty("d"));
+            equal(true, got.getObjectProperty("z"));
+            equal("text", got.getObjectProperty("t"));
+            equal(1, got.getIntProperty("JMSXDeliveryCount"));
+        }
+    }
+
+    static void queueSelector() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = session.createQueue("j.selector");
+            MessageProducer producer = session.createProducer(queue);
+            for (int number = 0; number < 6; number++) {
+                TextMessage made = session.createTextMessage("" + number);
+                made.setIntProperty("n", number);
+                producer.send(made);
+            }
+            MessageConsumer some = session.createConsumer(queue, "n > 3");
+            equal("4", text(some.receive(5000)));
+            equal("5", text(some.receive(5000)));
+            equal(null, some.receiveNoWait());
+            some.close();
+            equal("0", text(session.createConsumer(queue).receive(5000)));
+        }
+    }
+
+    static void types() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = session.createQueue("j.types");
+            MessageProducer producer = session.createProducer(queue);
+            BytesMessage bytes = session.createBytesMessage();
+            bytes.writeInt(7);
+            producer.send(bytes);
+            MapMessage map = session.createMapMessage();
+            map.setInt("one", 1);
+            map.setBytes("raw", new byte[] {1, 2});
+            map.setChar("c", 'x');
+            producer.send(map);
+            StreamMessage stream = session.createStreamMessage();
+            stream.writeLong(9L);
+            stream.writeString("nine");
+            producer.send(stream);
+            producer.send(session.createObjectMessage(new ArrayList<>(List.of("a", "b"))));
+            producer.send(session.createMessage());
+            MessageConsumer consumer = session.createConsumer(queue);
+            equal(7, ((BytesMessage) consumer.receive(5000)).readInt());
+            MapMessage gotMap = (MapMessage) consumer.receive(5000);
+            equal(1, gotMap.getInt("one"));
+            equal(2, gotMap.getBytes("raw").length);
+            equal('x', gotMap.getChar("c"));
+            StreamMessage gotStream = (StreamMessage) consumer.receive(5000);
+            equal(9L, gotStream.readLong());
+            equal("nine", gotStream.readString());
+            equal(List.of("a", "b"), ((ObjectMessage) consumer.receive(5000)).getObject());
+            Message plain = consumer.receive(5000);
+            equal(false, plain instanceof TextMessage || plain instanceof BytesMessage);
+        }
+    }
+
+    static void browser() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = session.createQueue("j.browse");
+            MessageProducer producer = session.createProducer(queue);
+            for (int number = 0; number < 3; number++) producer.send(session.createTextMessage("" + number));
+            List<String> seen = new ArrayList<>();
+            for (Enumeration<?> all = session.createBrowser(queue).getEnumeration(); all.hasMoreElements(); )
+                seen.add(text((Message) all.nextElement()));
+            equal(List.of("0", "1", "2"), seen);
+            equal("0", text(session.createConsumer(queue).receive(5000)));
+        }
+    }
+
+    static void clientId() throws Exception {
+        try (Connection first = connect("j.only")) {
+            try (Connection second = connect("j.only")) {
+                throw new AssertionError("two connections have one client id");
+            } catch (InvalidClientIDException expected) {
+                // as it should be
+            }
+        }
+        connect("j.only").close();
+    }
+
+    static void security() throws Exception {
+        try (Connection wrong = new JmsConnectionFactory("ann", "wrong", url).createConnection()) {
+            wrong.start();
+            throw new AssertionError("a wrong password was taken");
+        } catch (JMSSecurityException expected) {
+            // as it should be
+        }
+    }
+
+    static void transactions() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(true, Session.SESSION_TRANSACTED);
+            Session outside = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue in = session.createQueue("j.in"), out = session.createQueue("j.out");
+            MessageProducer feeding = outside.createProducer(in);
+            for (int number = 0; number < 3; number++) feeding.send(outside.createTextMessage("" + number));
+            MessageConsumer consumer = session.createConsumer(in);
+            MessageProducer producer = session.createProducer(out);
+            equal("0", text(consumer.receive(5000)));
+            producer.send(session.createTextMessage("never"));
+            session.rollback();
+            Message again = consumer.receive(5000);
+            equal("0", text(again));
+            equal(true, again.getJMSRedelivered());
+            producer.send(session.createTextMessage("done 0"));
+            session.commit();
+            equal("1", text(consumer.receive(5000)));
+            session.commit();
+            MessageConsumer results = outside.createConsumer(out);
+            equal("done 0", text(results.receive(5000)));
+            equal(null, results.receiveNoWait());
+        }
+    }
+
+    static void recover() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.CLIENT_ACKNOWLEDGE);
+            Queue queue = session.createQueue("j.recover");
+            MessageProducer producer = session.createProducer(queue);
+            producer.send(session.createTextMessage("a"));
+            producer.send(session.createTextMessage("b"));
+            MessageConsumer consumer = session.createConsumer(queue);
+            equal("a", text(consumer.receive(5000)));
+            session.recover();
+            Message again = consumer.receive(5000);
+            equal("a", text(again));
+            equal(true, again.getJMSRedelivered());
+            again.acknowledge();
+            session.close();
+            Session next = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            MessageConsumer rest = next.createConsumer(queue);
+            Message last = rest.receive(5000);
+            equal("b", text(last));
+            equal(false, last.getJMSRedelivered());
+        }
+    }
+
+    static void temporary() throws Exception {
+        try (Connection asking = connect(null); Connection serving = connect(null)) {
+            Session session = asking.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            TemporaryQueue answers = session.createTemporaryQueue();
+            MessageConsumer consumer = session.createConsumer(answers);
+            TextMessage question = session.createTextMessage("how many?");
+            question.setJMSReplyTo(answers);
+            session.createProducer(session.createQueue("j.service")).send(question);
+            Session other = serving.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Message asked = other.createConsumer(other.createQueue("j.service")).receive(5000);
+            other.createProducer(asked.getJMSReplyTo()).send(other.createTextMessage("four"));
+            equal("four", text(consumer.receive(5000)));
+            consumer.close();
+            answers.delete();
+        }
+    }
+
+    static void deliveryModes() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Topic topic = session.createTopic("j/modes");
+            MessageConsumer consumer = session.createConsumer(topic);
+            MessageProducer producer = session.createProducer(topic);
+            producer.setDeliveryMode(DeliveryMode.NON_PERSISTENT);
+            producer.send(session.createTextMessage("light"));
+            Message light = consumer.receive(5000);
+            equal(DeliveryMode.NON_PERSISTENT, light.getJMSDeliveryMode());
+            producer.setDeliveryMode(DeliveryMode.PERSISTENT);
+            producer.send(session.createTextMessage("heavy"));
+            equal(DeliveryMode.PERSISTENT, consumer.receive(5000).getJMSDeliveryMode());
+        }
+    }
+
+    static void timeToLive() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = session.createQueue("j.ttl");
+            MessageProducer producer = session.createProducer(queue);
+            producer.setTimeToLive(20);
+            producer.send(session.createTextMessage("short"));
+            producer.setTimeToLive(0);
+            producer.send(session.createTextMessage("long"));
+            Thread.sleep(50);
+            equal("long", text(session.createConsumer(queue).receive(5000)));
+        }
+    }
+
+    static void delay() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = session.createQueue("j.delay");
+            MessageConsumer consumer = session.createConsumer(queue);
+            MessageProducer producer = session.createProducer(queue);
+            producer.setDeliveryDelay(400);
+            long before = System.currentTimeMillis();
+            producer.send(session.createTextMessage("late"));
+            equal("late", text(consumer.receive(5000)));
+            equal(true, System.currentTimeMillis() - before >= 400);
+        }
+    }
+
+    static void completion() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            MessageProducer producer = session.createProducer(session.createQueue("j.async"));
+            CountDownLatch done = new CountDownLatch(5);
+            for (int number = 0; number < 5; number++)
+                producer.send(session.createTextMessage("" + number), new CompletionListener() {
+                    public void onCompletion(Message message) { done.countDown(); }
+                    public void onException(Message message, Exception error) { }
+                });
+            equal(true, done.await(5, TimeUnit.SECONDS));
+        }
+    }
+
+    static void priority() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = session.createQueue("j.priority");
+            MessageProducer producer = session.createProducer(queue);
+            for (int priority : new int[] {1, 9, 5}) {
+                producer.setPriority(priority);
+                producer.send(session.createTextMessage("" + priority));
+            }
+            MessageConsumer consumer = session.createConsumer(queue);
+            equal("9", text(consumer.receive(5000)));
+            equal("5", text(consumer.receive(5000)));
+            equal("1", text(consumer.receive(5000)));
+        }
+    }
+
+    static void noLocal() throws Exception {
+        try (Connection mine = connect("j.mine"); Connection other = connect(null)) {
+            Session session = mine.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Topic topic = session.createTopic("j/local");
+            MessageConsumer consumer = session.createConsumer(topic, null, true);
+            session.createProducer(topic).send(session.createTextMessage("mine"));
+            Session others = other.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            others.createProducer(topic).send(others.createTextMessage("theirs"));
+            equal("theirs", text(consumer.receive(5000)));
+        }
+    }
+
+    static void sharedNonDurable() throws Exception {
+        try (Connection one = connect(null); Connection two = connect(null)) {
+            Session first = one.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Session second = two.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Topic topic = first.createTopic("j/shared");
+            MessageConsumer a = first.createSharedConsumer(topic, "share");
+            MessageConsumer b = second.createSharedConsumer(topic, "share");
+            MessageProducer producer = first.createProducer(topic);
+            for (int number = 0; number < 10; number++) producer.send(first.createTextMessage("" + number));
+            int found = 0;
+            for (Message got; found < 10 && (((got = a.receive(200)) != null) || (got = b.receive(200)) != null); ) found++;
+            equal(10, found);
+            equal(null, a.receive(100));
+            equal(null, b.receive(100));
+        }
+    }
+
+    static void durable() throws Exception {
+        Topic topic;
+        try (Connection connection = connect("j.durable")) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            topic = session.createTopic("j/durable");
+            session.createDurableConsumer(topic, "sub").close();
+            session.createProducer(topic).send(session.createTextMessage("while away"));
+        }
+        try (Connection connection = connect("j.durable")) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            MessageConsumer consumer = session.createDurableConsumer(topic, "sub");
+            equal("while away", text(consumer.receive(5000)));
+            consumer.close();
+            session.unsubscribe("sub");
+            try {
+                session.unsubscribe("sub");
+                throw new AssertionError("it was there twice");
+            } catch (InvalidDestinationException expected) {
+                // as it should be
+            }
+        }
+    }
+
+    static void sharedDurable() throws Exception {
+        try (Connection one = connect(null); Connection two = connect(null)) {
+            Session first = one.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Session second = two.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Topic topic = first.createTopic("j/shared-durable");
+            first.createSharedDurableConsumer(topic, "both").close();
+            MessageProducer producer = first.createProducer(topic);
+            for (int number = 0; number < 4; number++) producer.send(first.createTextMessage("" + number));
+            MessageConsumer a = first.createSharedDurableConsumer(topic, "both");
+            MessageConsumer b = second.createSharedDurableConsumer(topic, "both");
+            int found = 0;
+            for (Message got; found < 4 && (((got = a.receive(500)) != null) || (got = b.receive(500)) != null); ) found++;
+            equal(4, found);
+            a.close();
+            b.close();
+            first.unsubscribe("both");
+        }
+    }
+
+    static void context() throws Exception {
+        try (JMSContext context = new JmsConnectionFactory("ann", "correct horse", url).createContext()) {
+            Queue queue = context.createQueue("j.context");
+            context.createProducer().setProperty("n", 1).send(queue, "simple");
+            equal("simple", context.createConsumer(queue).receiveBody(String.class, 5000));
+        }
+    }
+}

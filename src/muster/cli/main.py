@@ -42,6 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "sub": Entry("messages", "Messages", "Print the messages of a topic as they come."),
     "request": Entry("messages", "Messages", "Ask a topic and print the answer."),
     "message": Entry("message", "Messages", "Send, receive and browse JMS messages; see to queues."),
+    "gateway": Entry("gateway", "Messages", "Let clients in that speak other protocols."),
     "inform": Entry("inform", "Contexts", "Put, get, find and watch contexts; see where they are."),
     "apply": Entry("desired", "Management", "Make what a manifest says be so, and keep it so."),
     "plan": Entry("desired", "Management", "Say what an apply would do, and do nothing."),

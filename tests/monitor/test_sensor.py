@@ -166,6 +166,23 @@ async def test_hostile_requests_are_refused_and_counted(quiet):
     assert quiet.services.dropped["http-malformed"] >= 5
 
 
+async def test_services_that_say_too_much_do_not_cost_the_heartbeat(connect, channel, rows, tmp_path):
+    started = await channel("c1")
+    bus = await connect("m1")
+    async with sensor.Sensor(bus, settings(tmp_path)) as running:
+        for number in range(100):
+            figures = {f"a metric with a long name, number {i}": 1.0 for i in range(200)}
+            running.services.push(test_services.told(f"s{number}", **figures), time.monotonic())
+
+        async def there():
+            return [row for row in await rows(bus) if row.services]
+
+        found = await eventually(there, timeout_s=20)
+    assert 0 < len(found[0].services) < 100
+    assert running.services.dropped["service-too-much"] > 0
+    assert "too-large" not in started.dropped
+
+
 async def test_a_service_is_scraped(connect, tmp_path):
     figures = metrics.Metrics()
     figures.counter("jobs_done", "Jobs.").add(3)

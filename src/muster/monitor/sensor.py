@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from muster.bus import api, http
 from muster.core import errors, log, messages
 from muster.monitor import buffer, doors, foreign, host, parents, protocol, services
@@ -170,11 +172,26 @@ class Sensor:
 
     async def emit(self, report: messages.NodeReport) -> None:
         """Send it, or keep it until it can be sent. In order, whatever happens."""
-        data = messages.encode(report)
+        data = self._encoded(report)
         async with self._lock:
             if len(self._buffer) or not await self._send([data]):
                 await asyncio.to_thread(self._buffer.append, data)
                 self._drain_now.set()
+
+    def _encoded(self, report: messages.NodeReport) -> bytes:
+        """As a channel will take it: services that say too much must not cost the machine its heartbeat."""
+        while True:
+            try:
+                data = messages.encode(report)
+                messages.decode(data, messages.NodeReport, max_bytes=protocol.MAX_REPORT_BYTES)
+            except errors.MusterError:
+                if not report.services:
+                    raise
+                kept = len(report.services) // 2
+                self.services.dropped["service-too-much"] += len(report.services) - kept
+                report = msgspec.structs.replace(report, services=report.services[:kept])
+            else:
+                return data
 
     async def _send(self, rows: list[bytes]) -> bool:
         parent = self._parents.choose(time.monotonic())

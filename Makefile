@@ -32,18 +32,25 @@ $(VENV)/.spark: requirements-spark.lock $(VENV)/.base
 	@$(BIN)/python -m muster.pipeline.java
 	@touch $@
 
+# Compiled where no wheel fits. Without a compiler everything but the AMQP gateway works.
+$(VENV)/.amqp: requirements-amqp.lock $(VENV)/.base
+	@echo "setting up the AMQP gateway's engine in $(VENV) (once; compiles)"
+	@$(PIP) install --require-hashes -r requirements-amqp.lock \
+	    || echo "left out: the AMQP gateway (python-qpid-proton did not build: it needs a C compiler and OpenSSL's headers)"
+	@touch $@
+
 demo: setup ## start a domain on this machine and say what to try next
 	@$(BIN)/muster demo
 
-test: setup $(VENV)/.spark ## all checks and all tests but the slow ones
+test: setup $(VENV)/.spark $(VENV)/.amqp ## all checks and all tests but the slow ones
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/pytest -n 2
 
-test-all: setup $(VENV)/.spark ## the slow tests as well
+test-all: setup $(VENV)/.spark $(VENV)/.amqp ## the slow tests as well
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/pytest -n 2 -m "slow or not slow"
 
-check: setup ## lint, types and architecture
+check: setup $(VENV)/.spark ## lint, types and architecture
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@PYTHONPATH=src $(BIN)/lint-imports --no-cache
@@ -62,6 +69,7 @@ bench-%: setup ## one benchmark: make bench-bus
 lock: ## pin dependencies anew (needs uv)
 	@$(LOCK) --group dev --extra postgres --extra websocket --extra monitor --extra fast -o requirements.lock
 	@$(LOCK) --extra spark -c requirements.lock -o requirements-spark.lock
+	@$(LOCK) --extra amqp -c requirements.lock -o requirements-amqp.lock
 
 build: setup ## the wheel, in dist/
 	@$(BIN)/python -m build --no-isolation --wheel

@@ -66,6 +66,13 @@ async def test_the_job_runs_on_a_standalone_cluster_and_outlives_a_worker(broker
                 await one.close()
 
 
+def command_line(one: psutil.Process) -> str:
+    try:
+        return " ".join(one.cmdline())
+    except psutil.Error:  # it has just ended
+        return ""
+
+
 async def runs(broker_url: str, master: str, folder: Path, workers: list[process.Child]) -> None:
     options = run.Options(
         folder=str(folder),
@@ -103,7 +110,7 @@ async def runs(broker_url: str, master: str, folder: Path, workers: list[process
             one
             for worker in workers
             for one in psutil.Process(worker.pid).children(recursive=True)
-            if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())
+            if "CoarseGrainedExecutorBackend" in command_line(one)
         ]
         assert len(executors) == 2
         await workers[0].close()

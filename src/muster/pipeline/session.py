@@ -60,10 +60,23 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with _output_to_stderr():
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     session.dataSource.register(format.Muster)
     return session
+
+
+@contextlib.contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Java inherits our standard output, and Spark's workers talk to it; ours is for answers only."""
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextlib.contextmanager

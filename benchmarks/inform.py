@@ -289,7 +289,7 @@ async def _saved(folder: pathlib.Path) -> None:
 async def measured(quick: bool) -> list[harness.Row]:
     count = 200 if quick else 1_000
     rows: list[harness.Row] = []
-    with tempfile.TemporaryDirectory(prefix="muster-bench-", dir=pathlib.Path.cwd()) as name:
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
         folder = pathlib.Path(name)
         made = config.BrokerConfig(name="one", directory=folder / "broker")
         async with brokers.Broker(made) as one:

@@ -64,15 +64,15 @@ class ContextLog:
             timeout_s=timeout_s,
         )
 
-    async def entries(self, key: str) -> list[Entry]:
-        """All that the log still has of a context, oldest first."""
+    async def entries(self, key: str, *, since: int = 1) -> list[Entry]:
+        """What the log still has of a context from that sequence on, oldest first."""
         subject = protocol.log_subject(key)
         while True:
             first = (await self._stream.state()).first_sequence
             try:
                 return [
                     entry_of(stored, key)
-                    async for stored in self._stream.read(max(first, 1), subject=subject, gaps=True)
+                    async for stored in self._stream.read(max(first, since), subject=subject, gaps=True)
                 ]
             except errors.NotFound:  # the oldest went while we read: those that are there now
                 continue

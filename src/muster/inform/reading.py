@@ -127,7 +127,11 @@ class Reader:
 
     async def history(self, key: str, after_version: int = 0) -> protocol.History:
         """Its changes after that version, oldest first."""
-        entries = await self._desk.log.entries(protocol.check_key(key))
+        entries = await self._desk.log.entries(protocol.check_key(key), since=max(1, after_version))
+        kept = self._desk.settings.history
+        complete = (
+            not entries or entries[0].version <= after_version or (not after_version and len(entries) < kept)
+        )
         if entries and entries[0].record.reason == "place":  # the write that it repeats has gone
             first = entries[0]
             entries[0] = contextlog.Entry(_as_written(first.record), first.sequence)
@@ -136,8 +140,7 @@ class Reader:
             for entry in entries
             if entry.record.reason != "place" and entry.version > after_version
         ]
-        reaches_back = len(entries) < self._desk.settings.history or entries[0].version <= after_version
-        return protocol.History(changes, complete=reaches_back)
+        return protocol.History(changes, complete=complete)
 
     async def changes(self, asked: protocol.Changes, identity: str) -> protocol.History:
         """As `history`, waiting for something to happen if nothing has."""

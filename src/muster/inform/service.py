@@ -25,6 +25,7 @@ RETRY_S = 0.5
 SAVE_EVERY_S = 0.5  # a commit syncs the disk on which the log syncs as well: few and large ones
 SAVE_ENTRIES = 1_000
 SAVE_BYTES = 16 << 20
+UNSAVED_MAX = 20_000
 DRAIN_S = 2.0
 GROUP = "nodes"
 
@@ -143,7 +144,7 @@ class Node:
         await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
         self._loops.clear()
         if self.desk.view is not None:
-            with contextlib.suppress(errors.Unavailable):
+            with contextlib.suppress(errors.MusterError):  # the log has what the view lacks
                 await self._save(self.desk.view)
 
     async def __aenter__(self) -> Self:
@@ -241,11 +242,13 @@ class Node:
             await asyncio.sleep(SAVE_EVERY_S)
             try:
                 await self._save(view)
-            except (
-                errors.Unavailable
-            ) as error:  # a full disk: reads and writes go on, and so do we when it is not
+            except errors.MusterError as error:  # a full disk: reads and writes go on without the view
                 desk.events.error("view-not-stored", node=self.name, error=error)
-                await asyncio.sleep(RETRY_S)
+                if len(self.desk.dirty) > UNSAVED_MAX:
+                    # Too much to keep. The view stays where it is, and the next start reads on from there.
+                    self.desk.view = None
+                    self.desk.dirty.clear()
+                    return
 
     async def _save(self, view: views.View) -> None:
         shared = self.desk

@@ -113,7 +113,7 @@ class Inform(settings.Section, frozen=True, kw_only=True):
             "Versions of each context that the log keeps. Watchers that fall behind by more hear that they "
             "missed something.",
             ge=1,
-            le=64,
+            le=10_000,
         ),
     ] = 16
     tombstone_s: Annotated[

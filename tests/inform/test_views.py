@@ -1,0 +1,73 @@
+"""A node's copies at rest, on both engines; and a store that refuses."""
+
+from __future__ import annotations
+
+import pathlib
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from muster.inform import contextlog, protocol, views
+from muster.store import api, database
+from muster.testing import postgres
+from muster.testing.eventually import eventually
+
+postgres_server = postgres.postgres_server
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgresql"])
+async def store(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> AsyncIterator[database.Store]:
+    if request.param == "sqlite":
+        opened = await database.open(f"sqlite:{tmp_path}/store.db")
+    else:
+        server = request.getfixturevalue("postgres_server")
+        settings = api.Settings(namespace=f"t_{secrets.token_hex(6)}")
+        opened = await database.open(server.url, settings=settings, password=server.password)
+    async with opened:
+        yield opened
+
+
+def entry(key: str, sequence: int) -> contextlog.Entry:
+    return contextlog.Entry(protocol.Record(key, ("n",), 1 << 16, "n", b"\0\xff" * 100), sequence)
+
+
+async def test_what_is_saved_is_loaded_with_its_position(store):
+    view, other = views.View(store, "n"), views.View(store, "m")
+    await view.save({"a": entry("a", 1), "b/é": entry("b/é", 2), "c": entry("c", 3)}, 3, 77)
+    await view.save({"a": None}, 4, 78)
+    await other.save({"x": entry("x", 9)}, 9, 1)
+    assert await view.position() == (4, 78)
+    loaded = {one.record.key: one async for page in view.load() for one in page}
+    assert loaded == {"b/é": entry("b/é", 2), "c": entry("c", 3)}
+    assert await view.value("c") == entry("c", 3)
+    assert await view.value("a") is None
+    await view.clear()
+    assert [page async for page in view.load() if page] == []
+    assert await other.value("x") == entry("x", 9)
+
+
+async def test_a_node_starts_again_with_its_view(store, start_node, inform):
+    first = await start_node("n1", store=store)
+    for number in range(30):
+        await inform.put(f"k{number}", b"%d" % number, attributes={"n": number})
+    await first.close()
+    again = await start_node("n1", store=store)
+    assert again.desk.copies.permanent == 30
+    assert again.reader.local("k7").value == b"7"
+
+
+async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, inform, tmp_path):
+    """The view is behind then; the log has everything, and a node that starts again reads on from there."""
+    small = api.Settings(bytes_max=20_000)
+    async with await database.open(f"sqlite:{tmp_path}/small.db", settings=small) as store:
+        node = await start_node("n1", store=store)
+        for number in range(40):
+            await inform.put(f"k{number}", b"x" * 2_000)
+        assert (await inform.get("k39")).value == b"x" * 2_000
+        await eventually(lambda: len(node.desk.dirty) > 20, timeout_s=10)
+        assert node.failure() is None
+        await node.close()
+        again = await start_node("n1", store=store)
+        assert again.desk.copies.permanent == 40

@@ -271,6 +271,22 @@ class TestReconnecting:
             assert (await stream.state()).messages == 1
             assert questions.statistics().pending == 0
 
+    async def test_whatever_it_does_it_can_be_cancelled(self, plain):
+        """At any moment of connecting and subscribing: otherwise deadlines around them would never strike."""
+
+        async def listen() -> None:
+            async with await muster.connect(plain.url) as bus, await bus.subscribe("x") as subscription:
+                await subscription.next()
+
+        for tenths_ms in range(150):
+            task = asyncio.create_task(listen())
+            await asyncio.wait([task], timeout=tenths_ms / 20_000)
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=20)
+            task.cancel()
+            assert done, f"cancelled after {tenths_ms / 20} ms"
+            assert task.cancelled()
+
     async def test_a_request_under_way_survives_a_new_connection(self, plain):
         async with await muster.connect(plain.url) as bus, await muster.connect(plain.url) as server:
             questions = await server.subscribe("q")

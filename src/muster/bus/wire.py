@@ -11,13 +11,14 @@ Subscriptions here are *readers*: a plain function called for each message while
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
 import re
 import ssl
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import nats.errors
@@ -84,6 +85,17 @@ class _Call:
         self.subjects = subjects  # what was asked there: a refusal of the broker names it
         self.take = take
         self.fail = fail
+
+
+@contextlib.contextmanager
+def heeding_cancellation() -> Iterator[None]:
+    """Say a cancellation again that was swallowed: nats-py does that while it flushes, and in Python 3.11
+    `asyncio.wait_for` does if what it waits for is done at that moment. A deadline would never strike."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
 
 
 class Wire(nats_client.Client):
@@ -160,23 +172,24 @@ class Wire(nats_client.Client):
         if tls_hostname is not None:
             options["tls_hostname"] = tls_hostname
         try:
-            await super().connect(
-                [server],
-                name=name,
-                inbox_prefix=self._inbox,
-                error_cb=failed,
-                disconnected_cb=nothing,
-                closed_cb=nothing,
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0,
-                connect_timeout=connect_timeout_s,  # type: ignore[arg-type]
-                ping_interval=PING_INTERVAL_S,
-                max_outstanding_pings=2,
-                pending_size=MAX_UNSENT_BYTES,
-                reconnect_to_server_handler=self._next_server,
-                **options,
-            )
+            with heeding_cancellation():
+                await super().connect(
+                    [server],
+                    name=name,
+                    inbox_prefix=self._inbox,
+                    error_cb=failed,
+                    disconnected_cb=nothing,
+                    closed_cb=nothing,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    connect_timeout=connect_timeout_s,  # type: ignore[arg-type]
+                    ping_interval=PING_INTERVAL_S,
+                    max_outstanding_pings=2,
+                    pending_size=MAX_UNSENT_BYTES,
+                    reconnect_to_server_handler=self._next_server,
+                    **options,
+                )
         except (OSError, nats.errors.Error, ImportError) as error:
             await self._abandon()
             # The last word of nats-py is often "no servers available": the reason is what was said before.
@@ -331,10 +344,11 @@ class Wire(nats_client.Client):
         forms.check_group(group)
         self.check_open()
         self._refused_subjects.discard(subject.lower())
-        subscription = await super().subscribe(subject, queue=group)
-        number: int = subscription._id
-        self._readers[number] = reader
+        number = 0
         try:
+            with heeding_cancellation():
+                number = (await super().subscribe(subject, queue=group))._id
+                self._readers[number] = reader
             await self.round_trip(timeout_s)
             if subject.lower() in self._refused_subjects:
                 raise errors.Forbidden(f"this identity may not subscribe to {subject!r}")
@@ -393,7 +407,8 @@ class Wire(nats_client.Client):
 
     async def ease(self) -> None:
         """Wait until what is queued has gone to the socket: this is how a slow network slows a publisher."""
-        await self._flush_pending(force_flush=True)
+        with heeding_cancellation():
+            await self._flush_pending(force_flush=True)
 
     async def round_trip(self, timeout_s: float) -> None:
         """What was sent so far has been read by the broker when this returns."""

@@ -19,7 +19,7 @@ import pytest
 from muster.core import errors
 from tests.cli import driver
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @contextlib.contextmanager

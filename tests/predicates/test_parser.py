@@ -253,10 +253,10 @@ DEEP = limits.DEFAULT.depth
     ids=lambda expression: f"{expression[:12]}…{len(expression)}",
 )
 def test_hostile_sizes_are_refused_quickly(expression: str) -> None:
-    began = time.process_time()
+    began = time.thread_time()
     with pytest.raises(errors.LimitExceeded):
         parser.parse(expression)
-    assert time.process_time() - began < 0.5
+    assert time.thread_time() - began < 2  # what grows with the square takes minutes
 
 
 def test_the_limits_themselves_are_allowed_even_on_a_short_stack() -> None:

@@ -1,4 +1,4 @@
-"""The Python API, on a real broker with a real dispatcher."""
+"""JMS 2.0, chapters 4 to 8: domains, connections, sending and receiving, on a real broker and dispatcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import client, destinations, faults, messages, service
+from muster.message import client, destinations, faults, messages, service, settings
 from muster.testing import fixtures
 from tests.message import conftest
 
@@ -26,7 +26,16 @@ async def _texts(consumer: client.Consumer, count: int) -> list[object]:
     return found
 
 
-async def test_non_persistent_topic_needs_no_dispatcher_and_meets_plain_clients(
+async def _shared(consumers: tuple[client.Consumer, ...], count: int) -> list[object]:
+    """``count`` messages, whoever of them gets each."""
+    found: list[object] = []
+    while len(found) < count:
+        got = [await consumer.receive(0.1) for consumer in consumers]
+        found += [message.body() for message in got if message is not None]
+    return found
+
+
+async def test_7_7_non_persistent_topic_needs_no_dispatcher_and_meets_plain_clients(
     dial: conftest.Dial, bus: api.Bus
 ):
     session = (await dial()).session()
@@ -41,7 +50,7 @@ async def test_non_persistent_topic_needs_no_dispatcher_and_meets_plain_clients(
     assert await _texts(consumer, 1) == ["drawn"]
 
 
-async def test_queue_survives_and_shares(dispatcher: service.Service, dial: conftest.Dial):
+async def test_4_1_queue_survives_and_shares(dispatcher: service.Service, dial: conftest.Dial):
     session = (await dial()).session()
     producer = session.producer(ORDERS)
     for number in range(10):
@@ -56,7 +65,7 @@ async def test_queue_survives_and_shares(dispatcher: service.Service, dial: conf
     assert found == {f"order {number}" for number in range(10)}
 
 
-async def test_durable_subscription_hears_what_was_said_while_it_was_away(
+async def test_8_3_3_durable_subscription_hears_what_was_said_while_it_was_away(
     dispatcher: service.Service, dial: conftest.Dial, bus: api.Bus
 ):
     away = await dial("reader")
@@ -74,7 +83,7 @@ async def test_durable_subscription_hears_what_was_said_while_it_was_away(
     assert await _texts(back, 1) == ["live"]
 
 
-async def test_commit_is_atomic_and_rollback_brings_back_in_order(
+async def test_6_2_7_commit_is_atomic_and_rollback_brings_back_in_order(
     dispatcher: service.Service, dial: conftest.Dial
 ):
     feeding = (await dial()).session().producer(ORDERS)
@@ -100,7 +109,7 @@ async def test_commit_is_atomic_and_rollback_brings_back_in_order(
     assert await _texts(rest, 2) == ["2", "3"]
 
 
-async def test_priority_expiry_and_delay(dispatcher: service.Service, dial: conftest.Dial):
+async def test_7_8_and_7_9_priority_expiry_and_delay(dispatcher: service.Service, dial: conftest.Dial):
     session = (await dial()).session()
     producer = session.producer(ORDERS)
     sent_at = time.monotonic()
@@ -114,7 +123,9 @@ async def test_priority_expiry_and_delay(dispatcher: service.Service, dial: conf
     assert 0.3 <= time.monotonic() - sent_at < 2
 
 
-async def test_failed_deliveries_end_as_a_dead_letter(dispatcher: service.Service, dial: conftest.Dial):
+async def test_3_5_11_failed_deliveries_end_as_a_dead_letter(
+    dispatcher: service.Service, dial: conftest.Dial
+):
     session = (await dial()).session(client.Mode.TRANSACTED)
     consumer = await session.consumer(ORDERS)
     await (await dial()).session().producer(ORDERS).send("poison")
@@ -128,7 +139,7 @@ async def test_failed_deliveries_end_as_a_dead_letter(dispatcher: service.Servic
     assert "10 times" in str(message.properties["JMS_MUSTER_DEAD_REASON"])
 
 
-async def test_client_ids_are_exclusive(dispatcher: service.Service, dial: conftest.Dial):
+async def test_6_1_2_client_ids_are_exclusive(dispatcher: service.Service, dial: conftest.Dial):
     first = await dial("only")
     with pytest.raises(faults.InvalidClientId):
         await dial("only")
@@ -136,7 +147,7 @@ async def test_client_ids_are_exclusive(dispatcher: service.Service, dial: conft
     await dial("only")
 
 
-async def test_unacknowledged_messages_go_to_others_when_their_connection_dies(
+async def test_6_2_10_unacknowledged_messages_go_to_others_when_their_connection_dies(
     dispatcher: service.Service, dial: conftest.Dial
 ):
     dying = await dial()
@@ -151,7 +162,9 @@ async def test_unacknowledged_messages_go_to_others_when_their_connection_dies(
     assert message.redelivered
 
 
-async def test_a_new_dispatcher_takes_over_with_nothing_lost(dial: conftest.Dial, connect: fixtures.Connect):
+async def test_4_10_a_new_dispatcher_takes_over_with_nothing_lost(
+    dial: conftest.Dial, connect: fixtures.Connect
+):
     async with conftest.serving(connect, "first") as first:
         await first.acting.wait()
         connection = await dial("keeper")
@@ -175,7 +188,7 @@ async def test_a_new_dispatcher_takes_over_with_nothing_lost(dial: conftest.Dial
         await sending.close()
 
 
-async def test_temporary_queue_serves_requests(dispatcher: service.Service, dial: conftest.Dial):
+async def test_6_2_2_temporary_queue_serves_requests(dispatcher: service.Service, dial: conftest.Dial):
     asking = await dial()
     session = asking.session()
     replies = await session.temporary_queue()
@@ -193,7 +206,7 @@ async def test_temporary_queue_serves_requests(dispatcher: service.Service, dial
         await serving.consumer(replies)
 
 
-async def test_a_group_stays_with_its_consumer(dispatcher: service.Service, dial: conftest.Dial):
+async def test_3_5_9_a_group_stays_with_its_consumer(dispatcher: service.Service, dial: conftest.Dial):
     producer = (await dial()).session().producer(ORDERS)
     first = await (await dial()).session().consumer(ORDERS)
     second = await (await dial()).session().consumer(ORDERS)
@@ -205,7 +218,7 @@ async def test_a_group_stays_with_its_consumer(dispatcher: service.Service, dial
     assert len(await _texts(taker, 9)) == 9
 
 
-async def test_no_local(dispatcher: service.Service, dial: conftest.Dial):
+async def test_8_3_1_no_local(dispatcher: service.Service, dial: conftest.Dial):
     connection = await dial("me")
     session = connection.session()
     consumer = await session.durable_consumer(NEWS, "others", no_local=True)
@@ -214,3 +227,96 @@ async def test_no_local(dispatcher: service.Service, dial: conftest.Dial):
     await (await dial()).session().producer(NEWS).send("yours")
     assert await _texts(consumer, 1) == ["yours"]
     assert await _texts(tap, 1) == ["yours"]
+
+
+async def test_8_3_4_shared_durable_subscription(dispatcher: service.Service, dial: conftest.Dial):
+    one = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
+    two = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
+    with pytest.raises(faults.IllegalState):
+        await (await dial()).session().shared_durable_consumer(NEWS, "share", "size > 1")
+    producer = (await dial()).session().producer(NEWS)
+    for number in range(6):
+        await producer.send(str(number))
+    found = await _shared((one, two), 6)
+    assert sorted(map(str, found)) == [str(number) for number in range(6)]
+
+
+async def test_8_3_2_shared_non_durable_subscription(dispatcher: service.Service, dial: conftest.Dial):
+    one = await (await dial()).session().shared_consumer(NEWS, "share")
+    two = await (await dial()).session().shared_consumer(NEWS, "share")
+    producer = (await dial()).session().producer(NEWS, persistent=False)
+    for number in range(20):
+        await producer.send(str(number))
+    found = await _shared((one, two), 20)
+    assert len(set(found)) == 20
+
+
+async def test_8_3_3_one_active_consumer_and_unsubscribe(dispatcher: service.Service, dial: conftest.Dial):
+    session = (await dial("solo")).session()
+    consumer = await session.durable_consumer(NEWS, "all")
+    with pytest.raises(faults.IllegalState):
+        await session.durable_consumer(NEWS, "all")
+    with pytest.raises(faults.IllegalState):
+        await session.unsubscribe("all")
+    await consumer.close()
+    await session.unsubscribe("all")
+    with pytest.raises(faults.InvalidDestination):
+        await session.unsubscribe("all")
+
+
+async def test_8_3_3_plain_messages_reach_a_durable_subscription_once(
+    dispatcher: service.Service, dial: conftest.Dial, bus: api.Bus
+):
+    connection = await dial("reader")
+    wide = await connection.session().durable_consumer(destinations.topic("news/>"), "wide")
+    exact = await connection.session().durable_consumer(NEWS, "exact")
+    await wide.close()
+    await exact.close()
+    await bus.publish(NEWS.subject, b"said plainly")
+    for pattern, name in ((destinations.topic("news/>"), "wide"), (NEWS, "exact")):
+        consumer = await connection.session().durable_consumer(pattern, name)
+        assert await _texts(consumer, 1) == ["said plainly"]
+        assert await consumer.receive_nowait() is None
+
+
+async def test_6_2_10_recover_redelivers_in_order(dispatcher: service.Service, dial: conftest.Dial):
+    session = (await dial()).session(client.Mode.CLIENT)
+    producer = session.producer(ORDERS)
+    for number in range(4):
+        await producer.send(str(number))
+    consumer = await session.consumer(ORDERS)
+    assert await _texts(consumer, 2) == ["0", "1"]
+    await session.recover()
+    assert await _texts(consumer, 4) == ["0", "1", "2", "3"]
+    await session.recover()
+    message = await consumer.receive(5)
+    assert message is not None
+    assert message.delivery_count == 3
+    await message.acknowledge()
+
+
+async def test_4_1_6_a_browser_takes_nothing_and_selects(dispatcher: service.Service, dial: conftest.Dial):
+    session = (await dial()).session()
+    producer = session.producer(ORDERS)
+    for number in range(5):
+        await producer.send(messages.TextMessage(str(number), properties={"n": number}))
+    assert [one.body() async for one in session.browse(ORDERS, "n > 2")] == ["3", "4"]
+    assert await _texts(await session.consumer(ORDERS), 5) == ["0", "1", "2", "3", "4"]
+
+
+async def test_a_backlog_larger_than_the_window_is_delivered_whole(
+    dial: conftest.Dial, connect: fixtures.Connect
+):
+    async with conftest.serving(connect, wanted=settings.Message(window=10, checkpoint_records=10)):
+        connection = await dial()
+        session = connection.session(client.Mode.CLIENT)
+        producer = session.producer(ORDERS)
+        for start in range(0, 100, 20):
+            await asyncio.gather(*(producer.send(str(start + number)) for number in range(20)))
+        consumer = await session.consumer(ORDERS, prefetch=5)
+        for number in range(100):
+            message = await consumer.receive(10)
+            assert message is not None
+            assert message.body() == str(number)
+            await message.acknowledge()
+        await connection.close()

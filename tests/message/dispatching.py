@@ -1,0 +1,23 @@
+"""A dispatcher as a process of its own, to be killed: ``python -m tests.message.dispatching URL NAME``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from muster.bus import client
+from muster.message import service, settings
+
+
+async def main(url: str, name: str) -> None:
+    bus = await client.connect((url,), identity=name)
+    dispatching = service.Service(bus, settings.Message(checkpoint_records=20), lease_ttl_s=2)
+    running = asyncio.create_task(dispatching.run())
+    await dispatching.acting.wait()
+    sys.stdout.write("acting\n")
+    sys.stdout.flush()
+    await running
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

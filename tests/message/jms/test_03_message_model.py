@@ -1,0 +1,189 @@
+"""JMS 2.0, chapter 3: messages, their headers, properties, selectors and bodies."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.core import errors
+from muster.message import destinations, faults, messages, selectors, values
+
+K = values.Kind
+SAMPLES: dict[values.Kind, values.Value] = {
+    K.BOOLEAN: True,
+    K.BYTE: 1,
+    K.SHORT: 2,
+    K.INT: 3,
+    K.LONG: 4,
+    K.FLOAT: 1.5,
+    K.DOUBLE: 2.5,
+    K.STRING: "7",
+}
+# The table of section 3.5.4: what may be read as what.
+READABLE = {
+    K.BOOLEAN: "zS",
+    K.BYTE: "bsilS",
+    K.SHORT: "silS",
+    K.INT: "ilS",
+    K.LONG: "lS",
+    K.FLOAT: "fdS",
+    K.DOUBLE: "dS",
+    K.STRING: "zbsilfdS",
+}
+
+
+def _travelled(message: messages.Message) -> messages.Message:
+    meta, data = message.meta()
+    return messages.rebuild(messages.decode_meta(messages.encode_meta(meta)), data)
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+@pytest.mark.parametrize("wanted", SAMPLES)
+def test_3_5_4_property_conversion(kind, wanted):
+    properties = values.Properties()
+    properties.set("p", SAMPLES[kind], kind)
+    if wanted.value in READABLE[kind]:
+        properties.get_as("p", wanted)
+    else:
+        with pytest.raises(faults.FormatError):
+            properties.get_as("p", wanted)
+
+
+def test_3_5_4_a_string_that_is_no_number_and_a_missing_property():
+    properties = values.Properties({"p": "seven"})
+    for wanted in (K.INT, K.DOUBLE):
+        with pytest.raises(faults.FormatError):
+            properties.get_as("p", wanted)
+    assert properties.get_as("p", K.BOOLEAN) is False
+    assert properties.get_as("missing", K.STRING) is None
+    assert properties.get_as("missing", K.BOOLEAN) is False
+    with pytest.raises(faults.FormatError):
+        properties.get_as("missing", K.INT)
+
+
+@pytest.mark.parametrize("name", ["", "1st", "a b", "and", "NULL", "JMSXDeliveryCount"])
+def test_3_5_1_property_names_are_identifiers(name):
+    with pytest.raises(errors.InvalidInput):
+        values.Properties({name: 1})
+
+
+def test_3_5_values_must_fit_their_type():
+    properties = values.Properties()
+    for value, kind in ((128, K.BYTE), (1 << 31, K.INT), ("x", K.INT), (1, K.STRING), (True, K.INT)):
+        with pytest.raises(faults.FormatError):
+            properties.set("p", value, kind)
+    with pytest.raises(faults.FormatError):
+        properties.set("p", b"raw")
+
+
+value = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.none(),
+)
+
+
+@given(st.lists(st.one_of(value, st.binary())), st.dictionaries(st.sampled_from("abcdef"), value))
+def test_3_11_streams_maps_and_properties_travel_without_loss(items, properties):
+    stream = messages.StreamMessage(items, properties=properties)
+    found = _travelled(stream)
+    assert isinstance(found, messages.StreamMessage)
+    assert found.items == stream.items
+    assert found.properties.typed == stream.properties.typed
+    table = messages.MapMessage(dict(zip("abcdefgh", items, strict=False)))
+    again = _travelled(table)
+    assert isinstance(again, messages.MapMessage)
+    assert again.items.typed == table.items.typed
+
+
+@pytest.mark.parametrize("kind", [*SAMPLES, K.CHAR, K.BYTES])
+def test_3_11_3_every_type_keeps_its_type(kind):
+    extra: dict[values.Kind, values.Value] = {K.CHAR: "x", K.BYTES: b"\x00\xff"}
+    sample = (SAMPLES | extra)[kind]
+    table = messages.MapMessage()
+    table.items.set("v", sample, kind)
+    found = _travelled(table)
+    assert isinstance(found, messages.MapMessage)
+    assert found.items.typed["v"] == values.Typed(kind, sample)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf])
+def test_3_5_infinities_travel(number):
+    assert _travelled(messages.Message(properties={"x": number})).properties["x"] == number
+    assert math.isnan(_travelled(messages.Message(properties={"x": math.nan})).properties["x"])  # type: ignore[arg-type]
+
+
+def test_3_11_3_a_failed_read_of_a_stream_does_not_move_on():
+    stream = messages.StreamMessage(["seven"])
+    with pytest.raises(faults.FormatError):
+        stream.read(K.INT)
+    assert stream.read(K.STRING) == "seven"
+    with pytest.raises(faults.FormatError):
+        stream.read(K.STRING)
+
+
+def test_3_4_headers_travel_and_the_payload_is_what_a_plain_client_expects():
+    text = messages.TextMessage("héllo")
+    text.correlation_id, text.type, text.priority = "c", "greeting", 9
+    text.reply_to = destinations.queue("répliques")
+    _, data = text.meta()
+    assert data == "héllo".encode()
+    found = _travelled(text)
+    assert (found.correlation_id, found.type, found.priority) == ("c", "greeting", 9)
+    assert found.reply_to == text.reply_to
+    assert messages.MapMessage({"a": 1}).meta()[1] == b'{"a":1}'
+    assert _travelled(messages.TextMessage(None)).body() is None
+    assert _travelled(messages.TextMessage("")).body() == ""
+    assert _travelled(messages.ObjectMessage({"x": [1]})).body() == {"x": [1]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "matches"),
+    [
+        ("size = 3", True),
+        ("size = '3'", False),
+        ("NOT (size = '3')", True),
+        ("missing = 1 OR missing IS NULL", True),
+        ("NOT (missing = 1)", False),
+        ("JMSPriority > 3 AND JMSType = 'note'", True),
+        ("JMSDeliveryMode = 'PERSISTENT'", True),
+        ("colour IN ('red', 'blue')", True),
+        ("colour LIKE 'r_d' AND size BETWEEN 1 AND 0x3", True),
+    ],
+)
+def test_3_8_selectors(selector, matches):
+    message = messages.Message(properties={"size": 3, "colour": "red"})
+    message.type = "note"
+    assert selectors.accepts(selector, message.meta()[0]) is matches
+
+
+def test_3_8_a_bad_selector_is_refused_where_it_is_wrong():
+    with pytest.raises(errors.ParseError) as refused:
+        selectors.compiled("size = = 3")
+    assert refused.value.position == 7
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=30), st.integers(0, 3))
+def test_3_8_the_index_finds_exactly_what_each_selector_accepts(filed, number):
+    index: selectors.Index[int] = selectors.Index()
+    wanted = {}
+    for key, (name, other) in enumerate(filed):
+        wanted[key] = (
+            f"{name} = {other}"
+            if key % 3
+            else f"{name} = {other} AND b < 2"
+            if key % 2
+            else f"{name} > {other}"
+        )
+        index.add(key, wanted[key])
+    for key in list(wanted)[::4]:
+        index.remove(key)
+        del wanted[key]
+    meta = messages.Message(properties={"a": number, "b": 1, "c": number % 2}).meta()[0]
+    found = list(index.matching(meta))
+    assert sorted(found) == [key for key, text in wanted.items() if selectors.accepts(text, meta)]

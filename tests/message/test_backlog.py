@@ -1,0 +1,118 @@
+"""The pure heart of a queue under random events: nothing lost, nothing in two hands, order kept."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from muster.message import backlog, ledger, messages
+
+
+def _meta(priority: int = 4, **properties: object) -> messages.Meta:
+    return messages.Meta(priority=priority, properties=dict(properties))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_each_message_is_done_once_whatever_happens(seed: int):
+    chance = random.Random(seed)
+    one = backlog.Backlog("q", window=8, max_deliveries=0)
+    head, done = 0, list[int]()
+    hands: dict[int, backlog.ConsumerKey] = {}
+    names = iter(range(10**6))
+    total = 60
+
+    def obey(found: list[backlog.Instruction]) -> None:
+        for instruction in found:
+            assert isinstance(instruction, backlog.Deliver)
+            assert instruction.entry.sequence not in hands, "it is in somebody's hands already"
+            assert instruction.entry.sequence not in done, "it is done already"
+            hands[instruction.entry.sequence] = instruction.consumer
+
+    def load() -> None:
+        while one.room > 0 and one.position < head:
+            one.arrive(one.position + 1, _meta(), "{}", b"")
+
+    for _ in range(5000):
+        match chance.randrange(6):
+            case 0 if head < total:
+                head += 1
+            case 1 if len(one.consumers) < 3:
+                one.attach(backlog.Consumer((f"c{next(names)}", 0), chance.randrange(3)))
+            case 2 if one.consumers:
+                one.credit(chance.choice(list(one.consumers)), chance.randrange(1, 4))
+            case 3 if hands:
+                sequence = chance.choice(list(hands))
+                assert one.holds(sequence, hands[sequence][0])
+                assert one.finish(sequence)
+                done.append(sequence)
+                del hands[sequence]
+            case 4 if hands and chance.random() < 0.3:
+                sequence = chance.choice(list(hands))
+                holder = hands.pop(sequence)
+                obey(one.release([sequence], holder[0], counted=True))
+            case 5 if one.consumers and chance.random() < 0.1:
+                key = chance.choice(list(one.consumers))
+                hands = {sequence: holder for sequence, holder in hands.items() if holder != key}
+                obey(one.detach(key, seen=None))
+                if not one.consumers:
+                    one.settle(head)
+                    one.unload()
+        load()
+        assert len(one.entries) <= one.window
+        obey(one.pump(0))
+        if len(done) == total:
+            break
+    assert sorted(done) == list(range(1, total + 1))
+    assert one.settle(head) == total
+
+
+def test_priority_first_then_order_and_the_returned_take_their_old_places():
+    one = backlog.Backlog("q")
+    for sequence, priority in enumerate((4, 9, 4, 0), 1):
+        one.arrive(sequence, _meta(priority), "", b"")
+    one.attach(backlog.Consumer(("c", 1), 2))
+    first = [found.entry.sequence for found in one.pump(0)]
+    assert first == [2, 1]
+    one.release([1], "c", counted=True)
+    one.credit(("c", 1), 9)
+    assert [found.entry.sequence for found in one.pump(0)] == [1, 3, 4]
+
+
+def test_what_nobody_selects_waits_for_somebody_who_does():
+    one = backlog.Backlog("q")
+    one.attach(backlog.Consumer(("c", 1), 9, "n = 1"))
+    one.arrive(1, _meta(n=2), "", b"")
+    one.arrive(2, _meta(n=1), "", b"")
+    assert [found.entry.sequence for found in one.pump(0)] == [2]
+    one.attach(backlog.Consumer(("d", 1), 9, "n = 2"))
+    assert [found.entry.sequence for found in one.pump(0)] == [1]
+
+
+def test_expired_messages_are_told_and_never_delivered():
+    one = backlog.Backlog("q")
+    one.attach(backlog.Consumer(("c", 1), 9))
+    meta = _meta()
+    meta.expiration_ms = 1000
+    one.arrive(1, meta, "", b"")
+    assert [type(found) for found in one.pump(1000)] == [backlog.Expired]
+
+
+def test_a_checkpoint_says_what_the_records_said():
+    first = ledger.Ledger()
+    subscription = ledger.Subscription(key="s:c:n", name="n", topic="a/b", client_id="c")
+    first.apply(ledger.Record(subscribed=[subscription]), 1)
+    first.apply(ledger.Record(stored={"q:x": 3}, works=["w1"]), 5)
+    first.apply(ledger.Record(acked={"q:x": [3]}, consumed=["q:x"], works=["w2"]), 6)
+    first.head = 6
+    second = ledger.Ledger()
+    second.restore(first.checkpoint())
+    second.head = 6
+    assert second.subscriptions == first.subscriptions
+    assert second.depths == {"q:x": 2}
+    assert list(second.works) == ["w1", "w2"]
+    assert second.backlogs["q:x"].done == {3}
+    assert second.backlogs["s:c:n"].floor == 1
+    second.suspect()
+    second.backlogs["q:x"].arrive(2, _meta(), "", b"")
+    assert second.backlogs["q:x"].entries[2].count == 1, "it may have been delivered before"

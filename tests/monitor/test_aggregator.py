@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.core import messages, reports
-from muster.monitor import aggregator, interpreters
+from muster.monitor import aggregator, interpreters, sketches
 
 NOW_MS = 1_700_000_000_000
 
@@ -298,15 +298,12 @@ def test_merge_gives_the_same_in_a_tree_as_at_once():
     assert tree["web", "own"].rollup().p99 == 1.0  # never outside of what was seen
 
 
-def test_a_broken_sketch_is_counted():
+@pytest.mark.parametrize("odd", [{"sketch": b"?"}, {"machines": b"?"}, {"sum": float("nan")}, {"count": -1}])
+def test_a_broken_summary_is_counted(odd):
     channel = make("top", "merge")
-    batch = pa.RecordBatch.from_pylist(
-        [
-            {"group": "g", "zone": "z", "metric": "m", "from": 1, "to": 2, "count": 1, "sum": 1.0, "min": 1.0}
-            | {"max": 1.0, "sketch": b"?", "machines": b"", "partial": False}
-        ],
-        schema=reports.summary_schema(),
-    )
+    row = {"group": "g", "zone": "z", "metric": "m", "from": 1, "to": 2, "count": 1, "sum": 1.0, "min": 1.0}
+    row |= {"max": 1.0, "sketch": bytes(sketches.Quantiles()), "machines": b"", "partial": False}
+    batch = pa.RecordBatch.from_pylist([row | odd], schema=reports.summary_schema())
     facts = reports.Facts(channel="x", schema=reports.SUMMARY_SCHEMA)
     channel.take_batch("x", reports.encode(batch, facts), NOW_MS)
     assert channel.flush(NOW_MS) == []

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -28,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from muster.core import errors, reports
+from muster.core import errors, messages, reports
 from muster.monitor import sketches
 from muster.predicates import ast, columns, parser, vectors
 from muster.predicates.types import Kind
@@ -162,6 +163,9 @@ class Summary:
         summary.count, summary.sum = row["count"], row["sum"]
         summary.min = float("inf") if row["min"] is None else row["min"]
         summary.max = float("-inf") if row["max"] is None else row["max"]
+        figures = (row["sum"], row["min"] or 0.0, row["max"] or 0.0)
+        if row["count"] < 0 or not all(map(math.isfinite, figures)):
+            raise messages.Malformed("a summary whose figures are no finite numbers")
         summary.sketch = sketches.Quantiles.from_bytes(row["sketch"])
         summary.machines = sketches.Distinct.from_bytes(row["machines"])
         return summary

@@ -101,10 +101,10 @@ class Processor:
             else:
                 self.agents[name] = agent
         for name, resource in changes.resources.items():
+            for one in (self.resources.get(name), resource):
+                touched |= set(one.spec.depends_on) if one is not None else set()
             self._set_resource(name, resource)
             touched |= {name, *self._dependants.get(name, ())}
-            if resource is not None:
-                touched |= {*resource.spec.depends_on}
         for name, owner in changes.owners.items():
             self._set_owner(name, owner)
             touched.add(name)

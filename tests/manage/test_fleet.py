@@ -1,0 +1,225 @@
+"""What users rely on: order, drift, rollouts, draining, states that tell the truth, refusals, the audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.core import errors, health, messages
+from muster.manage import protocol
+from muster.testing.eventually import eventually
+
+
+def memory(name: str, more: str = "", agent: str = "host-a") -> str:
+    return f"  - {{name: {name}, type: memory, agent: {agent}{more}}}\n"
+
+
+def manifest(*entries: str) -> str:
+    return "resources:\n" + "".join(entries)
+
+
+@pytest.fixture
+async def small(fleet):
+    """One registry, one manager, one agent."""
+    fleet.reg = await fleet.registry()
+    fleet.man = await fleet.manager()
+    fleet.host = await fleet.agent()
+    return fleet
+
+
+async def test_dependencies_come_up_in_order_and_go_in_the_other(small):
+    order: list[str] = []
+    bus = await small.connect("listener")
+
+    def heard(message: Any) -> None:
+        one = messages.decode(message.data, protocol.State)
+        if one.state is health.State.UP:
+            order.append(one.resource)
+
+    async with await bus.subscribe(protocol.STATES, handler=heard):
+        await small.client.apply(
+            manifest(
+                memory("web", ", depends_on: ['group:data'], group: front"),
+                memory("db", ", group: data"),
+                memory("cache", ", group: data, depends_on: [db]"),
+            )
+        )
+        await small.client.wait("web", "up")
+        await eventually(lambda: len(order) == 3)
+    assert order == ["db", "cache", "web"]
+    with pytest.raises(errors.Conflict, match="depend"):
+        await small.client.delete("db")
+    await small.client.delete("db", "cache", "web")
+    await small.client.wait_gone("db", "cache", "web")
+
+
+async def test_a_new_registry_goes_on_where_the_old_one_stopped(small):
+    await small.client.apply(manifest(memory("a"), memory("b", ", depends_on: [a], config: {value: 1}")))
+    await small.client.wait("b", "up")
+    before = (await small.client.get("b"))[0]
+    second = await small.registry("registry-2")
+    await small.reg.stop()
+    await second.acting.wait()
+    after = (await small.client.get("b"))[0]
+    assert after["epoch"] == before["epoch"], "its manager lives: nothing was reassigned"
+    await small.client.apply(manifest(memory("b", ", depends_on: [a], config: {value: 2}")))
+    await eventually(lambda: small.host.hosted["b"].adapter.config.value == 2)
+
+
+async def test_plan_and_diff_say_what_apply_does(small):
+    await small.client.apply(manifest(memory("a", ", config: {value: 1}")))
+    lines = await small.client.plan(manifest(memory("a", ", config: {value: 2}"), memory("b")))
+    assert [(line["name"], line["act"]) for line in lines] == [("a", "change"), ("b", "create")]
+    assert lines[0]["changes"] == {"config.value": [1, 2]}
+    assert (await small.client.apply(manifest(memory("a", ", config: {value: 1}"))))["changed"] == []
+
+
+async def test_drift_is_seen_and_put_right(small):
+    await small.client.apply(manifest(memory("a", ", config: {value: 1}")))
+    await small.client.wait("a", "up")
+    one = small.host.hosted["a"]
+    put = one.adapter.done.count("put")
+    one.record.digest = "tampered"
+    one.seen = protocol.Observed(True, health.State.UP, digest="tampered")
+    await eventually(lambda: one.adapter.done.count("put") > put)
+    await eventually(lambda: one.record.digest != "tampered")
+
+    async def mended():
+        return not (await small.client.get("a"))[0]["drift"]
+
+    await eventually(mended)
+
+
+async def test_what_keeps_falling_is_damped_and_then_given_up(small):
+    more = ", restart: {attempts: 3, delay_s: 0.01, delay_s_max: 0.05}"
+    await small.client.apply(manifest(memory("a", more)))
+    await small.client.wait("a", "up")
+    adapter = small.host.hosted["a"].adapter
+    for _ in range(4):
+        await eventually(lambda: adapter.state is health.State.UP)
+        adapter.die("oops")
+        await eventually(lambda: adapter.state is health.State.UP or _state(small, "a") == "failed")
+    row = await small.client.wait("a", "failed")
+    assert "given up after 3 restarts" in row["reason"]
+    await small.client.apply(manifest(memory("a", more + ", config: {value: 7}")))
+    await small.client.wait("a", "up")
+
+
+def _state(fleet: Any, name: str) -> Any:
+    return fleet.man.managed[name].runtime.health.state.value
+
+
+async def test_exec_and_its_refusals(small):
+    await small.client.apply(manifest(memory("a"), memory("b", ", config: {fails: [echo]}")))
+    await small.client.wait("a", "up")
+    await small.client.wait("b", "up")
+    answers = await small.client.exec("echo", where="type = 'memory'", arguments={"text": "hello"})
+    assert [(one["resource"], one["outcome"], one["result"]) for one in answers] == [
+        ("a", "done", "hello"),
+        ("b", "failed", None),
+    ]
+    done = small.host.hosted["a"].adapter.done
+    for _ in range(2):
+        await small.client.exec("echo", "a", id="once")
+    assert done.count("echo") == 2, "the first and the one called once"
+    with pytest.raises(errors.NotFound):
+        await small.client.exec("echo", "nobody")
+    with pytest.raises(errors.InvalidInput):
+        await small.client.exec("echo")
+    audit = await small.client.decisions()
+    whats = [(one.who, one.what, one.outcome.value) for one in audit]
+    assert ("ann", "apply", "done") in whats
+    assert ("ann", "exec", "failed") in whats
+    assert ("ann", "exec", "refused") in whats
+
+
+async def test_a_rollout_stops_after_too_many_errors(small):
+    bad = ", config: {fails: [echo]}"
+    await small.client.apply(manifest(memory("a"), memory("b", bad), memory("c"), memory("d")))
+    for name in "abcd":
+        await small.client.wait(name, "up")
+    begun = await small.client.rollout({"operation": "echo", "batch": "1"}, "a", "b", "c", "d")
+    ended = await eventually(lambda: _rollout(small, begun["id"]))
+    assert ended["state"] == "stopped"
+    assert ended["counts"] == {"done": 1, "failed": 1, "pending": 2}
+    begun = await small.client.rollout(
+        {"operation": "echo", "batch": "50%", "errors_max": 1, "pause_s": 0.01}, where="type = 'memory'"
+    )
+    ended = await eventually(lambda: _rollout(small, begun["id"]))
+    assert (ended["state"], ended["counts"]) == ("done", {"done": 3, "failed": 1})
+
+
+async def _rollout(fleet: Any, id: str) -> Any:
+    found = (await fleet.client.rollouts(id))[0]
+    return found if found["state"] != "running" else None
+
+
+async def test_a_rollout_lists_the_unreachable_apart(small):
+    other = await small.agent("host-b")
+    await small.client.apply(manifest(memory("a"), memory("z", agent="host-b")))
+    await small.client.wait("a", "up")
+    await small.client.wait("z", "up")
+    await other.stop()
+    begun = await small.client.rollout({"operation": "echo", "batch": "100%"}, "a", "z")
+    ended = await eventually(lambda: _rollout(small, begun["id"]))
+    assert ended["state"] == "done"
+    assert ended["unreachable"] == ["z"]
+
+
+async def test_draining_an_agent_stops_its_resources_and_gives_it_no_more(small):
+    await small.client.apply(manifest(memory("a")))
+    await small.client.wait("a", "up")
+    await small.client.drain("host-a")
+    await eventually(lambda: small.host.hosted["a"].adapter.state is health.State.DOWN)
+    with pytest.raises(errors.Unavailable, match="no agent"):
+        await small.client.apply("resources: [{name: b, type: memory, where: \"agent = 'host-a'\"}]")
+    await small.client.undrain("host-a")
+    await eventually(lambda: small.host.hosted["a"].adapter.state is health.State.UP)
+
+
+async def test_where_chooses_among_agents_by_labels_and_facts(small):
+    await small.agent("host-b", labels={"disk": "ssd"}, zone="east")
+
+    async def known():
+        return {one["name"] for one in await small.client.agents()} == {"host-a", "host-b"}
+
+    await eventually(known)
+    await small.client.apply("resources: [{name: b, type: memory, where: \"disk = 'ssd' AND os = 'linux'\"}]")
+    row = await small.client.wait("b", "up")
+    assert row["agent"] == "host-b"
+    assert [one["name"] for one in await small.client.get(where="zone = 'east'")] == ["b"]
+
+
+async def test_silence_of_one_is_down_and_of_a_whole_zone_is_unknown(small):
+    second = await small.agent("host-b", zone="default")
+    await small.client.apply(manifest(memory("a"), memory("z", agent="host-b")))
+    for name in ("a", "z"):
+        await small.client.wait(name, "up")
+    await second.stop()
+    row = await small.client.wait("z", "down")
+    assert "silent while others are heard" in row["reason"]
+    assert _state(small, "a") == "up"
+    await small.host.stop()
+    row = await small.client.wait("a", "unknown")
+    assert "whole zone default is silent" in row["reason"]
+
+
+async def test_an_agent_comes_back_and_its_resources_with_it(small):
+    await small.client.apply(manifest(memory("a")))
+    await small.client.wait("a", "up")
+    await small.host.stop()
+    await small.client.wait("a", "unknown")
+    await small.agent("host-a")
+    await small.client.wait("a", "up")
+
+
+async def test_resources_are_spread_evenly_and_a_leaving_manager_hands_over(small):
+    names = [f"r{number}" for number in range(20)]
+    await small.client.apply(manifest(*map(memory, names)))
+    second = await small.manager("manager-2")
+    await eventually(lambda: len(second.managed) == 10 and len(small.man.managed) == 10)
+    await second.stop()
+    await eventually(lambda: len(small.man.managed) == 20)
+    rows = await small.client.get()
+    assert {row["manager"] for row in rows} == {"manager-1"}

@@ -260,7 +260,9 @@ async def apply_often(user: Any, chance: random.Random) -> dict[str, int]:
             for name in names
         ]
         try:
-            await requests.ask(user, protocol.request("ann", "apply"), timeout_s=60, try_s=5, entries=entries)
+            await requests.ask(
+                user, protocol.request("ann", "apply"), patience_s=60, try_s=5, entries=entries
+            )
         except errors.Unavailable:
             await asyncio.sleep(1)
             continue

@@ -12,10 +12,10 @@ from muster.manage import ordering, processor, protocol
 
 def plan(before: Mapping[str, processor.Resource], specs: list[protocol.Spec]) -> list[dict[str, Any]]:
     """One line for each resource, in the order of the steps; those of one wave go at the same time."""
-    lines = []
+    lines, by_name = [], {spec.name: spec for spec in specs}
     for number, wave in enumerate(ordering.waves({spec.name: spec.depends_on for spec in specs}), start=1):
         for name in wave:
-            spec = next(one for one in specs if one.name == name)
+            spec = by_name[name]
             known = before.get(name)
             changes = differences(known.spec, spec) if known else {}
             act = "create" if known is None else "change" if changes else "keep"

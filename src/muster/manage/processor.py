@@ -82,6 +82,7 @@ class Processor:
         self.statuses: dict[str, protocol.Status] = {}
         self.agents: dict[str, Agent] = {}
         self.managers: dict[str, Member] = {}
+        self.seen: set[str] = set()  # managers that have renewed in this term, also those that are gone since
         self.epoch = 0  # the highest given
         self.revision = 1
         self._owned: dict[str, set[str]] = {}
@@ -157,6 +158,7 @@ class Processor:
     def renew(self, name: str, said: protocol.Renew, now: float) -> bool:
         """A manager lives. Whether anything may follow for assignments."""
         before = self.managers.get(name)
+        self.seen.add(name)
         self.managers[name] = Member(said.boot, now + self.ttl_s, said.broker, said.connection, said.leaving)
         return before is None or before.boot != said.boot or before.leaving != said.leaving
 

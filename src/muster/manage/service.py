@@ -197,8 +197,7 @@ class Registry:
     @staticmethod
     def _all_known(acting: processor.Processor) -> bool:
         """Whether every manager that owns something has shown itself in this term."""
-        owners = {owner.manager for owner in acting.owners.values()}
-        return owners <= set(acting.managers)
+        return {owner.manager for owner in acting.owners.values()} <= acting.seen
 
     def _acting(self) -> processor.Processor:
         if self.processor is None or self._lease is None or not self._lease.held:

@@ -15,6 +15,7 @@ may rely on:
 
 from __future__ import annotations
 
+import abc
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -45,33 +46,34 @@ class Place:
         return settings.read_secret(reference["secret"], self.environment, folder=self.folder)
 
 
-class Adapter:
+class Adapter(abc.ABC):
     type_name: ClassVar[str]
     config_type: ClassVar[type[msgspec.Struct]]
 
     def __init__(self, place: Place) -> None:
         self.place = place
 
+    @abc.abstractmethod
     async def create(self, config: Any, *, start: bool) -> None:
         """Make the resource, and start it if ``start``. What is there already is brought to ``config``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def put(self, config: Any) -> None:
         """Bring the resource to ``config``, with as little disturbance as possible."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def delete(self) -> None:
         """Stop it and remove it. When this returns, it is gone."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def observe(self) -> protocol.Observed:
         """How it is now. ``digest`` may be left empty: the agent fills in that of the last configuration."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def resume(self, config: Any) -> None:
         """The agent was restarted: find the resource again by `Place.runtime`, and start nothing."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027  (many have nothing to let go of)
         """The agent stops. The resource goes on."""
 
     async def execute(self, operation: str, arguments: dict[str, Any]) -> Any:

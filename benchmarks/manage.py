@@ -1,0 +1,316 @@
+"""Management: event response, the loss of a manager, a command to everybody, topologies, overhead.
+
+Managers and simulated adapters are processes of their own, a thousand adapters on each connection; registry,
+store and broker are real.  The paper's figures stand beside ours: its manager was good for 200 resources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import statistics
+import tempfile
+import time
+from typing import Any
+
+from benchmarks import harness, measure
+from muster.app import catalogue, domain, identities
+from muster.bus import client as bus_client
+from muster.bus.brokers import broker, config
+from muster.core import messages, settings
+from muster.manage import agent, client, manager, protocol, requests, service
+from muster.store import database
+from muster.trust import roles
+
+WORKER = "benchmarks.manage_worker"
+ON_A_CONNECTION = 1_000
+PAPER_D, PAPER_Z = 200, 800
+Z = 10_000  # idle connections on one broker, as bench-bus measures
+PAPER_TABLE_1_MS = {  # cold, initialised
+    "set config": (1110, 46.75),
+    "create broker": (734, 132.75),
+    "create link": (94, 43.0),
+    "delete link": (109, 35.25),
+    "delete broker": (110, 187.5),
+}
+
+
+def run(quick: bool) -> list[harness.Row]:
+    measure.raise_file_limit(20_000)
+    rows: list[harness.Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        place = pathlib.Path(folder)
+        rows += asyncio.run(_command(place / "command", 2_000 if quick else 10_000))
+        rows += asyncio.run(_topologies(place / "topologies"))
+        rows += asyncio.run(_responses(place, quick))
+    d = 10_000
+    rows.append(_overhead(d))
+    return rows
+
+
+def overhead_percent(d: float, z: float) -> float:
+    """The paper's section 3.4: management processes in a hundred processes."""
+    return (1 - 1 / (1 + 2 / z + 1 / d)) * 100
+
+
+def _overhead(d: int) -> harness.Row:
+    return harness.Row(
+        metric=f"management processes in all, D = {d}, Z = {Z}",
+        ours=overhead_percent(d, Z),
+        unit="%",
+        better="lower",
+        paper=round(overhead_percent(PAPER_D, PAPER_Z), 2),
+    )
+
+
+# A domain with managers and simulated adapters
+
+
+class Fleet:
+    def __init__(self, running: domain.Domain, stack: contextlib.AsyncExitStack) -> None:
+        self.running = running
+        self.stack = stack
+        self.workers: dict[str, measure.Worker] = {}
+
+    def creds(self, identity: str, role: roles.Role) -> str:
+        return str(identities.credentials_file(self.running.trust, identity, role))
+
+    async def worker(self, name: str, kind: str, *arguments: str) -> measure.Worker:
+        made = self.stack.enter_context(measure.Worker(WORKER, kind, self.running.servers[0], *arguments))
+        assert await asyncio.to_thread(made.hear) == "ready"
+        self.workers[name] = made
+        return made
+
+
+@contextlib.asynccontextmanager
+async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
+    wanted = settings.load(catalogue.Settings, flags={"domain.data_dir": str(place)})
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(domain.Domain(wanted))
+        fleet = Fleet(running, stack)
+        bus = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
+        await stack.enter_async_context(service.Registry(bus, running.store))
+        for number in range(1, managers + 1):
+            name = f"manager-{number}"
+            await fleet.worker(name, "manager", fleet.creds(name, roles.Role.MANAGER))
+        hosts = [f"host-{number}" for number in range(-(-resources // ON_A_CONNECTION))]
+        await fleet.worker("adapters", "adapters", *(fleet.creds(one, roles.Role.AGENT) for one in hosts))
+        admin = await stack.enter_async_context(await running.connect("admin", roles.Role.OPERATOR))
+        for first in range(0, resources, 2_000):
+            entries = [
+                {
+                    "name": f"r{n}",
+                    "type": "memory",
+                    "agent": hosts[n // ON_A_CONNECTION],
+                    "config": {"value": n},
+                }
+                for n in range(first, min(resources, first + 2_000))
+            ]
+            await requests.ask(admin, protocol.request("admin", "apply"), patience_s=120, entries=entries)
+        await _ask(fleet.workers["adapters"], {"do": "wait", "total": resources}, 180)
+        yield fleet
+
+
+async def _ask(worker: measure.Worker, wish: Any, timeout_s: float = 120) -> Any:
+    worker.tell(wish)
+    return await asyncio.to_thread(worker.hear, timeout_s=timeout_s)
+
+
+async def _responses(place: pathlib.Path, quick: bool) -> list[harness.Row]:
+    rows = []
+    sizes = [100, 1_000, 2_000] if quick else [100, 200, 1_000, 10_000, 20_000]
+    for size in sizes:
+        async with _fleet(place / f"one-{size}", 1, size) as fleet:
+            rows += await _burst(fleet, size, 1)
+            if size == (2_000 if quick else 10_000):
+                rows += await _steady(fleet, size, 5 if quick else 20)
+    for managers in (2, 4):
+        size = 1_000 if quick else 10_000
+        async with _fleet(place / f"{managers}-{size}", managers, size) as fleet:
+            rows += await _burst(fleet, size, managers)
+            if managers == 2:
+                rows.append(await _kill(fleet, size))
+    return rows
+
+
+async def _burst(fleet: Fleet, size: int, managers: int) -> list[harness.Row]:
+    """The paper's own method: all fire at once. Beside it, as many bare requests over the same broker."""
+    adapters = fleet.workers["adapters"]
+    found = [await _ask(adapters, {"do": "burst"}) for _ in range(3)]
+    best = min(one["mean_s"] for one in found)
+    peer = None
+    with tempfile.TemporaryDirectory() as folder:
+        plain = config.BrokerConfig(name="plain", directory=pathlib.Path(folder) / "plain", storage=None)
+        async with broker.Broker(plain) as bare:
+            with (
+                measure.Worker(WORKER, "echo", bare.url) as echo,
+                measure.Worker(WORKER, "ask-echo", bare.url) as asker,
+            ):
+                await asyncio.to_thread(echo.hear)
+                await asyncio.to_thread(asker.hear)
+                peer = min([(await _ask(asker, {"count": size}))["mean_s"] for _ in range(3)])
+    return [
+        harness.Row(
+            metric=f"all {size} resources at once, {managers} manager(s): mean response",
+            ours=best * 1000,
+            unit="ms",
+            better="lower",
+            peer=peer * 1000,
+            peer_name="bare echo",
+        )
+    ]
+
+
+async def _steady(fleet: Fleet, size: int, seconds: float) -> list[harness.Row]:
+    took = await _ask(fleet.workers["adapters"], {"do": "steady", "rate": 500, "seconds": seconds})
+    name = f"{size} resources on one manager, 500 events/s"
+    return [
+        harness.Row(
+            metric=f"{name}: mean response",
+            ours=statistics.mean(took) * 1000,
+            unit="ms",
+            better="lower",
+            goal=20,
+        ),
+        harness.Row(
+            metric=f"{name}: p99",
+            ours=measure.percentile(took, 99) * 1000,
+            unit="ms",
+            better="lower",
+            goal=200,
+        ),
+    ]
+
+
+async def _kill(fleet: Fleet, size: int) -> harness.Row:
+    """kill -9 of one of two managers: until every resource answers to the other."""
+    began = time.time()
+    os.kill(fleet.workers["manager-1"].pid, signal.SIGKILL)
+    ended = await _ask(fleet.workers["adapters"], {"do": "wait", "total": size, "not": "manager-1"})
+    return harness.Row(
+        metric=f"kill -9 of a manager, {size} resources: all reassigned",
+        ours=ended["at"] - began,
+        unit="s",
+        better="lower",
+        goal=10,
+    )
+
+
+# A command to everybody
+
+
+async def _command(place: pathlib.Path, count: int) -> list[harness.Row]:
+    settings_ = config.BrokerConfig(name="crowd", directory=place, storage=None)
+    async with broker.Broker(settings_) as one, await bus_client.connect([one.url], identity="m") as bus:
+        with measure.Worker(WORKER, "answering", one.url, str(count)) as crowd:
+            await asyncio.to_thread(crowd.hear, timeout_s=120)
+            sender = manager.Manager(bus)
+            sender._held_until = asyncio.get_running_loop().time() + 3600
+            ours, raw = [], []
+            for _ in range(3):
+                began = time.perf_counter()
+                answers = await asyncio.gather(*(_operate(sender, number) for number in range(count)))
+                ours.append(time.perf_counter() - began)
+                assert all(answer.epoch == 1 for answer in answers)
+                began = time.perf_counter()
+                await asyncio.gather(
+                    *(bus.request(f"echo.{number}", b"x" * 200, timeout_s=60) for number in range(count))
+                )
+                raw.append(time.perf_counter() - began)
+    return [
+        harness.Row(
+            metric=f"a command to {count} agents and all answers back",
+            ours=min(ours),
+            unit="s",
+            better="lower",
+            goal=3,
+            peer=min(raw),
+            peer_name="bare requests",
+        )
+    ]
+
+
+async def _operate(sender: manager.Manager, number: int) -> protocol.Answer:
+    operation = protocol.Operation(
+        id=sender._next_id(), verb=protocol.Verb.GET, resource="r", epoch=1, manager="m"
+    )
+    return await sender.operate(f"a{number}", operation)
+
+
+# Topologies
+
+
+async def _topologies(place: pathlib.Path) -> list[harness.Row]:
+    rows = []
+    async with contextlib.AsyncExitStack() as stack:
+        hub = await stack.enter_async_context(
+            broker.Broker(config.BrokerConfig(name="hub", directory=place / "hub"))
+        )
+
+        async def connect(name: str) -> Any:
+            return await stack.enter_async_context(await bus_client.connect([hub.url], identity=name))
+
+        store = await stack.enter_async_context(await database.open(f"sqlite:{place / 'registry.db'}"))
+        await stack.enter_async_context(service.Registry(await connect("registry-1"), store))
+        await stack.enter_async_context(manager.Manager(await connect("manager-1")))
+        host = agent.Agent(await connect("host-a"), place / "agent")
+        await stack.enter_async_context(host)
+        fleet = client.Client(await connect("ann"))
+        rows += await _table_1(host)
+        for shape, paper_ms in (("ring", 12_515), ("cluster", 15_968)):
+            text = f"topologies: [{{name: {shape}, shape: {shape}, size: 8, agent: host-a}}]"
+            names = [f"{shape}-{number}" for number in range(1, 9)]
+            began = time.perf_counter()
+            await fleet.apply(text)
+            await asyncio.gather(*(fleet.wait(name, "up", timeout_s=60) for name in names))
+            took_s = time.perf_counter() - began
+            await fleet.delete(*names)
+            await fleet.wait_gone(*names, timeout_s=60)
+            rows.append(
+                harness.Row(
+                    metric=f"{shape} of 8 brokers deployed",
+                    ours=took_s,
+                    unit="s",
+                    better="lower",
+                    paper=paper_ms / 1000,
+                    goal=5,
+                )
+            )
+    return rows
+
+
+async def _table_1(host: agent.Agent) -> list[harness.Row]:
+    """The paper's five operations: the first time, and again."""
+    numbers = iter(range(10**6))
+    took: dict[str, list[float]] = {name: [] for name in PAPER_TABLE_1_MS}
+
+    async def do(what: str | None, verb: protocol.Verb, resource: str, **more: Any) -> None:
+        began = time.perf_counter()
+        answer = await host.obey(
+            protocol.Operation(
+                id=f"bench-{next(numbers)}", verb=verb, resource=resource, epoch=1, type="broker", **more
+            )
+        )
+        assert answer.outcome is messages.Outcome.DONE, answer
+        if what is not None:
+            took[what].append((time.perf_counter() - began) * 1000)
+
+    verb = protocol.Verb
+    await do(None, verb.CREATE, "far", config={})
+    for _ in range(4):
+        await do("create broker", verb.CREATE, "near", config={})
+        await do("set config", verb.PUT, "near", config={"connections_max": 1000})
+        await do("create link", verb.EXECUTE, "near", operation="link", arguments={"far": "far"})
+        await do("delete link", verb.EXECUTE, "near", operation="unlink", arguments={"far": "far"})
+        await do("delete broker", verb.DELETE, "near")
+    await do(None, verb.DELETE, "far")
+    rows = []
+    for name, (cold, warm) in PAPER_TABLE_1_MS.items():
+        for how, ours, paper in (("cold", took[name][0], cold), ("initialised", min(took[name][1:]), warm)):
+            rows.append(
+                harness.Row(metric=f"{name}, {how}", ours=ours, unit="ms", better="lower", paper=paper)
+            )
+    return rows

@@ -1,0 +1,165 @@
+"""The other processes of `benchmarks.manage`: a manager, simulated adapters, agents that only answer.
+
+JSON lines on standard input and output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import pathlib
+import random
+import sys
+import time
+from typing import Any
+
+from muster.bus import api, client
+from muster.core import messages
+from muster.manage import agent, manager, protocol
+from muster.trust import credentials
+
+
+def say(message: Any) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+async def told() -> Any:
+    line = await asyncio.to_thread(sys.stdin.readline)
+    return json.loads(line) if line else None
+
+
+async def connect(url: str, creds: str | None = None, identity: str = "worker") -> api.Bus:
+    if creds:
+        read = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(creds))
+        return await client.connect([url], creds=read)
+    return await client.connect([url], identity=identity, audit_s=0)
+
+
+async def manage(url: str, creds: str) -> None:
+    async with await connect(url, creds) as bus, manager.Manager(bus) as running:
+        say("ready")
+        while await told() is not None:
+            say({"managed": len(running.managed)})
+
+
+async def adapters(url: str, *creds: str) -> None:
+    """One agent for each of the credentials; what is asked of them is measured here."""
+    hosts = []
+    for one in creds:
+        host = agent.Agent(await connect(url, one), beat_s=5.0, types=("memory",))
+        await host.start()
+        hosts.append(host)
+    say("ready")
+    while (wish := await told()) is not None:
+        match wish["do"]:
+            case "count":
+                say(_owners(hosts))
+            case "wait":
+                say(await _wait(hosts, wish["total"], wish.get("not", "")))
+            case "burst":
+                say(await _burst(hosts))
+            case "steady":
+                say(await _steady(hosts, wish["rate"], wish["seconds"]))
+    for host in hosts:
+        await host.stop()
+
+
+def _owners(hosts: list[agent.Agent]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for host in hosts:
+        for one in host.hosted.values():
+            if one.seen.exists and one.seen.state.value == "up":
+                found[one.record.manager] = found.get(one.record.manager, 0) + 1
+    return found
+
+
+async def _wait(hosts: list[agent.Agent], total: int, gone: str) -> dict[str, float]:
+    """Until so many are up under a manager that is not the one that is gone."""
+    while True:
+        owners = _owners(hosts)
+        if sum(owners.values()) - owners.get(gone, 0) >= total:
+            return {"at": time.time()}
+        await asyncio.sleep(0.05)
+
+
+async def _ask(host: agent.Agent, name: str) -> float:
+    one = host.hosted[name]
+    said = protocol.Event(resource=name, what="bench", observed=one.seen, epoch=one.record.epoch)
+    began = time.perf_counter()
+    subject = protocol.event(host.name, one.record.manager)
+    await host._bus.request(subject, messages.encode(said), timeout_s=60)
+    return time.perf_counter() - began
+
+
+async def _burst(hosts: list[agent.Agent]) -> dict[str, float]:
+    began = time.perf_counter()
+    took = await asyncio.gather(*(_ask(host, name) for host in hosts for name in host.hosted))
+    return {"mean_s": sum(took) / len(took), "all_s": time.perf_counter() - began}
+
+
+async def _steady(hosts: list[agent.Agent], rate: float, seconds: float) -> list[float]:
+    everyone = [(host, name) for host in hosts for name in host.hosted]
+    tasks, loop = [], asyncio.get_running_loop()
+    began = loop.time()
+    for number in itertools.count():
+        due = began + number / rate
+        if due > began + seconds:
+            break
+        await asyncio.sleep(max(0.0, due - loop.time()))
+        tasks.append(asyncio.create_task(_ask(*random.choice(everyone))))
+    return list(await asyncio.gather(*tasks))
+
+
+async def answering(url: str, count: str) -> None:
+    """So many agents on one connection, each with one resource, and as many bare echoes."""
+    bus = await connect(url, identity="crowd")
+    for number in range(int(count)):
+        host = agent.Agent(bus, name=f"a{number}", types=("memory",))
+        await bus.subscribe(protocol.operations_of(host.name), handler=host._asked)
+        await bus.subscribe(f"echo.{number}", handler=_echo)
+    await bus.flush()
+    say("ready")
+    while await told() is not None:
+        say({})
+
+
+async def _echo(message: api.Message) -> None:
+    await message.respond(message.data)
+
+
+async def echo(url: str) -> None:
+    async with await connect(url, identity="echo") as bus:
+        await bus.subscribe("echo", handler=_echo)
+        say("ready")
+        while await told() is not None:
+            say({})
+
+
+async def ask_echo(url: str) -> None:
+    """Bursts of bare requests, for comparison."""
+    async with await connect(url, identity="asker") as bus:
+        say("ready")
+
+        async def ask() -> float:
+            began = time.perf_counter()
+            await bus.request("echo", b"x" * 200, timeout_s=60)
+            return time.perf_counter() - began
+
+        while (wish := await told()) is not None:
+            began = time.perf_counter()
+            took = await asyncio.gather(*(ask() for _ in range(wish["count"])))
+            say({"mean_s": sum(took) / len(took), "all_s": time.perf_counter() - began})
+
+
+ROLES: dict[str, Any] = {
+    "manager": manage,
+    "adapters": adapters,
+    "answering": answering,
+    "echo": echo,
+    "ask-echo": ask_echo,
+}
+
+if __name__ == "__main__":
+    asyncio.run(ROLES[sys.argv[1]](*sys.argv[2:]))

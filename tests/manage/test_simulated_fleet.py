@@ -89,6 +89,9 @@ class Simulated(base.Adapter):
         state = health.State.UP if WORLD.running.get(name) else health.State.DOWN
         return protocol.Observed(name in WORLD.values, state)
 
+    async def resume(self, config: Config) -> None:
+        pass
+
     async def do_start(self) -> None:
         await self._act("start")
         WORLD.running[self.place.name] = True

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import datetime
-import json
 import sys
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import base, connection, monitoring
+from muster.cli import base, connection, contexts, inform_entries, monitoring
 
 if TYPE_CHECKING:
-    from muster.inform import client, protocol
+    from muster.inform import protocol
 
 node_option = click.option("--node", metavar="NAME", help="Ask this information node, not the nearest.")
 
@@ -32,31 +28,15 @@ def inform() -> None:
     """Put, get, find and watch contexts; see where they are."""
 
 
-@contextlib.asynccontextmanager
-async def _client(
-    invocation: base.Invocation, to: connection.Options, node: str | None = None
-) -> AsyncIterator[client.Client]:
-    from muster.inform import client, protocol
-
-    async with await connection.connect(invocation, to) as bus:
-        yield client.Client(bus, node=node or protocol.ANY)
-
-
-def _value(data: bytes | None) -> dict[str, Any]:
-    """As text where it is text; else in base 64, under another name."""
-    if data is None:
-        return {"value": None}
-    try:
-        return {"value": data.decode()}
-    except UnicodeDecodeError:
-        return {"value_base64": base64.b64encode(data).decode()}
+inform.add_command(inform_entries.session)
+inform.add_command(inform_entries.service)
 
 
 def _context(context: protocol.Context) -> dict[str, Any]:
     expires = context.expires_at_ns
     return {
         "key": context.key,
-        **_value(context.value),
+        **contexts.value(context.value),
         "attributes": context.attributes,
         "version": context.version,
         "age_s": round(context.age_s, 3),
@@ -74,27 +54,12 @@ def _change(change: protocol.Change) -> dict[str, Any]:
     return {
         "key": change.key,
         "version": change.version,
-        **_value(change.value),
+        **contexts.value(change.value),
         "attributes": change.attributes,
         "reason": change.reason,
         "writer": change.writer,
         "stamp": change.stamp,
     }
-
-
-def _attributes(given: tuple[str, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--attribute")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-        if not isinstance(found[name], str | int | float | bool | list):
-            found[name] = value
-    return found
 
 
 @inform.command(
@@ -131,11 +96,11 @@ def put(
     data = sys.stdin.buffer.read() if value in (None, "-") else str(value).encode()
 
     async def work() -> protocol.Written:
-        async with _client(invocation, to, node) as contexts:
-            return await contexts.put(
+        async with contexts.connected(invocation, to, node) as held:
+            return await held.put(
                 None if key == "-" else key,
                 data,
-                attributes=_attributes(attributes),
+                attributes=contexts.attributes(attributes),
                 lease_s=lease_s,
                 expected_version=if_version,
                 ack="replicated" if replicated else "logged",
@@ -166,8 +131,8 @@ def get(
     """Read a context, with its version and age."""
 
     async def work() -> protocol.Context:
-        async with _client(invocation, to, node) as contexts:
-            return await contexts.get(key, max_staleness_s=max_staleness_s)
+        async with contexts.connected(invocation, to, node) as held:
+            return await held.get(key, max_staleness_s=max_staleness_s)
 
     found = base.run(work())
     if raw:
@@ -185,8 +150,8 @@ def delete(invocation: base.Invocation, key: str, if_version: int | None, to: co
     """Delete a context."""
 
     async def work() -> protocol.Written:
-        async with _client(invocation, to) as contexts:
-            return await contexts.delete(key, expected_version=if_version)
+        async with contexts.connected(invocation, to) as held:
+            return await held.delete(key, expected_version=if_version)
 
     written = base.run(work())
     invocation.printer.done({"key": written.key, "version": written.version}, f"{written.key} is deleted")
@@ -209,8 +174,8 @@ def find(invocation: base.Invocation, predicate: str, limit: int, to: connection
     """
 
     async def work() -> protocol.Found:
-        async with _client(invocation, to) as contexts:
-            return await contexts.find(predicate, limit=limit)
+        async with contexts.connected(invocation, to) as held:
+            return await held.find(predicate, limit=limit)
 
     found = base.run(work())
     rows = [_context(one) for one in found.contexts]
@@ -231,9 +196,9 @@ def watch(
     """Print a context's changes as they happen, in order."""
 
     async def work() -> None:
-        async with _client(invocation, to) as contexts:
+        async with contexts.connected(invocation, to) as held:
             number = 0
-            async for change in contexts.watch(key, after_version=after):
+            async for change in held.watch(key, after_version=after):
                 record = _change(change)
                 shown = record.get("value", record.get("value_base64"))
                 invocation.printer.item(record, f"{change.version}  {change.reason}  {shown or ''}")
@@ -252,8 +217,8 @@ def history(invocation: base.Invocation, key: str, to: connection.Options) -> No
     """List a context's versions, as far back as the log goes."""
 
     async def work() -> protocol.History:
-        async with _client(invocation, to) as contexts:
-            return await contexts.history(key)
+        async with contexts.connected(invocation, to) as held:
+            return await held.history(key)
 
     rows = [_change(one) for one in base.run(work()).changes]
     columns = ("version", "reason", "value", "attributes", "writer", "stamp")
@@ -268,8 +233,8 @@ def where(invocation: base.Invocation, key: str, to: connection.Options) -> None
     """List a context's copies: which is primary, their ages, the demand for them."""
 
     async def work() -> list[protocol.CopyView]:
-        async with _client(invocation, to) as contexts:
-            return await contexts.where(key)
+        async with contexts.connected(invocation, to) as held:
+            return await held.where(key)
 
     rows = [
         {
@@ -292,8 +257,8 @@ def nodes(invocation: base.Invocation, node: str | None, to: connection.Options)
     """List information nodes: load, proximity, contexts held, messages a second."""
 
     async def work() -> list[protocol.NodeView]:
-        async with _client(invocation, to, node) as contexts:
-            return await contexts.nodes()
+        async with contexts.connected(invocation, to, node) as held:
+            return await held.nodes()
 
     rows = [
         {
@@ -337,7 +302,7 @@ def node(
     invocation: base.Invocation, name: str, url: str | None, given: tuple[str, ...], to: connection.Options
 ) -> None:
     """Run an information node beside the domain's own process."""
-    base.run(_run_node(invocation, to, name, url or f"sqlite:{name}.db", _attributes(given)))
+    base.run(_run_node(invocation, to, name, url or f"sqlite:{name}.db", contexts.attributes(given)))
 
 
 async def _run_node(

@@ -1,0 +1,173 @@
+"""Activities of WS-Context, kept as contexts: begin, complete, status, contents, nesting.
+
+An activity is a context ``session/<id>`` whose value is its contents and whose attributes say its state and
+its parent, so that `find` finds it like anything else, and whose lease is its timeout: one that is never
+completed ends by itself.  The rules are few: an activity with active children cannot complete, a child does
+not outlive its parent, and nothing happens to a completed one.
+
+What decides is pure (`begin`, `complete`, `replace`); `Sessions` asks and writes, each time under
+compare-and-set.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from muster.core import errors
+from muster.inform import client, protocol
+
+PREFIX = "session/"
+KIND = "session"
+TIMEOUT_S = 3_600.0
+TIMEOUT_S_MAX = 30 * 86_400.0
+REMEMBERED_S = 3_600.0  # how long a completed one can still be asked about
+
+
+class Status(enum.Enum):
+    ACTIVE = "ACTIVE"
+    COMPLETED = "COMPLETED"
+    NO_ACTIVITY = "NO_ACTIVITY"
+
+
+class InvalidState(errors.Conflict):
+    """The activity has completed, or its parent has."""
+
+    code = "invalid-state"
+
+
+class ChildActivityPending(errors.Conflict):
+    code = "child-activity-pending"
+
+
+class NoActivity(errors.NotFound):
+    code = "no-activity"
+
+
+class TimeoutOutOfRange(errors.InvalidInput):
+    code = "timeout-out-of-range"
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    contents: bytes = b""
+    parent: str = ""
+    status: Status = Status.ACTIVE
+    expires_at_ns: int = 0
+    version: int = 0
+    owner: str = ""
+
+    def attributes(self) -> protocol.Attributes:
+        return {"kind": KIND, "parent": self.parent, "status": self.status.value}
+
+
+def check_timeout(timeout_s: float) -> float:
+    if not 0 < timeout_s <= TIMEOUT_S_MAX:
+        raise TimeoutOutOfRange(f"a timeout of {timeout_s:g} s: above 0 and at most {TIMEOUT_S_MAX:g}")
+    return timeout_s
+
+
+def begin(id: str, parent: Session | None, timeout_s: float, now_ns: int) -> Session:
+    """A new activity, inside ``parent`` where there is one."""
+    expires_at_ns = now_ns + int(check_timeout(timeout_s) * 1e9)
+    if parent is None:
+        return Session(id=id, expires_at_ns=expires_at_ns)
+    if parent.status is not Status.ACTIVE:
+        raise InvalidState(f"the activity {parent.id} is {parent.status.value}: nothing begins inside it")
+    return Session(id=id, parent=parent.id, expires_at_ns=min(expires_at_ns, parent.expires_at_ns))
+
+
+def complete(session: Session, active_children: Sequence[str], now_ns: int) -> Session:
+    if session.status is not Status.ACTIVE:
+        raise InvalidState(f"the activity {session.id} is {session.status.value} already")
+    if active_children:
+        raise ChildActivityPending(
+            f"{len(active_children)} inside {session.id} are active: {', '.join(active_children[:5])}",
+            hint="complete them first",
+        )
+    expires_at_ns = now_ns + int(REMEMBERED_S * 1e9)
+    return msgspec.structs.replace(session, status=Status.COMPLETED, expires_at_ns=expires_at_ns)
+
+
+def replace(session: Session, contents: bytes) -> Session:
+    if session.status is not Status.ACTIVE:
+        raise InvalidState(f"the activity {session.id} is {session.status.value}: its contents stay")
+    return msgspec.structs.replace(session, contents=contents)
+
+
+class Sessions:
+    def __init__(self, contexts: client.Client, now_ns: Callable[[], int]) -> None:
+        self._contexts = contexts
+        self._now_ns = now_ns
+        self._timeout_s = TIMEOUT_S
+
+    @property
+    def timeout_s(self) -> float:
+        """Of activities that begin from now on."""
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        self._timeout_s = check_timeout(timeout_s)
+
+    async def begin(self, *, parent: str = "", timeout_s: float | None = None) -> Session:
+        outer = await self.get(parent) if parent else None
+        made = begin(str(uuid.uuid4()), outer, timeout_s or self._timeout_s, self._now_ns())
+        return await self._put(made, expected_version=0)
+
+    async def get(self, id: str) -> Session:
+        """As it is at this moment; `NoActivity` if there is none, or it has timed out."""
+        try:
+            found = await self._contexts.get(PREFIX + id, max_staleness_s=0.0)
+        except errors.NotFound as error:
+            raise NoActivity(f"no activity {id!r}: it was never begun, or has timed out") from error
+        attributes = found.attributes
+        return Session(
+            id=id,
+            contents=found.value,
+            parent=str(attributes.get("parent", "")),
+            status=Status(attributes.get("status", Status.ACTIVE.value)),
+            expires_at_ns=found.expires_at_ns,
+            version=found.version,
+            owner=found.writer,
+        )
+
+    async def status(self, id: str) -> Status:
+        try:
+            return (await self.get(id)).status
+        except NoActivity:
+            return Status.NO_ACTIVITY
+
+    async def complete(self, id: str) -> Session:
+        session = await self.get(id)
+        active = [child.key.removeprefix(PREFIX) for child in await self._active_children(id)]
+        return await self._put(complete(session, active, self._now_ns()), expected_version=session.version)
+
+    async def set_contents(self, id: str, contents: bytes) -> Session:
+        session = await self.get(id)
+        return await self._put(replace(session, contents), expected_version=session.version)
+
+    async def _active_children(self, id: str) -> Sequence[protocol.Context]:
+        quoted = id.replace("'", "''")
+        found = await self._contexts.find(
+            f"kind = '{KIND}' AND parent = '{quoted}' AND status = '{Status.ACTIVE.value}'", limit=1_000
+        )
+        if found.silent:
+            raise errors.Unavailable(f"no answer from {', '.join(found.silent)}: there may be children there")
+        return found.contexts
+
+    async def _put(self, session: Session, *, expected_version: int) -> Session:
+        left_s = (session.expires_at_ns - self._now_ns()) / 1e9
+        if left_s <= 0:
+            raise NoActivity(f"the activity {session.id!r} has timed out")
+        written = await self._contexts.put(
+            PREFIX + session.id,
+            session.contents,
+            attributes=session.attributes(),
+            lease_s=max(0.001, left_s),
+            expected_version=expected_version,
+        )
+        return msgspec.structs.replace(session, version=written.version)

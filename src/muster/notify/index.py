@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import array
 import bisect
+import collections
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -107,6 +108,8 @@ class PolicyIndex:
         self._attributes: dict[str, _Attribute] = {}
         self._ids: dict[ast.Condition, int] = {}
         self._policies: dict[int, _Policy] = {}
+        self._needed: collections.Counter[str] = collections.Counter()  # by conjunctions
+        self._needing_nothing = 0
         self._free: list[int] = []
         self._next = 0
         self._conjunctions = 0
@@ -129,27 +132,9 @@ class PolicyIndex:
     def condition(self, policy: int) -> ast.Condition:
         return self._policies[policy].condition
 
-    def event_types(self) -> set[str] | None:
-        """Attributes that some conjunction needs to be TRUE; None if one needs none."""
-        found: set[str] = set()
-        for policy in self._policies.values():
-            parts = _conjunctions(policy.condition)
-            if parts is None:
-                return None
-            for part in parts:
-                needed = {
-                    clause.left.key
-                    for clause in part
-                    if isinstance(clause, ast.Comparison)
-                    and isinstance(clause.left, ast.Name)
-                    and clause.operator == "="
-                    and isinstance(clause.right, ast.Literal)
-                    and clause.right.value is True
-                }
-                if not needed:
-                    return None
-                found |= needed
-        return found
+    def accepts(self) -> frozenset[str] | None:
+        """Names of which an event must have one, TRUE, for any policy to hold; None: one holds without."""
+        return None if self._needing_nothing else frozenset(self._needed)
 
     # -- policies
 
@@ -166,6 +151,7 @@ class PolicyIndex:
                 self.count = np.concatenate((self.count, np.zeros(len(self.count), np.int32)))
             self._ids[key] = policy
             self._policies[policy] = _Policy(key, self._add(policy, key))
+            self._count(key, 1)
         self._policies[policy].users += users
         return policy
 
@@ -179,6 +165,7 @@ class PolicyIndex:
             self._residual.pop(conjunction, None)
         self._dead += len(held.conjunctions)
         del self._policies[policy], self._ids[held.condition]
+        self._count(held.condition, -1)
         self._free.append(policy)
         if self._dead > 1024 and self._dead > self._conjunctions // 2:
             self._rebuild()
@@ -214,6 +201,17 @@ class PolicyIndex:
             for key, literals in about.items():
                 self._ask(key, literals, number)
         return numbers
+
+    def _count(self, condition: ast.Condition, change: int) -> None:
+        """What its conjunctions need to be TRUE."""
+        for part in [()] if (parts := _conjunctions(condition)) is None else parts:
+            needed = [clause.left.key for clause in part if _needs_true(clause)]  # type: ignore[union-attr]
+            if not needed:
+                self._needing_nothing += change
+            for key in needed:
+                self._needed[key] += change
+                if not self._needed[key]:
+                    del self._needed[key]
 
     def _new(self, policy: int) -> int:
         number = self._conjunctions
@@ -287,21 +285,6 @@ class PolicyIndex:
         attribute.rows[of] = row
         return row
 
-    def prepare(self) -> None:
-        """Make the rows of all classes that can be named, ahead of the events."""
-        for attribute in self._attributes.values():
-            self._row(attribute, NULL)
-            self._row(attribute, ("other",))
-            for word in attribute.words:
-                self._row(attribute, ("word", word))
-            for truth in (False, True):
-                self._row(attribute, ("bool", truth))
-            if attribute.bounds:
-                self._row(attribute, ("below",))
-            for bound in attribute.bounds:
-                self._row(attribute, ("at", bound))
-                self._row(attribute, ("above", bound))
-
     def _rebuild(self) -> None:
         policies = self._policies
         self._attributes.clear()
@@ -356,6 +339,13 @@ def _conjunctions(condition: ast.Condition) -> tuple[tuple[normal.Literal, ...],
         return normal.disjunctive_normal(condition, cap=model.CONJUNCTIONS_MAX)
     except errors.LimitExceeded:
         return None
+
+
+def _needs_true(literal: normal.Literal) -> bool:
+    match literal:
+        case ast.Comparison(operator="=", left=ast.Name(), right=ast.Literal(value=True)):
+            return literal.right.kind is types.Kind.BOOL  # type: ignore[union-attr]
+    return False
 
 
 def _key(literal: normal.Literal) -> str | None:

@@ -170,7 +170,6 @@ class Event(messages.Message, frozen=True, kw_only=True, tag="notify-event/1", o
     attributes: Values = msgspec.field(default_factory=dict)  # the sender's
     address: Expression = "TRUE"
     at_ms: messages.TimeMs = 0
-    shards: tuple[Shard, ...] = ()  # where it may match
 
     def believed(self) -> dict[str, types.Value]:
         """All that policies are asked about."""
@@ -233,7 +232,6 @@ class Summary(messages.Message, frozen=True, kw_only=True, tag="notify-summary/1
     """What a notifier's shards hold: an event that can match nothing of it need not be sent there."""
 
     notifier: str
-    number: int  # grows with every change of the summary
     shards: tuple[Shard, ...] = ()
     leaving: bool = False
     floors: dict[Shard, int] = msgspec.field(

@@ -23,7 +23,7 @@ import msgspec
 from muster.bus import api, leases
 from muster.core import errors, log, messages, metrics, subjects
 from muster.notify import engine as engines
-from muster.notify import fair, holding, known, placement, protocol, questions
+from muster.notify import fair, holding, known, placement, protocol, questions, summaries
 from muster.notify import model as models
 from muster.notify import settings as settings_
 from muster.predicates import ast
@@ -34,9 +34,11 @@ _JSON = msgspec.json.Encoder()
 
 PART = protocol.PART
 GONE_BEATS = 5
+FRESH_BEATS = 3
 DURABLE_IN_FLIGHT = 4096
 REDELIVERED_AT_ONCE = 1000
 EVENTS_REMEMBERED = 10_000
+RECORDS_MAX = 5000  # of matches, before they are replaced by what is still owed
 
 
 class Notifier:
@@ -64,6 +66,7 @@ class Notifier:
         )
         self.held: dict[protocol.Shard, holding.Holding] = {}
         self._members: dict[str, tuple[float, protocol.Summary]] = {}
+        self._told: protocol.Summary | None = None
         self._gaining: dict[protocol.Shard, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions: list[api.Subscription] = []
@@ -265,12 +268,30 @@ class Notifier:
             self._moved.set()
             await asyncio.sleep(self._settings.beat_s)
 
-    async def _say(self, *, leaving: bool = False) -> None:
+    async def _say(
+        self, *, leaving: bool = False, confirmed: bool = False, also: tuple[protocol.Shard, ...] = ()
+    ) -> None:
+        """What this notifier holds, to the others; ``confirmed``: until they have all heard it."""
         floors = {shard: held.pending.floor for shard, held in self.held.items()}
+        accepts = self.engine.policies.accepts()
         summary = protocol.Summary(
-            notifier=self.name, number=0, shards=tuple(self.held), leaving=leaving, floors=floors
+            notifier=self.name,
+            shards=() if leaving else (*self.held, *also),
+            leaving=leaving,
+            floors=floors,
+            words=summaries.words_of(self.engine),
+            accepts=None if accepts is None else tuple(sorted(accepts)),
         )
-        await self._bus.publish(subjects.announced(PART, "notifier"), messages.encode(summary))
+        self._told = summary
+        subject, data = subjects.announced(PART, "notifier"), messages.encode(summary)
+        if not confirmed:
+            await self._bus.publish(subject, data)
+            return
+        # Whoever does not answer is gone soon, and then nobody waits for it.
+        while others := len(self._others()):
+            answers = await self._bus.gather(subject, data, enough=others, timeout_s=self._settings.beat_s)
+            if len(answers) >= others:
+                return
 
     def _heard(self, message: api.Message) -> None:
         try:
@@ -287,6 +308,12 @@ class Notifier:
             self._members[summary.notifier] = (time.monotonic(), summary)
         if new or summary.leaving:
             self._moved.set()
+        if message.reply:
+            self._spawn(self._confirm(message))
+
+    async def _confirm(self, message: api.Message) -> None:
+        with contextlib.suppress(errors.Unavailable):
+            await message.respond(b"heard")
 
     def _others(self) -> list[str]:
         limit = time.monotonic() - GONE_BEATS * self._settings.beat_s
@@ -329,6 +356,7 @@ class Notifier:
                 held.subscriptions.append(
                     await self._bus.subscribe(subjects.said_by(PART, "*", kind, str(shard)), handler=handler)
                 )
+            await self._say(confirmed=True, also=(shard,))
             self.held[shard] = held
             self._follow_from(held.pending.position + 1)
             self._moved.set()
@@ -442,6 +470,8 @@ class Notifier:
             held.since_snapshot += 1
             if held.since_snapshot >= self._settings.snapshot_changes:
                 await self._snapshot(held)
+            if self._members and summaries.is_wider(self.engine, self._told):
+                await self._say(confirmed=True)
         for one, refused in outcomes:
             one.done(held.sequence, refused)
 
@@ -584,9 +614,13 @@ class Notifier:
         """A transient event: deliver here, and pass it to the others who may hold somebody."""
         self._expire()
         await self._deliver_now(event, self.engine.match(event.believed(), address))
-        for other, (_, summary) in list(self._members.items()):
-            if summary.shards:
-                await self._bus.publish(subjects.logged(PART, "match", other), messages.encode(event))
+        for other, (heard_at, summary) in list(self._members.items()):
+            # A summary that is not fresh may be too narrow.
+            fresh = time.monotonic() - heard_at < FRESH_BEATS * self._settings.beat_s
+            if fresh and not summaries.may_match(summary, event.believed(), address):
+                self._count("pruned")
+                continue
+            await self._bus.publish(subjects.logged(PART, "match", other), messages.encode(event))
 
     async def _passed_on(self, message: api.Message) -> None:
         event = messages.decode(message.data, protocol.Event)
@@ -700,20 +734,15 @@ class Notifier:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            for held in list(self.held.values()):
-                if held.lease.held and held.pending.is_dirty:
-                    self._room_for_records(held)
             dirty = [held for held in self.held.values() if held.lease.held and held.pending.is_dirty]
             if not dirty:
                 continue
             await asyncio.gather(*(self._record(held) for held in dirty))
             await asyncio.sleep(0)
 
-    def _room_for_records(self, held: holding.Holding) -> None:
-        held.since_reset += 1
-
     async def _record(self, held: holding.Holding) -> None:
-        reset = held.since_reset >= 5000
+        held.since_reset += 1
+        reset = held.since_reset >= RECORDS_MAX
         record = held.pending.whole(held.lease.epoch) if reset else held.pending.record(held.lease.epoch)
         try:
             held.matched_sequence = await self._events.publish(

@@ -1,0 +1,103 @@
+"""The receivers, policies, addresses and events of ``bench-notify``, from a seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from muster.notify import engine
+from muster.notify import model as models
+from muster.predicates import ast, types
+
+APPLICATIONS = tuple(f"app{number}" for number in range(64))
+REGIONS = tuple(f"region{number}" for number in range(100))
+SERVICES = ("docs", "cgi", "xml")
+KINDS = ("alert", "command", "notice", "report")
+WEB_SERVER = models.Model(
+    "WebServer",
+    {
+        "application": types.STRING,
+        "region": types.STRING,
+        "services": types.set_of(*SERVICES),
+        "load": types.FLOAT,
+    },
+)
+CHUNK = 50_000
+
+
+def _is(name: str, sign: ast.ComparisonOperator, value: Any, scope: str = "") -> ast.Condition:
+    return ast.Comparison(sign, ast.Name(name, scope), ast.Literal(value))
+
+
+def policy(dice: random.Random) -> ast.Condition:
+    """One to three conjunctions of three to six clauses, of the kinds that the paper's policy has."""
+    parts = []
+    for _ in range(dice.randrange(1, 4)):
+        clauses = [
+            _is("threat_level", ">=", dice.randrange(1, 10)),
+            _is("cost", "<", dice.randrange(1000)),
+            _is("_command_region", "=", f"r{dice.randrange(20)}", "sender"),
+            _is("_trust_level", ">=", dice.randrange(1, 6), "sender"),
+            _is("entity", "=", f"e{dice.randrange(10)}", "sender"),
+        ]
+        chosen = dice.sample(clauses, dice.randrange(2, 6))
+        parts.append(ast.And((_is(dice.choice(KINDS), "=", True), *chosen)))
+    return parts[0] if len(parts) == 1 else ast.Or(tuple(parts))
+
+
+def event(dice: random.Random) -> dict[str, types.Value]:
+    return {
+        dice.choice(KINDS): True,
+        "threat_level": dice.randrange(1, 10),
+        "cost": dice.randrange(1000),
+        "sender._command_region": f"r{dice.randrange(20)}",
+        "sender._trust_level": dice.randrange(1, 6),
+        "sender.entity": f"e{dice.randrange(10)}",
+    }
+
+
+def address(dice: random.Random, share: str) -> str:
+    """Which part of the receivers it means, about."""
+    load = round(dice.uniform(0.2, 0.95), 2)
+    match share:
+        case "0.01%":
+            return (
+                f"region = '{dice.choice(REGIONS)}' AND application = '{dice.choice(APPLICATIONS)}' "
+                f"AND services CONTAINS 'cgi' AND load < {load}"
+            )
+        case "1%":
+            one, other = dice.sample(APPLICATIONS, 2)
+            return f"application IN ('{one}', '{other}') AND services CONTAINS 'xml' AND load < {load}"
+        case _:
+            return "services CONTAINS 'docs'"
+
+
+def columns(numbers: np.random.Generator, count: int) -> dict[str, list[Any]]:
+    """States; every fiftieth load is NULL."""
+    sets = [frozenset(word for k, word in enumerate(SERVICES) if mask >> k & 1) for mask in range(8)]
+    load = np.round(numbers.random(count), 4)
+    load[::50] = np.nan
+    return {
+        "application": [APPLICATIONS[code] for code in numbers.integers(0, len(APPLICATIONS), count)],
+        "region": [REGIONS[code] for code in numbers.integers(0, len(REGIONS), count)],
+        "services": [sets[code] for code in numbers.integers(0, len(sets), count)],
+        "load": [None if value != value else value for value in load.tolist()],
+    }
+
+
+def build(receivers: int, policies: int, kernels: Any) -> engine.Engine:
+    """Receivers come sorted by policy within a chunk, as they do when a notifier reads a snapshot."""
+    dice, numbers = random.Random(policies), np.random.default_rng(receivers)
+    listed = [policy(dice) for _ in range(policies)]
+    which = np.sort(numbers.integers(0, policies, receivers))
+    made = engine.Engine(kernels=kernels)
+    for start in range(0, receivers, CHUNK):
+        count = min(CHUNK, receivers - start)
+        names = [f"farm/web-{number}" for number in range(start, start + count)]
+        mine, local = np.unique(which[start : start + count], return_inverse=True)
+        made.join_many(
+            names, WEB_SERVER, columns(numbers, count), [listed[one] for one in mine.tolist()], local
+        )
+    return made

@@ -48,11 +48,11 @@ def run(quick: bool) -> list[harness.Row]:
     rows.append(_floor(held))
     rows.append(_duckdb(held, quick))
     rows += _sustained(held, 3.0 if quick else 60.0)
+    if kernels is not plain:
+        held.use(plain)
+        rows += [_plainly(held, share, many) for share in SHARES]
     held = notify_world.build(receivers, few, kernels)
     rows.append(_rate(held, few))
-    if kernels is not plain:
-        held = notify_world.build(receivers, many, plain)
-        rows += [_plainly(held, share, many) for share in SHARES]
     del held
     with measure.Worker(WORKER, "memory", max(receivers, 200_000)) as worker:
         rows.append(

@@ -28,7 +28,7 @@ ALERT = models.Model("alert", {"threat_level": types.INT, "text": types.STRING},
 COMMAND = models.Model("command", {"action": types.STRING}, models.Kind.EVENT)
 MODELS = (WEB_SERVER, CONTROLLER, ALERT, COMMAND)
 
-QUICK = settings_.Notify(lease_s=1.0, ack_wait_s=0.5, beat_s=0.1)
+QUICK = settings_.Notify(lease_s=3.0, ack_wait_s=0.5, beat_s=0.1)
 
 
 @pytest.fixture

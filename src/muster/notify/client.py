@@ -212,15 +212,16 @@ class Parties:
             try:
                 reply = await self._bus.request(subject, data, timeout_s=max(0.1, min(5.0, left_s)))
                 answer = messages.decode(reply.data, protocol.Answer)
+                for _, fault in answer.refused:
+                    raise protocol.error_of(fault)
+                return answer
+            except errors.Overloaded:
+                raise
             except errors.Unavailable:
                 if time.monotonic() + wait_s >= deadline:
                     raise
                 await asyncio.sleep(wait_s)
                 wait_s = min(1.0, wait_s * 1.5)
-                continue
-            for _, fault in answer.refused:
-                raise protocol.error_of(fault)
-            return answer
 
     # -- receiving
 

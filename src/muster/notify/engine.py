@@ -59,6 +59,12 @@ class Engine:
         self._names: list[list[str]] = []  # by table and row
         self._ids = np.zeros(1024, np.int32)
 
+    def use(self, kernels: Any) -> None:
+        """Go on with other kernels: they share all that is held."""
+        self._kernels = self.policies.kernels = kernels
+        for table in self.tables:
+            table.kernels = kernels
+
     def __len__(self) -> int:
         return len(self._slots)
 

@@ -104,7 +104,7 @@ class _Policy:
 
 class PolicyIndex:
     def __init__(self, kernels: Any) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self._attributes: dict[str, _Attribute] = {}
         self._ids: dict[ast.Condition, int] = {}
         self._policies: dict[int, _Policy] = {}
@@ -308,7 +308,7 @@ class PolicyIndex:
         # A row that was just made may have thrown the others out: ask again.
         if self._rows_used <= len(chosen) - 1:
             chosen = [0, *(self._row(one, one.class_of(get(key))) for key, one in self._attributes.items())]
-        count = int(self._kernels.intersect(self._rows, np.array(chosen, np.int64), self.true))
+        count = int(self.kernels.intersect(self._rows, np.array(chosen, np.int64), self.true))
         if count and self._residual:
             self._ask_residual(get)
             count = int(np.bitwise_count(self.true).sum())
@@ -317,7 +317,7 @@ class PolicyIndex:
     def policies(self) -> Array:
         """The policies that `ask` found true."""
         self._tick += 1
-        count = self._kernels.policies_of(self.true, self._owner, self._stamp, self._tick, self._out)
+        count = self.kernels.policies_of(self.true, self._owner, self._stamp, self._tick, self._out)
         return self._out[:count]
 
     def _ask_residual(self, get: closure.Get) -> None:

@@ -437,6 +437,8 @@ class Notifier:
         held = self.held.get(int(message.subject.rpartition(".")[2]))
         if held is None or not held.lease.held:
             self._count("not-held")
+            away = errors.Unavailable("this shard is on its way to another notifier, or back to this one")
+            self._reply(message, subjects.sender_of(message.subject), _refusal(away))
             return None
         return held
 

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from muster.bus.memory import network
+from muster.core import errors, messages, subjects
+from muster.notify import client, fair, plain, protocol, service, summaries
+from muster.notify import model as models
+from muster.notify import settings as settings_
+from muster.predicates import parser
+from muster.testing.eventually import eventually
+from muster.trust import documents, grants, nkeys
+from tests.notify.conftest import MODELS, QUICK
+
+STATE: dict[str, Any] = {"application": "IIS", "load": 0.5}
+
+
+async def _define(mine: client.Parties) -> None:
+    for model in MODELS:
+        await mine.define(model)
+
+
+# -- restricted attributes
+
+
+@pytest.fixture
+def root():
+    return grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
+
+
+async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, parties, root):
+    await notifier(root=root.key.public, domain="here")
+    mine, boss = await parties("farm"), await parties("boss")
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="command AND sender._trust_level >= 3")
+    sender = boss.sender("control")
+    now = time.time()
+    chain = root.grant("boss", {"_trust_level": 4}, tier=1, now=now, lifetime_s=3600)
+    await sender.send("command", {"action": "before"})
+    await boss.present(chain)
+    await sender.send("command", {"action": "granted"})
+    assert (await web.next(timeout_s=5))["action"] == "granted"
+    await boss.revoke(root.revoke({documents.serial_of(chain[0])}, number=1, now=now))
+    await sender.send("command", {"action": "revoked"})
+    await boss.present(root.grant("boss", {"_trust_level": 3}, tier=1, now=now - 7200, lifetime_s=7201))
+    with pytest.raises(errors.Forbidden, match="expired"):
+        await boss.present(root.grant("boss", {"_trust_level": 3}, tier=1, now=now - 7200, lifetime_s=60))
+    await asyncio.sleep(max(0.0, now + 1.1 - time.time()))
+    await sender.send("command", {"action": "expired"})
+    await boss.present(root.grant("boss", {"_trust_level": 5}, tier=1, now=now, lifetime_s=3600))
+    await sender.send("command", {"action": "again"})
+    assert (await web.next(timeout_s=5))["action"] == "again"
+
+
+async def test_an_authority_cannot_grant_beyond_its_tier_or_mandate(root):
+    key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
+    now = time.time()
+    mandates = root.appoint(
+        key.public,
+        "regional",
+        tier=2,
+        may_grant={"_trust_level": documents.Between(low=1, high=3)},
+        now=now,
+        lifetime_s=60,
+    )
+    regional = grants.Authority(key, mandates)
+    regional.grant("x", {"_trust_level": 3}, tier=2, now=now, lifetime_s=60)
+    for attributes, tier in (
+        ({"_trust_level": 4}, 2),
+        ({"_trust_level": 3}, 3),
+        ({"_command_region": "n"}, 1),
+    ):
+        with pytest.raises(errors.Forbidden):
+            regional.grant("x", attributes, tier=tier, now=now, lifetime_s=60)
+
+
+async def test_a_receivers_restricted_attribute_is_its_authoritys_too(notifier, parties, root):
+    served = await notifier(root=root.key.public)
+    mine = await parties("farm")
+    await _define(mine)
+    one = await mine.advertise("one", "Controller", {"entity": "x"}, policy="command")
+    await mine.sender("s").send("command", {"action": "1"}, to="_trust_level > 1")
+    chain = root.grant("farm", {"_trust_level": 4}, tier=1, now=time.time(), lifetime_s=3600)
+    await mine.present(chain)
+    assert served.engine.state_of("farm/one")["_trust_level"] == 4
+    await mine.sender("s").send("command", {"action": "2"}, to="_trust_level > 1")
+    assert (await one.next(timeout_s=5))["action"] == "2"
+
+
+# -- fairness and slowness
+
+
+async def test_a_flooding_sender_waits_for_itself():
+    queue = fair.FairQueue[str](100)
+    assert sum(queue.put("flood", "f") for _ in range(1000)) == 100
+    assert queue.put("quiet", "q")
+    assert [await queue.get() for _ in range(3)] == ["f", "q", "f"]
+
+
+async def test_a_flood_from_one_sender_does_not_starve_another(notifier, parties, connect):
+    settings = settings_.Notify(lease_s=3.0, beat_s=0.1, sender_pending=50)
+    served = await notifier(settings=settings)
+    mine = await parties("farm")
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="alert")
+    flood = await connect("flood")
+    shard = protocol.shard_of("flood/x")
+    subject = subjects.said_by("notify", "flood", "event", str(shard))
+    noise = messages.encode(protocol.Send(id="n", party="x", type="noise"))
+    for _ in range(3000):
+        await flood.publish(subject, noise)
+    await flood.flush()
+    await mine.sender("quiet").send("alert", {"threat_level": 1}, timeout_s=20)
+    assert (await web.next(timeout_s=5))["threat_level"] == 1
+    await eventually(lambda: served.counts["overloaded"] > 0)
+
+
+async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifier, parties):
+    await notifier()
+    mine = await parties("farm", queue_max=5)
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="alert")
+    for number in range(12):
+        await mine.sender("s").send("alert", {"threat_level": number})
+    await eventually(lambda: web.dropped == 7)
+    assert [(await web.next(timeout_s=1))["threat_level"] for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+# -- several notifiers
+
+
+async def test_receivers_spread_move_and_come_back(notifier, parties):
+    first = await notifier("n1")
+    mine = await parties("farm")
+    await _define(mine)
+    webs = [await mine.advertise(f"web-{n}", "WebServer", STATE, policy="alert") for n in range(20)]
+    second = await notifier("n2", serving=False)
+    await eventually(lambda: len(first.held) + len(second.held) == protocol.SHARDS and second.held)
+    assert not set(first.held) & set(second.held)
+    assert len(first.engine) + len(second.engine) == 20
+
+    async def everybody_hears(level: int) -> None:
+        await mine.sender("s").send("alert", {"threat_level": level})
+        assert {(await web.next(timeout_s=5))["threat_level"] for web in webs} == {level}
+
+    await everybody_hears(1)
+    await webs[0].policy("alert AND threat_level > 1")
+    await second.stop()
+    await first.serving()
+    await everybody_hears(2)
+
+
+async def test_an_event_is_not_passed_to_a_notifier_where_it_cannot_match(notifier, parties):
+    first = await notifier("n1")
+    second = await notifier("n2", serving=False)
+    await eventually(lambda: len(first.held) + len(second.held) == protocol.SHARDS and second.held)
+    mine = await parties("farm")
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="alert")
+    for kind, to in (("command", "TRUE"), ("alert", "application = 'Apache'")):
+        await mine.sender("s").send(kind, {}, to=to)
+    assert first.counts["pruned"] + second.counts["pruned"] == 2
+    # What widens a summary is known to the others when it is acknowledged.
+    await web.update(application="Apache")
+    await mine.sender("s").send("alert", {"threat_level": 7}, to="application = 'Apache'")
+    assert (await web.next(timeout_s=5))["threat_level"] == 7
+    for number in range(20):
+        other = await mine.advertise(
+            f"o{number}", "WebServer", {"application": f"a{number}"}, policy="command"
+        )
+        await mine.sender(f"s{number}").send("command", {"action": "x"}, to=f"application = 'a{number}'")
+        assert (await other.next(timeout_s=5)).type == "command"
+
+
+def test_a_summary_rules_out_only_what_cannot_match():
+    summary = protocol.Summary(notifier="n", shards=(1,), accepts=("alert",), words={"a": ("x", "y")})
+    asked = [
+        ({"alert": True}, "TRUE", True),
+        ({"command": True}, "TRUE", False),
+        ({"alert": True}, "a = 'z' AND b > 1", False),
+        ({"alert": True}, "a = 'z' OR b > 1", True),
+        ({"alert": True}, "a IN ('z', 'x')", True),
+        ({"alert": True}, "NOT a = 'x'", True),
+        ({"alert": True}, "unknown = 'x'", True),
+    ]
+    for attributes, address, expected in asked:
+        assert summaries.may_match(summary, attributes, parser.parse(address)) is expected
+
+
+async def test_a_notifier_that_is_cut_off_decides_nothing():
+    net = network.Network(seed=3)
+    async with (
+        await net.connect("n1") as bus,
+        await net.connect("farm") as own,
+        service.Notifier(bus, QUICK, kernels=plain) as served,
+        client.Parties(own) as mine,
+    ):
+        await served.serving()
+        await _define(mine)
+        web = await mine.advertise("web", "WebServer", STATE, policy="alert")
+        send = protocol.Send(id="1", party="s", type="alert", content={"threat_level": 1})
+        event, _ = served.admit("farm", send)
+        net.unplug("n1")
+        await eventually(lambda: not served._decides("farm/web"))
+        await served._deliver_now(event, ["farm/web"])
+        assert served.counts["delivered"] == 0
+        net.heal()
+        await mine.sender("s").send("alert", {"threat_level": 2})
+        assert (await web.next(timeout_s=10))["threat_level"] == 2
+
+
+# -- what is kept
+
+
+async def test_a_log_is_replaced_by_a_snapshot_and_read_back(notifier, parties):
+    settings = settings_.Notify(lease_s=1.0, beat_s=0.1, snapshot_changes=10)
+    first = await notifier("n1", settings)
+    mine = await parties("farm")
+    await _define(mine)
+    state = {**STATE, "services": frozenset({"docs"})}
+    await mine.advertise("web", "WebServer", state, policy="alert AND threat_level > 2", durable=True)
+    web = mine._parties["web"]
+    for number in range(25):
+        await web.update(load=number / 100)
+    assert first.counts["snapshots"] >= 2
+    await first.stop()
+    second = await notifier("n2", settings)
+    assert second.engine.state_of("farm/web") == {**state, "load": 0.24}
+    assert models.text_of(second.engine.policy_of("farm/web")) == "alert = TRUE AND threat_level > 2"
+    assert second.engine.is_durable("farm/web")
+
+
+async def test_changes_and_decisions_are_kept_as_history(notifier, parties, connect):
+    await notifier()
+    mine = await parties("farm")
+    await _define(mine)
+    await mine.advertise("web", "WebServer", STATE, policy="alert")
+    sent = await mine.sender("s").send("alert", {"threat_level": 3}, to="load > 0.1")
+    bus = await connect("reader")
+    stream = await bus.open_stream(protocol.STREAM_HISTORY)
+
+    async def kept():
+        state = await stream.state()
+        return [one async for one in stream.read(1, state.last_sequence)] if state.messages >= 2 else []
+
+    change, decision = await eventually(kept)
+    join = messages.decode(change.data, protocol.Kept).entries[0].changes[0]
+    assert isinstance(join, protocol.Join)
+    assert join.policy == "alert"
+    decided = messages.decode(decision.data, protocol.Decided)
+    assert (decided.event.id, decided.to, decided.count) == (sent, ("farm/web",), 1)
+    assert decided.event.attributes["_process"] == "farm"
+
+
+# -- questions
+
+
+async def test_who_explain_and_check(notifier, parties, connect, root):
+    await notifier(root=root.key.public)
+    mine = await parties("farm")
+    await _define(mine)
+    policy = "alert AND threat_level >= 4 AND sender._trust_level >= 2"
+    await mine.advertise("busy", "WebServer", {"application": "IIS", "load": 0.9}, policy=policy)
+    await mine.advertise("calm", "WebServer", {"application": "IIS", "load": 0.1}, policy=policy)
+    bus = await connect("asker")
+    event = protocol.Send(id="e", party="p", type="alert", content={"threat_level": 3}, address="load > 0.8")
+
+    found = await client.who(bus, "load > 0.8")
+    assert (found.count, [one["party"] for one in found.parties]) == (1, ["farm/busy"])
+    assert "load is 0.1" in str(found.near)
+    refused = await client.who(bus, "load > 0.8", event=event, sender="asker/p")
+    assert refused.count == 0
+    assert "threat_level is 3" in str(refused.near)
+
+    told = await client.explain(bus, event, sender="asker/p", receiver="farm/calm")
+    assert not told["delivered"]
+    assert [told[side]["holds"] for side in ("address", "event", "sender")] == [False, False, False]
+    assert any("load is 0.1" in why for why in told["address"]["because"])
+    await mine.present(root.grant("asker", {"_trust_level": 2}, tier=1, now=time.time(), lifetime_s=60))
+    loud = protocol.Send(id="e", party="p", type="alert", content={"threat_level": 4}, address="load > 0.8")
+    told = await client.explain(bus, loud, sender="asker/p", receiver="farm/busy")
+    assert told["delivered"]
+    assert told["granted"]["_trust_level"]["by"] == "root"
+
+    cost = await client.check(bus, policy)
+    assert (cost["clauses"], cost["cost"], cost["indexed"]) == (3, "lookup", True)
+    with pytest.raises(errors.ParseError, match="no attribute threat"):
+        await client.check(bus, "threat > 3")
+    assert (await client.parties(bus, where="load < 0.5")).count == 1
+
+
+async def test_hostile_policies_are_refused_quickly(notifier, parties):
+    await notifier()
+    mine = await parties("farm")
+    await _define(mine)
+    wide = " AND ".join(f"(threat_level = {n} OR threat_level = {n + 1})" for n in range(100))
+    hostile = ["x" * 900_000, " OR ".join(["alert"] * 9_000), "NOT " * 5000 + "alert", "(" * 9000]
+    for text in hostile:
+        started = time.perf_counter()
+        with pytest.raises((errors.LimitExceeded, errors.ParseError)):
+            await mine.advertise("bad", "WebServer", STATE, policy=text)
+        assert time.perf_counter() - started < 2
+    with pytest.raises(errors.LimitExceeded):  # never leaves this process
+        await mine.advertise("bad", "WebServer", STATE, policy="x" * 10_000_000)
+    web = await mine.advertise("web", "WebServer", STATE, policy=wide)  # 2^100 conjunctions: asked as it is
+    await mine.sender("s").send("alert", {"threat_level": 1})
+    await web.policy("alert")
+    await mine.sender("s").send("alert", {"threat_level": 2})
+    assert (await web.next(timeout_s=5))["threat_level"] == 2

@@ -161,6 +161,33 @@ async def test_memory_is_bounded_and_what_was_evicted_is_read_again(start_node, 
             assert (await inform.get(f"k{number}")).value.startswith(b"%d" % number)
 
 
+async def test_large_contexts_are_watched_and_listed_and_too_much_for_an_answer_is_told(start_node, inform):
+    await start_node()
+    large = b"x" * (1 << 20)
+    for number in range(3):
+        await inform.put("k", b"%d" % number + large[1:], attributes={"a": 1})
+        await inform.put(f"k{number}", large, attributes={"a": 1})
+    assert [change.value[:1] for change in (await inform.history("k")).changes] == [b"0", b"1", b"2"]
+    heard = []
+    async for change in inform.watch("k"):
+        heard.append(change.value[:1])
+        if len(heard) == 3:
+            break
+    assert heard == [b"0", b"1", b"2"]
+    with pytest.raises(errors.LimitExceeded, match="too much"):
+        await inform.find("a = 1")
+
+
+async def test_who_waits_for_what_never_comes_leaves_nothing_behind(start_node, connect):
+    node = await start_node()
+    bus = await connect("bob")
+    for number in range(20):
+        asked = protocol.Changes(f"never/{number}", 0, 0.01)
+        answer = await bus.request(protocol.asked("bob", "changes"), protocol.encode(asked))
+        assert protocol.result_of(answer.data, protocol.History).changes == []
+    await eventually(lambda: len(node.desk._waiting) == 0)
+
+
 async def test_a_local_read_needs_no_message(start_node, inform):
     node = await start_node()
     await inform.put("k", b"1")

@@ -69,7 +69,14 @@ class Client:
         return await self._ask("find", protocol.Find(predicate, limit), protocol.Found)
 
     async def history(self, key: str, *, after_version: int = 0) -> protocol.History:
-        return await self._ask("history", protocol.Changes(key, after_version), protocol.History)
+        """Its changes after that version as far back as the log goes, oldest first."""
+        found = await self._ask("history", protocol.Changes(key, after_version), protocol.History)
+        changes, more = list(found.changes), found.more
+        while more:
+            rest = await self._ask("history", protocol.Changes(key, changes[-1].version), protocol.History)
+            changes += rest.changes
+            more = rest.more
+        return protocol.History(changes, found.complete)
 
     async def watch(self, key: str, *, after_version: int = 0) -> AsyncIterator[protocol.Change]:
         """Every change after that version, in order, without end; goes on where it was when a node is lost.

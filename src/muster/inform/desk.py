@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
@@ -60,7 +61,8 @@ class Desk:
         self.fresh_at_s = -float("inf")  # when all that the log then held had been seen
         self.closing = False
         self._advanced = asyncio.Event()
-        self._waiting: dict[str, asyncio.Event] = {}
+        # An event lives as long as somebody waits for it: a client may name keys that will never be.
+        self._waiting: weakref.WeakValueDictionary[str, asyncio.Event] = weakref.WeakValueDictionary()
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -113,7 +115,7 @@ class Desk:
     def wake_all(self) -> None:
         """We are closing: who waits for a change is told that there was none."""
         self.closing = True
-        for waiting in self._waiting.values():
+        for waiting in list(self._waiting.values()):
             waiting.set()
 
     # Freshness.

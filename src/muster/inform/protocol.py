@@ -34,6 +34,7 @@ ANY = "any"
 KEY_BYTES_MAX = 512
 VALUE_BYTES_MAX = 1 << 20
 ATTRIBUTES_BYTES_MAX = 16 << 10
+ANSWER_BYTES_MAX = 1 << 20  # of values in one answer; one alone may be as large
 
 #: What clients ask; the first group may be asked by a viewer.
 READS = ("get", "find", "changes", "history", "where", "nodes")
@@ -150,6 +151,7 @@ class Changes(Frame, frozen=True):
 class History(Frame, frozen=True):
     changes: list[Change]
     complete: bool = True  # False: older ones than the log keeps were asked for, and are gone
+    more: bool = False  # there are further ones: ask again after the last of these
 
 
 class Load(Frame, frozen=True):

@@ -140,7 +140,8 @@ class Reader:
             for entry in entries
             if entry.record.reason != "place" and entry.version > after_version
         ]
-        return protocol.History(changes, complete=complete)
+        fitting = _fitting(changes)
+        return protocol.History(fitting, complete=complete, more=len(fitting) < len(changes))
 
     async def changes(self, asked: protocol.Changes, identity: str) -> protocol.History:
         """As `history`, waiting for something to happen if nothing has."""
@@ -238,6 +239,16 @@ class Reader:
         kind = shared.copies.kind(copy).value
         counts = dict(shared.demand.get(key, {}))
         return [protocol.CopyView(shared.name, kind, copy.version, shared.age_s(copy), counts)]
+
+
+def _fitting(changes: list[protocol.Change]) -> list[protocol.Change]:
+    """The first of them, as many as one answer holds."""
+    size = 0
+    for number, change in enumerate(changes):
+        size += len(change.value or b"") + 256
+        if number and size > protocol.ANSWER_BYTES_MAX:
+            return changes[:number]
+    return changes
 
 
 def _searchable(attributes: bytes) -> dict[str, object]:

@@ -376,7 +376,14 @@ class Node:
             desk.events.error("request-failed", subject=message.subject, error=error)
             data = protocol.refusal(errors.InvariantBroken(f"{type(error).__name__}: {error}"))
         with contextlib.suppress(errors.Unavailable):
-            await message.respond(data)
+            try:
+                await message.respond(data)
+            except errors.LimitExceeded as error:
+                await message.respond(
+                    protocol.refusal(
+                        errors.LimitExceeded(f"too much for one answer: {error}", hint="ask for fewer")
+                    )
+                )
 
     async def _history(self, who: str, data: bytes) -> protocol.History:
         asked = protocol.decode(data, protocol.Changes)

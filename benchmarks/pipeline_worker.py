@@ -22,7 +22,13 @@ PERIOD_S = 10.0
 
 
 def plan(machines: int) -> fleet.Plan:
-    return fleet.Plan(machines=machines, groups=max(1, machines // MACHINES_A_MESSAGE), period_s=PERIOD_S)
+    """Machines of fleets of another size have other names: none is taken for a repeat."""
+    return fleet.Plan(
+        machines=machines,
+        groups=max(1, machines // MACHINES_A_MESSAGE),
+        period_s=PERIOD_S,
+        prefix=f"of{machines}",
+    )
 
 
 async def play(url: str, machines: int, periods: int) -> None:

@@ -178,7 +178,7 @@ class Bench:
             batches, late_s, told = asyncio.run(self._watch(fleet, periods))
             ended = time.monotonic()
             self.stored += told["rows"]
-            caught_up_s = asyncio.run(self._catch_up())
+            caught_up_s = asyncio.run(self._catch_up(batches))
             after = self._cpu()
         cpu_s = {name: after[name] - before.get(name, 0.0) for name in after}
         cpu_s["generator"] = told["cpu_s"]
@@ -222,12 +222,17 @@ class Bench:
             await asyncio.gather(*watching, return_exceptions=True)
         return batches, late_s, told
 
-    async def _catch_up(self) -> float:
-        """How long until all that was stored has been read."""
+    async def _catch_up(self, batches: list[protocol.Progress]) -> float:
+        """How long until all that was stored has been read; adds the batches that takes."""
         began = time.monotonic()
         async with await client.connect([self.url], identity="bench") as bus:
             ask = pipeline_client.Client(bus)
-            while (await ask.progress()).total_rows + self._before < self.stored:
+            while True:
+                found = await ask.progress()
+                if not batches or found.batch > batches[-1].batch:
+                    batches.append(found)
+                if found.total_rows + self._before >= self.stored:
+                    break
                 if time.monotonic() - began > 240:
                     raise errors.TimedOut("the pipeline does not catch up")
                 await asyncio.sleep(0.2)

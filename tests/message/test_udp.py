@@ -1,0 +1,51 @@
+"""JMS over UDP: keyed over the bus, sealed, lossy and counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+from muster.message import destinations, messages, udp
+from muster.testing import eventually
+from tests.message import conftest
+
+TOPIC = destinations.topic("light/news")
+
+
+async def test_datagrams_arrive_forged_and_repeated_ones_do_not(dial: conftest.Dial):
+    async with (
+        udp.Receiver(await dial(), TOPIC) as receiver,
+        udp.Sender(await dial(), TOPIC) as sender,
+    ):
+        await eventually.eventually(lambda: sender.receivers == 1, timeout_s=15)
+        seen: list[bytes] = []
+        taken = receiver.datagram_received
+
+        def copy(data: bytes, addr: object) -> None:
+            seen.append(data)
+            taken(data, addr)
+
+        receiver.datagram_received = copy  # type: ignore[method-assign]
+        sender.send(messages.TextMessage("feather", properties={"grams": 1}))
+        message = await asyncio.wait_for(anext(receiver), 5)
+        assert (message.body(), message.properties["grams"]) == ("feather", 1)
+        data = next(one for one in seen if one[12] == 1)
+        assert b"feather" not in data, "it is encrypted"
+        taken(data, None)
+        taken(data[:-1] + bytes((data[-1] ^ 1,)), None)
+        taken(b"short", None)
+        assert (receiver.received, receiver.refused) == (1, 3)
+
+
+def test_loss_and_order_are_counted(monkeypatch):
+    receiver = udp.Receiver.__new__(udp.Receiver)
+    receiver.lost = receiver.reordered = 0
+    known = udp._From(udp._Key(1, bytes(32), 0))
+    assert [receiver._fresh(known, number) for number in (0, 1, 4, 3, 3, 6)] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert (receiver.lost, receiver.reordered) == (2, 1)

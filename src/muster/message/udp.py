@@ -1,8 +1,9 @@
 """JMS over UDP: transient messages of a topic in datagrams. LOSSY: what a datagram loses is lost.
 
-    async with udp.Sender(connection, topic) as sender:      async with udp.Receiver(connection, topic) as
-    receiver:
-        sender.send("light as a feather")                         async for message in receiver: ...
+    async with udp.Sender(connection, topic) as sender:
+        sender.send("light as a feather")
+    async with udp.Receiver(connection, topic) as receiver:
+        async for message in receiver: ...
 
 Keyed over the ordinary connection: on a topic beside the one meant (``udp/…``), a receiver offers its
 address, every sender answers with its key, and sends a first datagram with a token, which the receiver has

@@ -10,6 +10,7 @@ Single writer: between two calls every event sees one consistent state.  Pure: n
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.core import errors
-from muster.notify import index, plain
+from muster.notify import index, names, plain
 from muster.notify import model as models
 from muster.notify import table as tables
 from muster.predicates import ast, types
@@ -29,7 +30,6 @@ Array = npt.NDArray[Any]
 # policy and of the policy's receivers.
 HIT_NS: Final = 10
 CONJUNCTION_NS: Final = 30
-TABLES: Final = 1 << 32  # a slot is table * TABLES + row
 
 
 def fastest() -> Any:
@@ -55,8 +55,7 @@ class Engine:
         self.policies = index.PolicyIndex(self._kernels)
         self.tables: list[tables.Table] = []
         self._table_of: dict[str, int] = {}
-        self._slots: dict[str, int] = {}
-        self._names: list[list[str]] = []  # by table and row
+        self._names: list[names.Names] = []  # by table
         self._ids = np.zeros(1024, np.int32)
 
     def use(self, kernels: Any) -> None:
@@ -66,13 +65,13 @@ class Engine:
             table.kernels = kernels
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return sum(map(len, self._names))
 
     def __contains__(self, party: str) -> bool:
-        return party in self._slots
+        return any(known.row(party) >= 0 for known in self._names)
 
     def parties(self) -> Iterable[str]:
-        return self._slots
+        return itertools.chain.from_iterable(self._names)
 
     # -- changes
 
@@ -81,7 +80,7 @@ class Engine:
         if number is None:
             self._table_of[model.name] = len(self.tables)
             self.tables.append(tables.Table(model, self._kernels))
-            self._names.append([])
+            self._names.append(names.Names())
         elif self.tables[number].model != model:
             self.tables[number].extend(model)
 
@@ -94,7 +93,7 @@ class Engine:
         *,
         durable: bool = False,
     ) -> None:
-        if party in self._slots:
+        if party in self:
             self.leave(party)
         self.define(model)
         number = self._table_of[model.name]
@@ -106,7 +105,7 @@ class Engine:
             table.set_durable(rows, True)
         if policy is not None:
             table.set_policy(row, self.policies.hold(policy))
-        self._name(number, row, party)
+        self._names[number].add(party, row)
 
     def join_many(
         self,
@@ -135,33 +134,24 @@ class Engine:
         table.write(rows, columns)
         table.set_policies(rows, held)
         for party, row in zip(parties, rows.tolist(), strict=True):
-            self._name(number, row, party)
-
-    def _name(self, table: int, row: int, party: str) -> None:
-        self._slots[party] = table * TABLES + row
-        names = self._names[table]
-        if row >= len(names):
-            names.extend([""] * (row + 1 - len(names)))
-        names[row] = party
+            self._names[number].add(party, row)
 
     def update(self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
         """New values in columns; a party that comes twice keeps its last."""
-        try:
-            slots = [self._slots[party] for party in parties]
-        except KeyError as error:
-            raise errors.NotFound(f"there is no party {error}") from None
-        if len(set(slots)) != len(slots):
-            last = {slot: place for place, slot in enumerate(slots)}
-            slots, keep = list(last), list(last.values())
-            columns = {name: [cells[place] for place in keep] for name, cells in columns.items()}
-        if len(self.tables) == 1:
-            self.tables[0].write(np.array(slots, np.int64), columns)
-            return
-        found = np.array(slots, np.int64)
-        for number in np.unique(found // TABLES).tolist():
-            where = np.flatnonzero(found // TABLES == number)
-            chosen = {name: [cells[place] for place in where.tolist()] for name, cells in columns.items()}
-            self.tables[number].write(found[where] % TABLES, chosen)
+        places: list[dict[int, int]] = [{} for _ in self.tables]  # row -> place, the last one
+        for place, party in enumerate(parties):
+            for number, known in enumerate(self._names):
+                if (row := known.row(party)) >= 0:
+                    places[number][row] = place
+                    break
+            else:
+                raise errors.NotFound(f"there is no party {party!r:.160}")
+        for table, chosen in zip(self.tables, places, strict=True):
+            if len(chosen) == len(parties):
+                table.write(np.fromiter(chosen, np.int64, len(chosen)), columns)
+            elif chosen:
+                some = {name: [cells[place] for place in chosen.values()] for name, cells in columns.items()}
+                table.write(np.fromiter(chosen, np.int64, len(chosen)), some)
 
     def update_slots(self, rows: Array, columns: Mapping[str, Sequence[Any]], *, table: int = 0) -> None:
         """The same for those who know the rows."""
@@ -180,16 +170,15 @@ class Engine:
         table.give_back(row)
         if held >= 0:
             self.policies.release(held)
-        slot = self._slots.pop(party)
-        self._names[slot // TABLES][row] = ""
+        self._names[self._table_of[table.model.name]].remove(party)
 
     # -- questions
 
     def _at(self, party: str) -> tuple[tables.Table, int]:
-        slot = self._slots.get(party)
-        if slot is None:
-            raise errors.NotFound(f"there is no party {party!r:.160}")
-        return self.tables[slot // TABLES], slot % TABLES
+        for table, known in zip(self.tables, self._names, strict=True):
+            if (row := known.row(party)) >= 0:
+                return table, row
+        raise errors.NotFound(f"there is no party {party!r:.160}")
 
     def model_of(self, party: str) -> models.Model:
         return self._at(party)[0].model
@@ -210,7 +199,7 @@ class Engine:
     def match(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str]:
         """The parties that get an event of these attributes, sent to this address."""
         return [
-            self._names[found.table][row]
+            self._names[found.table].of_row[row]
             for found in self.find(attributes, address)
             for row in found.rows.tolist()
         ]
@@ -272,5 +261,5 @@ class Engine:
                 bits, count = table.address(address)
                 rows = np.zeros(count + 1, np.int64)
                 self._kernels.positions(bits, rows)
-                found += [self._names[number][row] for row in rows[:count].tolist()]
+                found += [self._names[number].of_row[row] for row in rows[:count].tolist()]
         return found

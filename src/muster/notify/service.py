@@ -38,6 +38,7 @@ FRESH_BEATS = 3
 DURABLE_IN_FLIGHT = 4096
 REDELIVERED_AT_ONCE = 1000
 EVENTS_REMEMBERED = 10_000
+CHANGES_REMEMBERED = 100_000
 RECORDS_MAX = 5000  # of matches, before they are replaced by what is still owed
 
 
@@ -82,7 +83,7 @@ class Notifier:
         self._known_changed = asyncio.Event()
         self._history: list[api.Outgoing] = []
         self._expiries: dict[str, float] = {}
-        self.since_ms: collections.OrderedDict[str, int] = collections.OrderedDict()  # of late changes
+        self.since_ms: dict[str, int] = {}  # when a party last changed, of those that did lately
 
     # -- life
 
@@ -480,6 +481,11 @@ class Notifier:
     def _apply(self, held: holding.Holding, process: str, change: protocol.Change) -> None:
         holding.apply(self.engine, self.known, process, change)
         self._count("changes")
+        names = change.parties if isinstance(change, protocol.Update) else (change.party,)
+        if len(self.since_ms) > CHANGES_REMEMBERED:
+            self.since_ms.clear()
+        changed = (protocol.party_id(process, name) for name in names)
+        self.since_ms.update(dict.fromkeys(changed, int(time.time() * 1000)))
         if isinstance(change, protocol.Join):
             party = protocol.party_id(process, change.party)
             self._believe_receiver(party)

@@ -108,7 +108,9 @@ class Node:
     async def open(self) -> None:
         await self._load()
         self._run(self._follow())
-        await self.desk.refresh(api.DURABLE_TIMEOUT_S * 2)
+        if self.desk.view is not None:
+            self._run(self._keep_view(self.desk.view))
+        await self._catch_up()
         for subject, handler, group in (
             (protocol.to_node(self.name, "*"), self._told, None),
             (protocol.to_all("*"), self._told, None),
@@ -120,8 +122,6 @@ class Node:
             self._subscriptions.append(await self.desk.bus.subscribe(subject, group=group, handler=handler))
         await self._subscribe_topics()
         self._run(self._keep_topics())
-        if self.desk.view is not None:
-            self._run(self._keep_view(self.desk.view))
         await self.upkeep.discover()
         settings = self.desk.settings
         self._run(self._every(settings.refresh_s, self.upkeep.discover))
@@ -193,6 +193,16 @@ class Node:
         shared.dirty.clear()
         self._saved = shared.position = position
 
+    async def _catch_up(self) -> None:
+        """However long it takes, as long as it goes on."""
+        while True:
+            position = self.desk.position
+            try:
+                return await self.desk.refresh(2 * api.DURABLE_TIMEOUT_S)
+            except errors.TimedOut:
+                if self.desk.position == position:
+                    raise
+
     async def _follow(self) -> None:
         shared = self.desk
         while True:
@@ -203,12 +213,18 @@ class Node:
                         self._take(stored)
                         number += 1
                         if number % 200 == 0:
-                            await asyncio.sleep(0)
+                            await self._breathe()
             except errors.NotFound:  # older records have made room for newer ones, which are there
                 shared.position = max(shared.position, await self._before_first())
             except errors.Unavailable as error:
                 desk.events.info("log-lost", node=self.name, error=error)
                 await asyncio.sleep(RETRY_S)
+
+    async def _breathe(self) -> None:
+        """Let others have a turn, and the view keep up: what it lacks is held in memory."""
+        await asyncio.sleep(0)
+        while len(self.desk.dirty) > UNSAVED_MAX and self.desk.view is not None:
+            await asyncio.sleep(0.01)
 
     async def _before_first(self) -> int:
         try:
@@ -244,7 +260,7 @@ class Node:
                 await self._save(view)
             except errors.MusterError as error:  # a full disk: reads and writes go on without the view
                 desk.events.error("view-not-stored", node=self.name, error=error)
-                if len(self.desk.dirty) > UNSAVED_MAX:
+                if len(self.desk.dirty) > UNSAVED_MAX // 2:
                     # Too much to keep. The view stays where it is, and the next start reads on from there.
                     self.desk.view = None
                     self.desk.dirty.clear()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pathlib
 import secrets
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from muster.inform import contextlog, protocol, views
+from muster.inform import contextlog, protocol, service, views
 from muster.store import api, database
 from muster.testing import postgres
 from muster.testing.eventually import eventually
@@ -71,3 +72,27 @@ async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, i
         await node.close()
         again = await start_node("n1", store=store)
         assert again.desk.copies.permanent == 40
+
+
+async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, inform, tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "UNSAVED_MAX", 50)
+    first = await start_node("n1")
+    for number in range(700):
+        await first.writer.write(protocol.Put(f"k{number}", b"v"), "ann")
+    async with await database.open(f"sqlite:{tmp_path}/late.db") as store:
+        most = 0
+        view_save = views.View.save
+
+        async def save(self: views.View, entries: Any, position: int, at_ns: int) -> None:
+            nonlocal most
+            most = max(most, len(entries))
+            await view_save(self, entries, position, at_ns)
+
+        monkeypatch.setattr(views.View, "save", save)
+        await first.close()
+        again = await start_node("n1", store=store)
+        assert again.desk.copies.permanent == 700
+        assert 0 < most <= 50 + 200
+        await again.close()
+        position, _ = await views.View(store, "n1").position()
+        assert position == 700

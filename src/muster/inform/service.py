@@ -76,7 +76,8 @@ class Node:
         self.upkeep = upkeep.Upkeep(shared, self.writer)
         self.refused = 0  # requests beyond what can be in flight
         self.malformed = 0
-        self._saved = 0
+        self._saved = 0  # the position of the view
+        self._stored = asyncio.Event()  # something of what the view lacked
         self._subscriptions: list[api.Subscription] = []
         self._topics: dict[int, api.Subscription] = {}
         self._loops: list[asyncio.Task[None]] = []
@@ -224,7 +225,8 @@ class Node:
         """Let others have a turn, and the view keep up: what it lacks is held in memory."""
         await asyncio.sleep(0)
         while len(self.desk.dirty) > UNSAVED_MAX and self.desk.view is not None:
-            await asyncio.sleep(0.01)
+            self._stored.clear()
+            await self._stored.wait()
 
     async def _before_first(self) -> int:
         try:
@@ -264,6 +266,7 @@ class Node:
                     # Too much to keep. The view stays where it is, and the next start reads on from there.
                     self.desk.view = None
                     self.desk.dirty.clear()
+                    self._stored.set()
                     return
 
     async def _save(self, view: views.View) -> None:
@@ -279,6 +282,7 @@ class Node:
                 taken[key] = entry
             await view.save(taken, position, shared.now_ns())
             self._saved = position
+            self._stored.set()
             for key, entry in taken.items():
                 if shared.dirty.get(key) is entry:
                     del shared.dirty[key]

@@ -77,7 +77,7 @@ async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, i
 async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, inform, tmp_path, monkeypatch):
     monkeypatch.setattr(service, "UNSAVED_MAX", 50)
     first = await start_node("n1")
-    for number in range(700):
+    for number in range(300):
         await first.writer.write(protocol.Put(f"k{number}", b"v"), "ann")
     async with await database.open(f"sqlite:{tmp_path}/late.db") as store:
         most = 0
@@ -91,8 +91,8 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
         monkeypatch.setattr(views.View, "save", save)
         await first.close()
         again = await start_node("n1", store=store)
-        assert again.desk.copies.permanent == 700
+        assert again.desk.copies.permanent == 300
         assert 0 < most <= 50 + 200
         await again.close()
         position, _ = await views.View(store, "n1").position()
-        assert position == 700
+        assert position == 300

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from muster.bus import client, leases, tenure
+from muster.bus import api, client, leases, tenure
 from muster.bus.brokers import broker, config
 from muster.core import errors
 from muster.testing.eventually import eventually, throughout
@@ -53,6 +53,24 @@ async def test_one_holds_it_and_the_next_gets_it_when_released(join):
     assert lease.lost.is_set()
     assert not lease.held
     assert other.epoch > lease.epoch
+
+
+async def test_a_release_between_the_first_look_and_the_watch_is_not_missed(join, monkeypatch):
+    _, first = await join("m1")
+    _, second = await join("m2")
+    lease = await first.acquire(NAME)
+    watch = second._bucket.watch
+
+    async def late(name: str) -> api.Watch:
+        (run,) = second._runs
+        await eventually(lambda: run.candidate._record is not None)
+        await lease.release()
+        begun: api.Watch = await watch(name)
+        return begun
+
+    monkeypatch.setattr(second._bucket, "watch", late)
+    async with asyncio.timeout(10):
+        assert (await second.acquire(NAME)).epoch > lease.epoch
 
 
 async def test_of_many_who_want_it_one_has_it(join):

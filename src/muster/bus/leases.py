@@ -229,11 +229,16 @@ class _Run:
     async def _watch(self) -> None:
         """Tell the candidate of changes, as long as it waits."""
         try:
+            seen = False
             async with await self._bucket.watch(self._name) as watch:
                 async for entry in watch:
+                    now = self._loop.time()
                     if entry is not None:
-                        now = self._loop.time()
+                        seen = True
                         self._obey(self.candidate.observed(entry.revision, _record(entry), now))
+                    elif not seen and self.candidate.phase is tenure.Phase.WAITING:
+                        # Free when the watch began. What our first look found may have been released since.
+                        self._obey(self.candidate.observed(None, None, now))
         except errors.MusterError as error:
             if not self._gained.done():
                 self._gained.set_exception(error)

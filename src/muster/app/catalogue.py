@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muster.app import inform, manage, message, monitor, notify, pipeline, responder, team
+from muster.app import inform, manage, message, monitor, notify, pipeline, responder, team, tree
 from muster.core import ground
 from muster.inform import settings as inform_settings
 from muster.manage import settings as manage_settings
@@ -38,6 +38,8 @@ Factory = Callable[[Settings], team.Part | None]
 FACTORIES: Sequence[Factory] = (
     lambda wanted: inform.InformationNodes(wanted.inform) if wanted.inform.enabled else None,
     lambda wanted: manage.Manage(wanted.manage) if wanted.manage.enabled else None,
+    lambda wanted: tree.Passive(wanted.manage) if wanted.manage.children else None,
+    lambda wanted: tree.Child(wanted.manage) if wanted.manage.parent else None,
     lambda wanted: message.Dispatcher(wanted.message) if wanted.message.enabled else None,
     lambda wanted: monitor.Channel(wanted.channel) if wanted.channel.enabled else None,
     lambda wanted: monitor.Sensor(wanted.sensor) if wanted.sensor.enabled else None,

@@ -79,6 +79,7 @@ class Manager:
         self._heard_since = 0.0
         self._agents: dict[str, float] = {}  # when each was heard last
         self._zones: dict[str, set[str]] = {}
+        self._periods: dict[str, float] = {}  # the longest heard of in a zone
         self._silent_zones: set[str] = set()
         self._poked = asyncio.Event()
         self._dirty: set[str] = set()
@@ -247,7 +248,7 @@ class Manager:
             events.info("not-claimed", agent=agent, resources=len(wanted), error=error)
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         if answer is not None:
-            self._heard(agent, answer.zone, now)
+            self._heard(agent, answer.zone, answer.period_s, now)
         for name, epoch in wanted.items():
             one = self.managed.get(name)
             if one is None or one.assignment.epoch != epoch:
@@ -273,8 +274,9 @@ class Manager:
 
     # What it hears
 
-    def _heard(self, agent: str, zone: str, now: float) -> None:
+    def _heard(self, agent: str, zone: str, period_s: float, now: float) -> None:
         self._agents[agent] = now
+        self._periods[zone] = max(period_s, self._periods.get(zone, 0.0))
         self._zones.setdefault(zone, set()).add(agent)
 
     def _beaten(self, message: api.Message) -> None:
@@ -285,7 +287,7 @@ class Manager:
             return
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         agent = subjects.sender_of(message.subject)
-        self._heard(agent, said.zone, now)
+        self._heard(agent, said.zone, said.period_s, now)
         for beat in said.beats:
             one = self.managed.get(beat.name)
             if one is None or one.assignment.spec.agent != agent:
@@ -367,31 +369,28 @@ class Manager:
         """Silence, and what was put off."""
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         for zone, agents in self._zones.items():
-            limit = (
-                max(
-                    (one.runtime.period_s for one in self.managed.values() if one.runtime.zone == zone),
-                    default=5.0,
-                )
-                * reconcile.LATE_PERIODS
-            )
             heard = max((self._agents[agent] for agent in agents), default=0.0)
-            silent = now - max(heard, self._heard_since) > limit
+            silent = now - max(heard, self._heard_since) > reconcile.LATE_PERIODS * self._periods[zone]
             if silent != (zone in self._silent_zones):
                 events.warning("zone-silent" if silent else "zone-heard", zone=zone, manager=self.name)
                 (self._silent_zones.add if silent else self._silent_zones.discard)(zone)
         for name, one in self.managed.items():
             runtime = one.runtime
-            if runtime.observed is not None:
-                zone_silent = runtime.zone in self._silent_zones
-                if reconcile.listen(
-                    runtime, now, now_ms, zone_silent=zone_silent, heard_since=self._heard_since
-                ):
-                    self._note(one, True)
-                elif runtime.dirty:
-                    self._dirty.add(name)
+            # Nearly all of them were just heard and are up: that must cost next to nothing.
+            if now - runtime.heard_at > reconcile.LATE_PERIODS * runtime.period_s:
+                self._listen(one, now, now_ms)
+            if runtime.dirty:
+                self._dirty.add(name)
             if runtime.observed is None or runtime.retry_at or runtime.health.state is not health.State.UP:
                 self._work.add(name)
         self._claim_soon()
+
+    def _listen(self, one: Managed, now: float, now_ms: int) -> None:
+        runtime = one.runtime
+        if runtime.observed is not None:
+            zone_silent = runtime.zone in self._silent_zones
+            if reconcile.listen(runtime, now, now_ms, zone_silent=zone_silent, heard_since=self._heard_since):
+                self._note(one, True)
 
     # Acts
 

@@ -153,7 +153,9 @@ def _fell(
     if spec.wanted is not protocol.Wanted.UP or assignment.deleting:
         return happen(runtime, health.Event.DIED, reason, now_ms)
     was_running = before is not None and before.exists and before.state in RUNNING
-    if not was_running or runtime.health.state is health.State.FAILED:
+    if runtime.health.state is health.State.FAILED:
+        return False  # and the reason for giving up stands
+    if not was_running:
         return happen(runtime, health.Event.DIED, reason, now_ms)
     cut = now_ms - int(restart.window_s * 1000)
     runtime.failures_ms = [at for at in runtime.failures_ms if at > cut] + [now_ms]

@@ -27,6 +27,20 @@ class Manage(settings.Section, frozen=True, kw_only=True):
     ] = 2
     agent: Annotated[bool, doc("Whether this machine hosts resources too.")] = True
     agent_name: Annotated[str, doc("The identity of this machine's agent, which manifests name.")] = "local"
+    children: Annotated[
+        tuple[str, ...],
+        doc(
+            "Homes of domains below this one in the bootstrap tree: their processes are started with this "
+            "one's, and again when they fall or are silent."
+        ),
+    ] = ()
+    parent: Annotated[
+        str,
+        doc(
+            "HOST:PORT of the bootstrap node above, which gives it to the children it starts. None: the top."
+        ),
+    ] = ""
+    known_as: Annotated[str, doc("The name under which the node above knows this one.")] = ""
     manager_ttl_s: Annotated[
         float,
         doc(

@@ -46,7 +46,7 @@ class Load:
     async def _write(self, writer: int) -> None:
         number = 0
         while True:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # pace
             number += 1
             value = b"%d/%d" % (writer, number)
             try:

@@ -223,3 +223,29 @@ async def test_resources_are_spread_evenly_and_a_leaving_manager_hands_over(smal
     await eventually(lambda: len(small.man.managed) == 20)
     rows = await small.client.get()
     assert {row["manager"] for row in rows} == {"manager-1"}
+
+
+async def test_without_its_store_the_registry_keeps_managers_going_and_takes_nothing(small):
+    await small.client.apply(manifest(memory("a", ", restart: {delay_s: 0.01}")))
+    await small.client.wait("a", "up")
+
+    class Away:
+        def transaction(self) -> Any:
+            raise errors.Unavailable("the store is away")
+
+    small.reg._store, kept = Away(), small.reg._store
+    with pytest.raises(errors.Unavailable):
+        await small.client.apply(manifest(memory("b")))
+    adapter = small.host.hosted["a"].adapter
+    before = small.man._held_until
+    adapter.die("oops")
+    await eventually(lambda: adapter.state is health.State.UP)
+    await eventually(lambda: small.man._held_until > before)
+    small.reg._store = kept
+    await small.client.apply(manifest(memory("b")))
+    await small.client.wait("b", "up")
+
+    async def caught_up():
+        return (await small.client.get("a"))[0]["restarts"] == 1
+
+    await eventually(caught_up)

@@ -50,7 +50,9 @@ def _seconds(text: str) -> float:
     return units.parse_duration_s(text)
 
 
-@authority.command()
+@authority.command(
+    examples=[("muster authority grant controller-nw _trust_level=4 --tier 2 --lifetime 30d", "")]
+)
 @click.argument("holder")
 @click.argument("attributes", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("--tier", type=click.IntRange(1, 99), default=1, show_default=True, help="Of the grant.")
@@ -98,7 +100,7 @@ def grant(
     invocation.printer.item(told, f"granted to {holder}: {' '.join(attributes)} (serial {serial})")
 
 
-@authority.command()
+@authority.command(examples=[("muster authority revoke SERIAL", "the serial as `list` shows it")])
 @click.argument("serials", nargs=-1, required=True, metavar="SERIAL...")
 @by_option
 @connection.options
@@ -123,7 +125,7 @@ def revoke(
     invocation.printer.item({"revoked": list(serials)}, f"revoked {', '.join(serials)}")
 
 
-@authority.command(name="list")
+@authority.command(name="list", examples=[("muster authority list", "")])
 @connection.options
 @base.pass_invocation
 def list_(invocation: base.Invocation, to: connection.Options) -> None:

@@ -166,7 +166,7 @@ async def _with(invocation: base.Invocation, to: connection.Options, question: A
         return await question(bus)
 
 
-@notify.command()
+@notify.command(examples=[('muster notify parties --where "load > 0.8"', "")])
 @click.option("--where", default="", metavar="EXPR", help="Only those of whom this is true.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
 @connection.options
@@ -273,7 +273,7 @@ def explain(
     invocation.printer.item(told, "\n".join(lines))
 
 
-@notify.command()
+@notify.command(examples=[("muster notify check 'alert AND threat_level >= 4'", "")])
 @click.argument("policy")
 @connection.options
 @base.pass_invocation
@@ -316,7 +316,7 @@ def define(invocation: base.Invocation, file: Path, to: connection.Options) -> N
     )
 
 
-@notify.command()
+@notify.command(examples=[("muster notify models", "")])
 @connection.options
 @base.pass_invocation
 def models(invocation: base.Invocation, to: connection.Options) -> None:

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from muster.core import errors
+from tests.cli import driver
+
+MODELS = """
+WebServer = { String application; float load }
+Controller = { String entity; int _trust_level }
+event alert = { int threat_level }
+"""
+POLICY = "alert AND threat_level >= 4 AND sender._trust_level >= 2"
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory):
+    home = tmp_path_factory.mktemp("notify") / "home"
+    assert driver.run("init", "--port", "0", home=home).code == 0
+    started = driver.run("up", "--detach", home=home)
+    assert started.code == 0, started.err
+    (home / "models.txt").write_text(MODELS)
+    defined = driver.quick("notify", "define", home / "models.txt", home=home)
+    assert defined.code == 0, defined.err
+    yield home
+    assert driver.run("down", home=home).code == 0
+
+
+@pytest.fixture
+def listener(up):
+    """A party that waits for one event."""
+    child = subprocess.Popen(
+        driver.command_line(
+            *("notify", "listen", "--as", "web", "--model", "WebServer", "--state", "application=IIS"),
+            *("--state", "load=0.9", "--policy", POLICY, "--count", "1", "--timeout", "60", "-o", "json"),
+        ),
+        env=driver.environment(up),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    assert "listening as admin/web" in child.stderr.readline()
+    yield child
+    child.kill()
+    child.communicate()
+
+
+def test_send_who_explain_and_grants_from_the_command_line(up, listener):
+    def ask(*words: str) -> Any:
+        told = driver.quick(*words, "-o", "json", home=up)
+        assert told.code == 0, told.err
+        return told.json()
+
+    assert ask("notify", "parties")[0]["party"] == "admin/web"
+    assert ask("notify", "who", "load > 0.8")["parties"] == ["admin/web"]
+    near = ask("notify", "who", "load > 0.95")
+    assert (near["count"], near["near"][0]["party"]) == (0, "admin/web")
+
+    why = ask("notify", "explain", "alert threat_level=4", "admin/web")
+    assert (why["delivered"], why["sender"]["holds"]) == (False, False)
+    serial = ask("authority", "grant", "admin", "_trust_level=3")["serial"]
+    assert ask("notify", "explain", "alert threat_level=4", "admin/web")["delivered"]
+    listed = ask("authority", "list")
+    assert [(one["holder"], one["status"]) for one in listed] == [("admin", "valid")]
+
+    ask("notify", "send", "--to", "application = 'IIS' AND load > 0.8", "--event", "alert", "threat_level=4")
+    out, _ = listener.communicate(timeout=30)
+    assert '"threat_level": 4' in out
+
+    ask("authority", "revoke", serial)
+    assert ask("authority", "list")[0]["status"] == "revoked"
+
+
+def test_mistakes_are_pointed_at(up):
+    wrong = driver.quick("notify", "check", "threat_levle > 3", home=up)
+    assert wrong.code == errors.ParseError.exit_code
+    assert "did you mean threat_level?" in wrong.err
+    wrong = driver.quick("notify", "send", "--event", "alert", "threat_level=high", home=up)
+    assert wrong.code == errors.InvalidInput.exit_code
+    assert "threat_level is of type int" in wrong.err
+
+
+def test_an_appointed_authority_stays_within_its_mandate(up, tmp_path):
+    file = tmp_path / "nw.json"
+    made = driver.quick(
+        "authority",
+        "appoint",
+        "northwest",
+        "--tier",
+        "2",
+        "--may",
+        "_trust_level=1..3",
+        "--to",
+        file,
+        home=up,
+    )
+    assert made.code == 0, made.err
+    good = driver.quick("authority", "grant", "bob", "_trust_level=3", "--tier", "2", "--by", file, home=up)
+    assert good.code == 0, good.err
+    bad = driver.quick("authority", "grant", "bob", "_trust_level=4", "--tier", "2", "--by", file, home=up)
+    assert bad.code == errors.Forbidden.exit_code

@@ -1,0 +1,48 @@
+"""What the page says is kept, and how much is allowed, is what the code says."""
+
+from __future__ import annotations
+
+import pathlib
+
+import msgspec
+import pytest
+
+from muster.core import subjects
+from muster.notify import model as models
+from muster.notify import protocol
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "notify.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out"),
+    [
+        (protocol.Kept, {"reset"}),
+        (protocol.Entry, set()),
+        (protocol.Join, set()),
+        (protocol.Update, set()),
+        (protocol.Decided, set()),
+        (protocol.Event, set()),
+    ],
+)
+def test_every_field_of_the_history_is_told(kind, left_out):
+    fields = {field.name for field in msgspec.structs.fields(kind)} - left_out
+    assert {name for name in fields if f"`{name}`" not in PAGE} == set()
+
+
+def test_subjects_streams_and_kinds_are_as_told():
+    for what in ("change", "decision"):
+        assert subjects.logged(protocol.PART, "history", what) in PAGE
+    for kind in (protocol.Kept, protocol.Decided):
+        assert str(kind.__struct_config__.tag) in PAGE
+    assert f"`{protocol.STREAM_HISTORY}`" in PAGE
+    assert models.RestrictedClaim.code in PAGE
+
+
+def test_limits_are_as_told():
+    bounds = models.POLICY_LIMITS
+    words = " ".join(PAGE.split())
+    assert f"{bounds.text_length:,} characters, {bounds.clauses} clauses, {bounds.depth} levels" in words
+    assert f"pattern {bounds.pattern_length} characters" in words
+    assert f"more than {models.CONJUNCTIONS_MAX} conjunctions" in words
+    assert f"at most {models.ATTRIBUTES_MAX} attributes" in words

@@ -125,3 +125,46 @@ async def test_qpid_jms_conforms(gateway: server.Gateway, tmp_path: Path):
     url = f"amqp://127.0.0.1:{gateway.port}"
     code, said = await _output("java", "-cp", classpath, "Conformance", url, cwd=project)
     assert code == 0, said
+
+
+async def test_a_malformed_frame_ends_only_its_own_connection(gateway: server.Gateway):
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    init = b"\x00\x53\x41\xc0\x0c\x01\xa3\x09ANONYMOUS"
+    frame = (len(init) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + init
+    writer.write(
+        b"AMQP\x03\x01\x00\x00" + frame + b"AMQP\x00\x01\x00\x00" + b"\x00\x00\x00\x09\x02\x00\x00\x00\xff"
+    )
+    async with asyncio.timeout(10):
+        said = await reader.read()
+    assert said.endswith(b"AMQP\x00\x01\x00\x00"), "it was let in, and shown out"
+    writer.close()
+    await _in_thread(gateway, lambda connection: None, allowed_mechs="ANONYMOUS")
+
+
+async def test_oversized_messages_and_bad_topics_are_refused_with_a_condition(gateway: server.Gateway):
+    def misbehave(connection):
+        sender = connection.create_sender("queue:orders")
+        with pytest.raises(proton_utils.SendException):
+            sender.send(proton.Message(body=bytes(1 << 20), durable=True))
+        sender.send(proton.Message(body="small", durable=True))
+        with pytest.raises(proton_utils.LinkDetached, match="not-found"):
+            connection.create_sender("topic:a/*", name="bad")
+
+    await _in_thread(gateway, misbehave, allowed_mechs="ANONYMOUS")
+
+
+async def test_what_a_vanished_client_had_comes_again_marked(gateway: server.Gateway, dial: conftest.Dial):
+    session = (await dial()).session()
+    await session.producer(destinations.queue("orders")).send("one")
+
+    def vanish(connection):
+        receiver = connection.create_receiver("queue:orders")
+        assert receiver.receive(timeout=5).body == "one"
+        for bridge in list(gateway.bridges):
+            loop.call_soon_threadsafe(bridge.connection_aborted)
+
+    loop = asyncio.get_running_loop()
+    await _in_thread(gateway, vanish, allowed_mechs="ANONYMOUS")
+    message = await (await session.consumer(destinations.queue("orders"))).receive(10)
+    assert message is not None
+    assert (message.body(), message.redelivered) == ("one", True)

@@ -96,6 +96,7 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._since_checkpoint = 0
+        self._began_at = self._loop.time()
         self.dropped = 0
 
     # Life.
@@ -322,8 +323,26 @@ class Dispatcher:
             for connection in [one for one in self._connections.values() if one.heard_at < oldest]:
                 events.info("connection-silent", connection=connection.name, identity=connection.identity)
                 self._forget(connection, clean=False)
+            self._drop_orphans()
             if self._since_checkpoint >= self._settings.checkpoint_records:
                 await self.checkpoint()
+
+    def _drop_orphans(self) -> None:
+        """Temporary queues end with their connection; a new dispatcher gives it time to come back."""
+        if self._loop.time() - self._began_at < self._settings.connection_timeout_s:
+            return
+        mark = ledger.queue_key(destinations.TEMPORARY)
+        for key in [key for key in self._ledger.backlogs if key.startswith(mark)]:
+            if key.removeprefix(mark).split(":")[0] not in self._connections:
+                self._drop(key, lambda: None)
+
+    def _drop(self, key: str, then: Callable[[], None]) -> None:
+        def stored(_: list[int]) -> None:
+            subject = protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))
+            self._spawn(self._purge_subject(subject))
+            then()
+
+        self._journal.add(journal.Item([], ledger.Record(dropped=[key]), stored))
 
     # Work.
 
@@ -589,12 +608,7 @@ class Dispatcher:
         key = ledger.queue_key(name)
         if (one := self._ledger.backlogs.get(key)) and one.consumers:
             raise faults.IllegalState("the temporary queue has consumers")
-
-        def stored(_: list[int]) -> None:
-            self._spawn(self._purge_subject(protocol.queue_subject(name)))
-            answer(protocol.Answer())
-
-        self._journal.add(journal.Item([], ledger.Record(dropped=[key]), stored))
+        self._drop(key, lambda: answer(protocol.Answer()))
 
     async def _purge_subject(self, subject: str) -> None:
         await self._stream.purge(subject=subject)

@@ -175,6 +175,11 @@ class Bridge(asyncio.Protocol):
         self._process()
         self.flush()
 
+    def _give_up(self) -> None:
+        """Nothing more is to come: the peer has closed, or broke the protocol and has been told so."""
+        self.flush()
+        self._socket.close()
+
     def flush(self) -> None:
         self._flushing = False
         if self._engine is None or self._paused or self._socket.is_closing():
@@ -223,6 +228,8 @@ class Bridge(asyncio.Protocol):
                 self.spawn(self._detach(event.link, destroy=False))
             case kinds.LINK_REMOTE_CLOSE:
                 self.spawn(self._detach(event.link, destroy=True))
+            case kinds.TRANSPORT_ERROR | kinds.TRANSPORT_TAIL_CLOSED:
+                self._loop.call_soon(self._give_up)
             case kinds.CONNECTION_REMOTE_CLOSE:
                 self.spawn(self._closed())
 

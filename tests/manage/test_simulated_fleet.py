@@ -262,13 +262,12 @@ async def apply_often(user: Any, chance: random.Random) -> dict[str, int]:
             }
             for name in names
         ]
-        try:
-            await requests.ask(
-                user, protocol.request("ann", "apply"), patience_s=60, try_s=5, entries=entries
-            )
-        except errors.Unavailable:
+        while True:  # what was not acknowledged may have been done: the same wish again, until it is
+            with contextlib.suppress(errors.Unavailable):
+                subject = protocol.request("ann", "apply")
+                await requests.ask(user, subject, patience_s=60, try_s=5, entries=entries)
+                break
             await asyncio.sleep(1)
-            continue
         wanted |= dict.fromkeys(names, value)
         await asyncio.sleep(chance.uniform(1, 15))
     return wanted

@@ -30,9 +30,10 @@ MISSES_MAX: Final = 1000
 class Program:
     """A compiled address. It holds as long as no column it asks has changed its codes."""
 
-    __slots__ = ("asked", "exactly", "steps", "versions")
+    __slots__ = ("asked", "condition", "exactly", "steps", "versions")
 
     def __init__(self) -> None:
+        self.condition: ast.Condition | None = None
         self.steps: Any = []
         self.asked: list[columns.Column] = []
         self.versions: list[int] = []
@@ -63,7 +64,7 @@ class Table:
         self._members_end = 0
         self._free: list[int] = []
         self._out = np.zeros(capacity // 64, np.uint64)
-        self._programs: dict[ast.Condition, Program] = {}
+        self._programs: dict[int, Program] = {}
         self._misses = 0
         self.columns: dict[str, columns.Column] = {}
         self.extend(model)
@@ -232,7 +233,8 @@ class Table:
 
     def address(self, condition: ast.Condition) -> tuple[Array, int]:
         """The rows where the condition is true, as a bitmap that is good until the next call; how many."""
-        compiled = self._programs.get(condition)
+        # By identity: hashing a tree takes as long as reading a bitmap. Its program keeps a condition alive.
+        compiled = self._programs.get(id(condition))
         if compiled is None or not compiled.holds():
             compiled = self._compile(condition)
         words = -(-self.used // 64)
@@ -258,7 +260,8 @@ class Table:
             self._missed()
         if len(self._programs) >= PROGRAMS_MAX:
             self._programs.clear()
-        self._programs[condition] = made
+        made.condition = condition
+        self._programs[id(condition)] = made
         return made
 
     def _missed(self) -> None:

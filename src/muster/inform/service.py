@@ -23,7 +23,7 @@ from muster.store import database
 IN_FLIGHT_MAX = 4_096
 RETRY_S = 0.5
 SAVE_EVERY_S = 0.5  # a commit syncs the disk on which the log syncs as well: few and large ones
-SAVE_ENTRIES = 1_000
+SAVE_ENTRIES = 5_000
 SAVE_BYTES = 16 << 20
 UNSAVED_MAX = 20_000
 DRAIN_S = 2.0

@@ -16,9 +16,12 @@ Dial = Callable[..., Awaitable[client.Connection]]
 
 @contextlib.asynccontextmanager
 async def serving(
-    connect: fixtures.Connect, identity: str = "dispatcher", wanted: settings.Message | None = None
+    connect: fixtures.Connect,
+    identity: str = "dispatcher",
+    wanted: settings.Message | None = None,
+    max_bytes: int = 1 << 30,
 ) -> AsyncIterator[service.Service]:
-    started = service.Service(await connect(identity), wanted, lease_ttl_s=2)
+    started = service.Service(await connect(identity), wanted, lease_ttl_s=2, max_bytes=max_bytes)
     running = asyncio.create_task(started.run())
     try:
         yield started

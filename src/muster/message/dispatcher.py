@@ -34,6 +34,7 @@ from muster.message import (
 
 events = log.Events("message")
 
+FULL: Final = 0.8
 LOAD: Final = 500  # messages read from the log at a time
 REASON: Final = "JMS_MUSTER_DEAD_REASON"
 FROM: Final = "JMS_MUSTER_DEAD_FROM"
@@ -69,6 +70,7 @@ class Dispatcher:
         epoch: int,
         wanted: settings.Message,
         may: May = anything,
+        max_bytes: int = 1 << 30,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._bus = bus
@@ -76,6 +78,8 @@ class Dispatcher:
         self._epoch = epoch
         self._settings = wanted
         self._may = may
+        self._max_bytes = max_bytes
+        self._used_bytes = 0  # of the log: as it was last seen, and what was sent since
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
         self._ledger = ledger.Ledger(window=wanted.window, max_deliveries=wanted.max_deliveries)
@@ -324,7 +328,9 @@ class Dispatcher:
                 events.info("connection-silent", connection=connection.name, identity=connection.identity)
                 self._forget(connection, clean=False)
             self._drop_orphans()
-            if self._since_checkpoint >= self._settings.checkpoint_records:
+            # Messages are refused before the log is full: acknowledgements, which empty it, need room in it.
+            self._used_bytes = (await self._stream.state()).bytes
+            if self._full or self._since_checkpoint >= self._settings.checkpoint_records:
                 await self.checkpoint()
 
     def _drop_orphans(self) -> None:
@@ -359,6 +365,8 @@ class Dispatcher:
             raise errors.LimitExceeded(
                 f"{len(work.sends)} messages in one transaction: the most is {protocol.SENDS_MAX}"
             )
+        if work.sends and self._full:
+            raise errors.LimitExceeded("the log of messages is full: consume some, or raise its budget")
         acked: dict[str, list[int]] = {}
         for key, sequences in work.acks.items():
             one = self._ledger.backlogs.get(key)
@@ -370,6 +378,7 @@ class Dispatcher:
             if mine:
                 acked[key] = mine
         copies = [self._copy(connection, send) for send in work.sends]
+        self._used_bytes += sum(len(send.data) + len(send.meta) for send in work.sends)
         if not copies and not acked:
             answer(protocol.Answer())
             return
@@ -388,6 +397,10 @@ class Dispatcher:
 
         record = ledger.Record(acked=acked, stored=_counts(copies), works=[work.id])
         self._journal.add(journal.Item(copies, record, stored, lambda error: finish(_failed(error))))
+
+    @property
+    def _full(self) -> bool:
+        return self._used_bytes > FULL * self._max_bytes
 
     def _copy(self, connection: Connection, send: protocol.Send) -> journal.Copy:
         destination = destinations.Destination.parse(send.destination)

@@ -50,7 +50,9 @@ class Service:
     async def _act(self, lease: leases.Lease) -> None:
         stream = await self._bus.stream(self._stream)
         acting = asyncio.ensure_future(
-            dispatcher.Dispatcher(self._bus, stream, lease.epoch, self._settings, self._may).run()
+            dispatcher.Dispatcher(
+                self._bus, stream, lease.epoch, self._settings, self._may, self._stream.max_bytes
+            ).run()
         )
         lost = asyncio.ensure_future(lease.lost.wait())
         self.acting.set()

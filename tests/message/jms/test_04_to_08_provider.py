@@ -10,7 +10,7 @@ import pytest
 from muster.bus import api
 from muster.core import errors
 from muster.message import client, destinations, faults, messages, service, settings
-from muster.testing import fixtures
+from muster.testing import eventually, fixtures
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
@@ -319,4 +319,33 @@ async def test_a_backlog_larger_than_the_window_is_delivered_whole(
             assert message is not None
             assert message.body() == str(number)
             await message.acknowledge()
+        await connection.close()
+
+
+async def test_a_full_log_refuses_messages_and_takes_acknowledgements(
+    dial: conftest.Dial, connect: fixtures.Connect
+):
+    async with conftest.serving(connect, max_bytes=2 << 20):
+        connection = await dial()
+        session = connection.session(client.Mode.CLIENT)
+        producer = session.producer(ORDERS)
+
+        async def fill() -> None:
+            for _ in range(200):
+                await producer.send(bytes(20_000))
+
+        with pytest.raises(errors.LimitExceeded):
+            await fill()
+        consumer = await session.consumer(ORDERS)
+        while (message := await consumer.receive(1)) is not None:
+            await message.acknowledge()
+
+        async def accepted() -> bool:
+            try:
+                await producer.send("there is room again")
+            except errors.LimitExceeded:
+                return False
+            return True
+
+        await eventually.eventually(accepted, timeout_s=15)
         await connection.close()

@@ -81,6 +81,7 @@ async def test_a_ring_is_deployed_mended_and_torn_down(fleet):
     await eventually(lambda: passes(1, 4))
     first = host.hosted["t-1"].adapter
     assert not first._observed().properties["reserve_closed"]
+    await eventually(lambda: first.place.runtime.get("armed"))  # it has seen the ring whole
 
     await host.hosted["t-3"].adapter.do_unlink("t-2")  # the chain is broken in the middle
     await eventually(lambda: first._observed().properties["reserve_closed"])

@@ -17,10 +17,16 @@ from tests.notify.conftest import MODELS, QUICK
 
 STATE: dict[str, Any] = {"application": "IIS", "load": 0.5}
 
+PATIENT = settings_.Notify(lease_s=5.0, ack_wait_s=0.5, beat_s=1.0)
+
 
 async def _define(mine: client.Parties) -> None:
     for model in MODELS:
         await mine.define(model)
+
+
+def _shards_known_to(served: service.Notifier) -> int:
+    return len(set(served.held).union(*(summary.shards for _, summary in served._members.values())))
 
 
 # -- restricted attributes
@@ -133,11 +139,11 @@ async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifi
 
 
 async def test_receivers_spread_move_and_come_back(notifier, parties):
-    first = await notifier("n1")
+    first = await notifier("n1", PATIENT)
     mine = await parties("farm")
     await _define(mine)
     webs = [await mine.advertise(f"web-{n}", "WebServer", STATE, policy="alert") for n in range(20)]
-    second = await notifier("n2", serving=False)
+    second = await notifier("n2", PATIENT, serving=False)
     await eventually(lambda: len(first.held) + len(second.held) == protocol.SHARDS and second.held)
     assert not set(first.held) & set(second.held)
     assert len(first.engine) + len(second.engine) == 20
@@ -154,9 +160,10 @@ async def test_receivers_spread_move_and_come_back(notifier, parties):
 
 
 async def test_an_event_is_not_passed_to_a_notifier_where_it_cannot_match(notifier, parties):
-    first = await notifier("n1")
-    second = await notifier("n2", serving=False)
+    first = await notifier("n1", PATIENT)
+    second = await notifier("n2", PATIENT, serving=False)
     await eventually(lambda: len(first.held) + len(second.held) == protocol.SHARDS and second.held)
+    await eventually(lambda: _shards_known_to(first) == _shards_known_to(second) == protocol.SHARDS)
     mine = await parties("farm")
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert")

@@ -34,6 +34,8 @@ _JSON = msgspec.json.Encoder()
 
 PART = protocol.PART
 GONE_BEATS = 5
+EVERYBODY = "all"
+BY = "Muster-Notifier"
 FRESH_BEATS = 3
 DURABLE_IN_FLIGHT = 4096
 REDELIVERED_AT_ONCE = 1000
@@ -101,7 +103,8 @@ class Notifier:
         )
         await self._listen(subjects.announced(PART, "notifier"), self._heard)
         await self._listen(subjects.announced(PART, "known"), self._asked_known)
-        await self._listen(subjects.logged(PART, "match", self.name), self._passed_on)
+        for hearer in (self.name, EVERYBODY):
+            await self._listen(subjects.logged(PART, "match", hearer), self._passed_on)
         await self._listen(subjects.said_by(PART, "*", "read", ">"), self._asked)
         await self._listen(subjects.said_by(PART, "*", "define"), self._defined, group=PART)
         await self._listen(subjects.said_by(PART, "*", "trust"), self._presented, group=PART)
@@ -622,6 +625,13 @@ class Notifier:
         """A transient event: deliver here, and pass it to the others who may hold somebody."""
         self._expire()
         await self._deliver_now(event, self.engine.match(event.believed(), address))
+        known = set(self.held).union(*(summary.shards for _, summary in self._members.values()))
+        if len(known) < protocol.SHARDS:
+            # Somebody holds, or is about to hold, shards that we were not told of: say it to everybody.
+            await self._bus.publish(
+                subjects.logged(PART, "match", EVERYBODY), messages.encode(event), headers={BY: self.name}
+            )
+            return
         for other, (heard_at, summary) in list(self._members.items()):
             # A summary that is not fresh may be too narrow.
             fresh = time.monotonic() - heard_at < FRESH_BEATS * self._settings.beat_s
@@ -631,6 +641,8 @@ class Notifier:
             await self._bus.publish(subjects.logged(PART, "match", other), messages.encode(event))
 
     async def _passed_on(self, message: api.Message) -> None:
+        if message.headers.get(BY) == self.name:
+            return
         event = messages.decode(message.data, protocol.Event)
         self._expire()
         await self._deliver_now(event, self.engine.match(event.believed(), self._address(event.address)))

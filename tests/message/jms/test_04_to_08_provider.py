@@ -117,7 +117,7 @@ async def test_7_8_and_7_9_priority_expiry_and_delay(dispatcher: service.Service
     await producer.send("gone", ttl_s=0.001)
     await producer.send("low", priority=1)
     await producer.send("high", priority=9)
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # pace: a time to live passes
     consumer = await session.consumer(ORDERS)
     assert await _texts(consumer, 3) == ["high", "low", "late"]
     assert 0.3 <= time.monotonic() - sent_at < 2

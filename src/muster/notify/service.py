@@ -34,6 +34,7 @@ _JSON = msgspec.json.Encoder()
 
 PART = protocol.PART
 GONE_BEATS = 5
+NAMES_MAX = 4000  # in one delivery
 EVERYBODY = "all"
 BY = "Muster-Notifier"
 FRESH_BEATS = 3
@@ -580,7 +581,12 @@ class Notifier:
                 await self._room.acquire()
                 self._spawn(self._store(message, process, event))
             else:
-                await self._decide(event, address)
+                try:
+                    await self._decide(event, address)
+                except errors.MusterError as error:  # too large to pass on, or the connection is away
+                    self._count(error.code)
+                    self._reply(message, process, _refusal(error))
+                    continue
                 if message.reply:
                     await self._answer(message, process, protocol.Answer())
             turn += 1
@@ -650,7 +656,7 @@ class Notifier:
     async def _deliver_now(self, event: protocol.Event, parties: list[str]) -> None:
         parties = [party for party in parties if self._decides(party)]
         self._decided(event, 0, parties)
-        for process, names in _by_process(parties).items():
+        for process, names in _by_process(parties):
             delivered = protocol.Delivered(to=tuple(names), event=event, shard=-1, epoch=0)
             await self._bus.publish(subjects.addressed_to(PART, process, "event"), messages.encode(delivered))
         self._count("delivered", len(parties))
@@ -792,7 +798,7 @@ class Notifier:
         held.sent_at[sequence] = time.monotonic()
         if event is None or not held.lease.held:
             return
-        for process, names in _by_process(parties).items():
+        for process, names in _by_process(parties):
             delivered = protocol.Delivered(
                 to=tuple(names), event=event, shard=held.shard, epoch=held.lease.epoch, sequence=sequence
             )
@@ -873,12 +879,15 @@ def _refusal(error: errors.MusterError) -> protocol.Answer:
     return protocol.Answer(refused=((-1, protocol.fault_of(error)),))
 
 
-def _by_process(parties: Iterable[str]) -> dict[str, list[str]]:
+def _by_process(parties: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
+    """Names of one process together, as many as fit into a message."""
     found: dict[str, list[str]] = {}
     for party in parties:
         process, _, name = party.partition("/")
         found.setdefault(process, []).append(name)
-    return found
+    for process, names in found.items():
+        for start in range(0, len(names), NAMES_MAX):
+            yield process, names[start : start + NAMES_MAX]
 
 
 async def _read(stream: api.Stream, subject: str) -> Any:

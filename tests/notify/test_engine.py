@@ -117,3 +117,14 @@ def test_policies_that_nobody_has_any_more_are_forgotten(kernels):
     assert len(ours.policies) == 1
     assert ours.match({"level": 2999}, parser.parse("TRUE")) == ["a"]
     assert ours.match({"level": 2998}, parser.parse("TRUE")) == []
+
+
+def test_kernels_can_be_changed_while_parties_are_held():
+    held = engine.Engine(kernels=plain)
+    held.join("a", WEB, {"application": "IIS", "load": 0.9}, parser.parse("alert"))
+    held.use(engine.warmed())
+    held.join("b", WEB, {"application": "IIS", "load": 0.1}, parser.parse("alert"))
+    held.update(["a"], {"load": [0.5]})
+    busy = parser.parse("application = 'IIS' AND load > 0.4")
+    assert held.match({"alert": True}, busy) == ["a"]
+    assert held.match({"alert": False}, busy) == []

@@ -22,7 +22,7 @@ from muster.core import errors
 from muster.notify import index, names, plain
 from muster.notify import model as models
 from muster.notify import table as tables
-from muster.predicates import ast, types
+from muster.predicates import ast, parser, types
 
 Array = npt.NDArray[Any]
 
@@ -38,6 +38,17 @@ def fastest() -> Any:
         from muster.notify import kernels
     except ImportError:
         return plain
+    return kernels
+
+
+def warmed() -> Any:
+    """`fastest`, loaded and compiled: that takes a second, and several on a machine that never ran them."""
+    kernels = fastest()
+    trial = Engine(kernels=kernels)
+    model = models.Model("Trial", {"a": types.STRING, "b": types.FLOAT, "c": types.set_of("x")})
+    trial.join("p", model, {"a": "v", "b": 1.0, "c": frozenset({"x"})}, parser.parse("e AND n >= 1"))
+    trial.update(["p"], {"b": [0.5]})
+    trial.match({"e": True, "n": 1}, parser.parse("a = 'v' AND b < 1 AND c CONTAINS 'x'"))
     return kernels
 
 

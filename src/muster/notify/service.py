@@ -23,7 +23,7 @@ import msgspec
 from muster.bus import api, leases
 from muster.core import errors, log, messages, metrics, subjects
 from muster.notify import engine as engines
-from muster.notify import fair, holding, known, placement, protocol, questions, summaries
+from muster.notify import fair, holding, known, placement, plain, protocol, questions, summaries
 from muster.notify import model as models
 from muster.notify import settings as settings_
 from muster.predicates import ast
@@ -63,7 +63,8 @@ class Notifier:
         self._settings = settings or settings_.Notify()
         self._replicas = replicas
         self.known = known.Known(root=root, domain=domain)
-        self.engine = engines.Engine(kernels=kernels)
+        self._hurries = kernels is None  # to the fastest kernels, once they are loaded
+        self.engine = engines.Engine(kernels=kernels or plain)
         self.counts: collections.Counter[str] = collections.Counter()
         self._counter = (measure or metrics.Metrics()).counter(
             "notify_events", "What happened to events and changes, by outcome.", ("outcome",)
@@ -118,7 +119,13 @@ class Notifier:
             self._keep_history(),
         ):
             self._spawn(work)
+        if self._hurries:
+            self._spawn(self._hasten())
         events.info("notifier-started", notifier=self.name)
+
+    async def _hasten(self) -> None:
+        """In a thread, after the start: meanwhile the plain kernels decide the same, only slower."""
+        self.engine.use(await asyncio.to_thread(engines.warmed))
 
     async def stop(self) -> None:
         with contextlib.suppress(errors.MusterError):

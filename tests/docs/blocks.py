@@ -98,7 +98,7 @@ def matches(shown: list[str], printed: list[str]) -> bool:
 
 
 async def _interrupt(child: process.Child) -> int:
-    """Ctrl-C, and again if nothing came of it, as a person would: a shell can miss one between two commands."""
+    """Ctrl-C, and again if nothing came of it, as a person would: a shell can miss one."""
     for _ in range(INTERRUPTS - 1):
         if child.exit_code is None:
             os.killpg(child.pid, signal.SIGINT)

@@ -98,7 +98,7 @@ def matches(shown: list[str], printed: list[str]) -> bool:
 
 
 async def _interrupt(child: process.Child) -> int:
-    """Ctrl-C, and again if nothing came of it, as a person would: a shell can miss one."""
+    """Ctrl-C, and again if nothing came of it: once in three runs of all tests a shell did not end."""
     for _ in range(INTERRUPTS - 1):
         if child.exit_code is None:
             os.killpg(child.pid, signal.SIGINT)

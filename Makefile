@@ -67,7 +67,7 @@ bench-%: setup ## one benchmark: make bench-bus
 	@QUICK=$(QUICK) $(BIN)/python -m benchmarks.harness $*
 
 lock: ## pin dependencies anew (needs uv)
-	@$(LOCK) --group dev --extra postgres --extra websocket --extra monitor --extra fast -o requirements.lock
+	@$(LOCK) --group dev --extra postgres --extra websocket --extra monitor --extra fast --extra web -o requirements.lock
 	@$(LOCK) --extra spark -c requirements.lock -o requirements-spark.lock
 	@$(LOCK) --extra amqp -c requirements.lock -o requirements-amqp.lock
 

@@ -1,0 +1,70 @@
+"""Texts of XML Schema's types that doors exchange: durations, moments, numbers, truth."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+from muster.core import errors
+
+_DURATION = re.compile(
+    r"(-)?P(?:(\d{1,9})Y)?(?:(\d{1,9})M)?(?:(\d{1,9})D)?"
+    r"(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9}(?:\.\d{0,12})?)S)?)?\Z",
+    re.ASCII,
+)
+_UNITS_S = (365.25 * 86400, 365.25 * 86400 / 12, 86400.0, 3600.0, 60.0, 1.0)
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+def parse_duration_s(text: str) -> float:
+    """``PT1M30.5S`` is 90.5. A year is 365.25 days and a month a twelfth of one."""
+    found = _DURATION.match(text)
+    if found is None or text.endswith(("P", "T")) or not any(found.groups()[1:]):
+        raise errors.InvalidInput(f"{text[:60]!r} is no duration: write one like PT60S")
+    total_s = sum(
+        float(part) * unit_s for part, unit_s in zip(found.groups()[1:], _UNITS_S, strict=True) if part
+    )
+    return -total_s if found[1] else total_s
+
+
+def duration(seconds: float) -> str:
+    return f"PT{max(0.0, seconds):.3f}".rstrip("0").rstrip(".") + "S"
+
+
+def parse_moment(text: str) -> datetime.datetime:
+    """Of a dateTime; one without a zone is in UTC."""
+    try:
+        if "T" not in text:
+            raise ValueError(text)
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise errors.InvalidInput(
+            f"{text[:60]!r} is no dateTime: write one like 2030-01-31T12:00:00Z"
+        ) from error
+    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970 as a dateTime in UTC."""
+    return (
+        datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    )
+
+
+def parse_until_s(text: str, now_s: float) -> float:
+    """How long until then, for a text that is a duration or a dateTime."""
+    if text.lstrip("-").startswith("P"):
+        return parse_duration_s(text)
+    return parse_moment(text).timestamp() - now_s
+
+
+def parse_integer(text: str, *, minimum: int = 0, maximum: int = (1 << 63) - 1) -> int:
+    if not re.fullmatch(r"[+-]?\d{1,19}", text, re.ASCII) or not minimum <= int(text) <= maximum:
+        raise errors.InvalidInput(f"{text[:60]!r} is no integer from {minimum} to {maximum}")
+    return int(text)
+
+
+def parse_truth(text: str) -> bool:
+    if text not in _TRUTH:
+        raise errors.InvalidInput(f"{text[:60]!r} is neither true nor false")
+    return _TRUTH[text]

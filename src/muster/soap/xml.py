@@ -1,0 +1,313 @@
+"""XML as doors need it: a small tree of our own, read with bounds and written with known prefixes.
+
+What comes from outside is UTF-8 without a document type or processing instructions (SOAP allows neither), and
+so without entities of its own or anything external; its depth and its numbers of elements and attributes are
+bounded while it is being read, not afterwards.  The parser is Python's expat, given all of it at once, so
+its time grows with the size only, and the size is bounded too.
+
+Names are in Clark's notation, ``{namespace}local``.  A text that is a qualified name (the subcode of a fault)
+means nothing without the prefixes around it: it is written from a `QName` and read with `Element.qname`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from xml.parsers import expat
+
+from muster.core import errors
+
+XML = "http://www.w3.org/XML/1998/namespace"
+XSI = "http://www.w3.org/2001/XMLSchema-instance"
+LANG = f"{{{XML}}}lang"
+NIL = f"{{{XSI}}}nil"
+
+_SPACE = " \t\r\n"
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_TEXT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"}
+_ATTRIBUTE = {**_TEXT, '"': "&quot;", "\t": "&#9;", "\n": "&#10;"}
+_IN_TEXT = re.compile("[&<>\r]")
+_IN_ATTRIBUTE = re.compile('[&<>"\t\n\r]')
+NCNAME = re.compile(r"[^\W\d][\w.\-]*\Z")
+
+
+class Malformed(errors.InvalidInput):
+    """Not XML, or XML that no SOAP message may be. ``reason`` is one word for a counter."""
+
+    code = "malformed-xml"
+
+    def __init__(self, message: str, *, reason: str = "malformed") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    bytes: int = 1 << 20
+    depth: int = 64
+    elements: int = 50_000
+    attributes: int = 64  # of one element
+
+
+class Namespace(str):
+    """``WSA = Namespace("…/addressing")``, then ``WSA("To")`` is the name of an element."""
+
+    __slots__ = ()
+
+    def __call__(self, local: str) -> str:
+        return f"{{{self}}}{local}"
+
+
+@dataclass(frozen=True, slots=True)
+class QName:
+    """A qualified name as content."""
+
+    name: str
+
+
+Content: TypeAlias = "str | QName | Element"
+
+
+class Element:
+    """``content`` is texts and elements in their order; ``namespaces`` those in scope where it was read."""
+
+    __slots__ = ("attributes", "content", "name", "namespaces")
+
+    def __init__(
+        self,
+        name: str,
+        *content: Content | None,
+        attributes: Mapping[str, str] | None = None,
+        namespaces: Mapping[str, str] | None = None,
+    ) -> None:
+        """A None among the ``content`` is left out."""
+        self.name = name
+        self.content: Sequence[Content] = [one for one in content if one is not None]
+        self.attributes: Mapping[str, str] = attributes or {}
+        self.namespaces = namespaces
+
+    @property
+    def local(self) -> str:
+        return self.name.rpartition("}")[2]
+
+    @property
+    def namespace(self) -> str:
+        return self.name.rpartition("}")[0][1:]
+
+    @property
+    def exact_text(self) -> str:
+        return "".join(one for one in self.content if isinstance(one, str))
+
+    @property
+    def text(self) -> str:
+        """Without the white space around it: writers put URIs and numbers on lines of their own."""
+        return self.exact_text.strip(_SPACE)
+
+    @property
+    def children(self) -> list[Element]:
+        return [one for one in self.content if isinstance(one, Element)]
+
+    def get(self, attribute: str, default: str | None = None) -> str | None:
+        return self.attributes.get(attribute, default)
+
+    def find(self, name: str) -> Element | None:
+        return next((one for one in self.children if one.name == name), None)
+
+    def all(self, name: str) -> list[Element]:
+        return [one for one in self.children if one.name == name]
+
+    def text_of(self, name: str, default: str = "") -> str:
+        """Of the first child of that name."""
+        found = self.find(name)
+        return default if found is None else found.text
+
+    def walk(self) -> Iterator[Element]:
+        """This one and all in it, in the order of the document."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def qname(self) -> str | None:
+        """The name that its text stands for, in Clark's notation; None if its prefix is not declared."""
+        prefix, colon, local = self.text.rpartition(":")
+        scope = self.namespaces or {}
+        if not colon:
+            return f"{{{scope['']}}}{local}" if scope.get("") else local
+        return f"{{{scope[prefix]}}}{local}" if prefix in scope else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Element):
+            return NotImplemented
+        return (self.name, dict(self.attributes), list(self.content)) == (
+            other.name,
+            dict(other.attributes),
+            list(other.content),
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return write(self).decode()
+
+
+def parse(data: bytes, limits: Limits | None = None) -> Element:
+    """The root. `errors.LimitExceeded` where a bound is passed, else `Malformed`."""
+    limits = limits or Limits()
+    if len(data) > limits.bytes:
+        raise errors.LimitExceeded(f"{len(data)} bytes of XML are over {limits.bytes}")
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise Malformed("the XML is not UTF-8", reason="charset") from error
+    builder = _Builder(limits)
+    try:
+        builder.parser.Parse(data, True)
+    except expat.ExpatError as error:
+        raise Malformed(f"not XML: {error}") from error
+    assert builder.root is not None
+    return builder.root
+
+
+class _Builder:
+    def __init__(self, limits: Limits) -> None:
+        # The encoding given here holds, whatever the document says of itself.
+        self.parser = expat.ParserCreate("utf-8", "}")
+        self.parser.buffer_text = True
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._text
+        self.parser.StartNamespaceDeclHandler = self._declare
+        self.parser.StartDoctypeDeclHandler = self._doctype
+        self.parser.ProcessingInstructionHandler = self._instruction
+        self.root: Element | None = None
+        self._limits = limits
+        self._open: list[tuple[Element, list[Content]]] = []
+        self._elements = 0
+        self._declared: dict[str, str] = {}
+
+    def _declare(self, prefix: str | None, uri: str | None) -> None:
+        self._declared[prefix or ""] = uri or ""
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        self._elements += 1
+        if self._elements > self._limits.elements:
+            raise errors.LimitExceeded(f"more than {self._limits.elements} elements")
+        if len(self._open) >= self._limits.depth:
+            raise errors.LimitExceeded(f"elements nested deeper than {self._limits.depth}")
+        if len(attributes) + len(self._declared) > self._limits.attributes:
+            raise errors.LimitExceeded(f"an element with more than {self._limits.attributes} attributes")
+        scope = self._open[-1][0].namespaces if self._open else {}
+        if self._declared:
+            scope, self._declared = {**(scope or {}), **self._declared}, {}
+        content: list[Content] = []
+        element = Element(
+            _clark(tag),
+            attributes={_clark(name): value for name, value in attributes.items()},
+            namespaces=scope,
+        )
+        element.content = content
+        if self._open:
+            self._open[-1][1].append(element)
+        else:
+            self.root = element
+        self._open.append((element, content))
+
+    def _end(self, _: str) -> None:
+        self._open.pop()
+
+    def _text(self, text: str) -> None:
+        content = self._open[-1][1]
+        if content and isinstance(content[-1], str):  # a comment stood between them
+            content[-1] += text
+        else:
+            content.append(text)
+
+    def _doctype(self, *_: Any) -> None:
+        raise Malformed("a document type, which no SOAP message may have", reason="doctype")
+
+    def _instruction(self, target: str, _: str) -> None:
+        raise Malformed(
+            f"a processing instruction ({target[:40]!r}), which no SOAP message may have",
+            reason="processing-instruction",
+        )
+
+
+def _clark(name: str) -> str:
+    return f"{{{name}" if "}" in name else name
+
+
+def write(element: Element, prefixes: Mapping[str, str] | None = None) -> bytes:
+    """``prefixes`` are those to use, by namespace; the ones that are needed are declared at the root.
+
+    Characters that XML cannot hold become U+FFFD: a reason that some process gave must not make an answer
+    unreadable.  What was parsed keeps all the prefixes that it was read with.
+    """
+    wanted = dict(prefixes or {})
+    used = {uri for one in element.walk() for uri in _namespaces(one)}
+    root = {wanted[uri]: uri for uri in wanted if uri in used}
+    out: list[str] = []
+    _write(element, {"xml": XML}, root, wanted, out)
+    return "".join(out).encode()
+
+
+def _namespaces(element: Element) -> Iterator[str]:
+    yield element.namespace
+    for name in element.attributes:
+        yield name.rpartition("}")[0][1:]
+    for one in element.content:
+        if isinstance(one, QName):
+            yield one.name.rpartition("}")[0][1:]
+
+
+def _write(
+    element: Element,
+    scope: Mapping[str, str],
+    declare: Mapping[str, str],
+    wanted: Mapping[str, str],
+    out: list[str],
+) -> None:
+    known = {"": "", **scope}
+    declare = {**declare, **(element.namespaces or {})}
+    new = {prefix: uri for prefix, uri in declare.items() if known.get(prefix) != uri}
+    here = {**scope, **new}
+
+    def spelt(name: str, *, bare: bool = True) -> str:
+        """``bare``: whether the default namespace may serve."""
+        uri, _, local = name.rpartition("}")
+        uri = uri[1:]
+        if not uri:
+            if bare and here.get(""):
+                new[""] = here[""] = ""
+            return local
+        found = next((prefix for prefix, held in here.items() if held == uri and (prefix or bare)), None)
+        if found is None:
+            found = wanted.get(uri, "")
+            number = 0
+            while not found or found in here:
+                number += 1
+                found = f"ns{number}"
+            new[found] = here[found] = uri
+        return f"{found}:{local}" if found else local
+
+    tag = spelt(element.name)
+    attributes = [(spelt(name, bare=False), value) for name, value in element.attributes.items()]
+    texts = [spelt(one.name) if isinstance(one, QName) else one for one in element.content]
+    attributes += [(f"xmlns:{prefix}" if prefix else "xmlns", uri) for prefix, uri in new.items()]
+    out.append(f"<{tag}")
+    out += [f' {name}="{_escape(value, _IN_ATTRIBUTE, _ATTRIBUTE)}"' for name, value in attributes]
+    if not texts:
+        out.append("/>")
+        return
+    out.append(">")
+    for one in texts:
+        if isinstance(one, Element):
+            _write(one, here, {}, wanted, out)
+        else:
+            out.append(_escape(one, _IN_TEXT, _TEXT))
+    out.append(f"</{tag}>")
+
+
+def _escape(text: str, special: re.Pattern[str], escapes: Mapping[str, str]) -> str:
+    return special.sub(lambda found: escapes[found[0]], _NO_XML.sub("\ufffd", text))

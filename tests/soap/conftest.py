@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from muster.core import errors, metrics
+from muster.soap import asgi, door, envelope, faults, serving, xml
+
+NS = xml.Namespace("urn:echo")
+
+
+class Echo:
+    """A door that answers with what it was sent, and what it does when told otherwise."""
+
+    def __init__(self) -> None:
+        self.measure = metrics.Metrics()
+        self.calls: list[door.Call] = []
+        self.called = asyncio.Event()
+        self.door = door.Door(
+            name="echo",
+            handle=self.handle,
+            authenticate=self.authenticate,
+            is_open=lambda message: message.first is not None and message.first.name == NS("Open"),
+            prefixes={NS: "e"},
+            documents={"wsdl": lambda location: f"<wsdl at='{location}'/>".encode()},
+            limits=xml.Limits(bytes=20_000),
+            timeout_s=0.2,
+            measure=self.measure,
+        )
+        self.application = asgi.Application({"/echo": self.door})
+
+    async def authenticate(self, name: str, password: str) -> door.Caller:
+        if (name, password) != ("ann", "sesäm"):
+            raise errors.Unauthorized("wrong name or password")
+        return door.Caller(name, "user")
+
+    async def handle(self, call: door.Call) -> door.Answer:
+        self.calls.append(call)
+        self.called.set()
+        asked = call.envelope.first
+        if asked is None:
+            return door.Answer()
+        match asked.local:
+            case "Missing":
+                raise errors.NotFound("no such thing", hint="look elsewhere")
+            case "Bug":
+                raise ZeroDivisionError("secret")
+            case "Hang":
+                await asyncio.Event().wait()
+            case "Fault":
+                raise faults.Fault(
+                    faults.Code.SENDER, "no", subcode=NS("Denied"), details=[xml.Element(NS("why"), "so")]
+                )
+            case "Long":
+                return door.Answer([xml.Element(NS("a"), "x" * 5000)], bytes_max=4000)
+        headers = [xml.Element(NS("caller"), call.caller.name)] if call.caller else []
+        return door.Answer([asked], headers)
+
+    def counted(self, reason: str) -> bool:
+        text = self.measure.exposition("")[1].decode()
+        return f'muster_soap_refused_total{{door="echo",reason="{reason}"}}' in text
+
+
+def message(
+    body: str = "<e:Hello/>", headers: str = "", version: envelope.Version = envelope.Version.V12
+) -> bytes:
+    return (
+        f'<s:Envelope xmlns:s="{version.value}" xmlns:e="{NS}"><s:Header>{headers}</s:Header>'
+        f"<s:Body>{body}</s:Body></s:Envelope>"
+    ).encode()
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+async def url(echo):
+    async with serving.Server(echo.application) as server:
+        yield f"{server.url}/echo"
+
+
+def request(body: bytes, **changes: Any) -> door.Request:
+    made = door.Request(
+        "POST",
+        "/echo",
+        headers={"content-type": "application/soap+xml", "authorization": "Basic YW5uOnNlc8OkbQ=="},
+        body=body,
+        location="http://here/echo",
+    )
+    return dataclasses.replace(made, **changes)

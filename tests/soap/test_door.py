@@ -1,0 +1,213 @@
+"""What a door makes of what it is sent: the right fault, a counter, and never more than was asked for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster.soap import addressing, envelope, faults, xml
+from tests.soap.conftest import NS, message, request
+
+ANN = "Basic YW5uOnNlc8OkbQ=="
+V11, V12 = envelope.Version.V11, envelope.Version.V12
+
+
+def body(response) -> xml.Element:
+    return envelope.read(xml.parse(response.body)).body[0]
+
+
+def told(response) -> tuple[str, str]:
+    """A fault's code and subcode."""
+    fault = body(response)
+    if fault.name == V11("Fault"):
+        code = fault.find("faultcode")
+        assert code is not None
+        return str(code.qname()).rpartition("}")[2], ""
+    code = fault.find(V12("Code"))
+    assert code is not None
+    value, subcode = code.find(V12("Value")), code.find(V12("Subcode"))
+    assert value is not None
+    inner = subcode.find(V12("Value")) if subcode else None
+    return str(value.qname()).rpartition("}")[2], str(inner.qname()) if inner else ""
+
+
+@pytest.mark.parametrize("version", [V11, V12])
+async def test_the_answer_has_the_version_of_the_question(echo, version):
+    response = await echo.door.respond(request(message("<e:Hello>ä</e:Hello>", version=version)))
+    assert (response.status, response.content_type) == (200, version.content_type)
+    found = envelope.read(xml.parse(response.body))
+    assert found.version is version
+    assert found.body[0] == xml.Element(NS("Hello"), "ä")
+    assert found.headers[0].text == "ann"
+
+
+async def test_an_empty_body_is_answered_by_an_empty_body(echo):
+    response = await echo.door.respond(request(message("")))
+    assert envelope.read(xml.parse(response.body)).body == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "status", "reason"),
+    [
+        (b'<!DOCTYPE a [<!ENTITY x "y">]><a>&x;</a>', "Sender", 400, "doctype"),
+        (b"<a", "Sender", 400, "malformed"),
+        (b"<a/>", "Sender", 400, "Sender"),
+        (message() + b"<b/>", "Sender", 400, "malformed"),
+        (
+            message("?").replace(b"?", b"\xff"),
+            "Sender",
+            400,
+            "charset",
+        ),
+        (b"<a>" * 100, "Sender", 400, "Sender"),
+        (message("x" * 30_000), "Sender", 400, "Sender"),
+        (message().replace(b"soap-envelope", b"soap-new"), "VersionMismatch", 500, "VersionMismatch"),
+        (message("<e:Missing/>"), "Sender", 400, "Sender"),
+        (message("<e:Bug/>"), "Receiver", 500, "Receiver"),
+        (message("<e:Hang/>"), "Receiver", 500, "Receiver"),
+        (message("<e:Long/>"), "Sender", 400, "Sender"),
+        (message(headers='<e:h s:mustUnderstand="true"/>'), "MustUnderstand", 500, "MustUnderstand"),
+    ],
+)
+async def test_each_kind_of_refusal(echo, sent, code, status, reason):
+    response = await echo.door.respond(request(sent))
+    assert told(response)[0] == code
+    assert response.status == status
+    assert echo.counted(reason)
+    assert b"secret" not in response.body
+
+
+async def test_a_fault_of_the_service_in_both_versions(echo):
+    response = await echo.door.respond(request(message("<e:Fault/>")))
+    assert told(response) == ("Sender", NS("Denied"))
+    assert b"<s:Detail><e:why>so</e:why></s:Detail>" in response.body
+    response = await echo.door.respond(request(message("<e:Fault/>", version=V11)))
+    assert (told(response)[0], response.status) == ("Client", 500)
+    assert b"<detail><e:why>so</e:why></detail>" in response.body
+    response = await echo.door.respond(request(message("<e:Missing/>", version=V11)))
+    assert b"<faultstring>no such thing (look elsewhere)</faultstring>" in response.body
+
+
+async def test_a_header_that_must_be_understood(echo):
+    response = await echo.door.respond(request(message(headers='<e:h s:mustUnderstand="1"/>')))
+    found = envelope.read(xml.parse(response.body))
+    assert found.headers[0].name == V12("NotUnderstood")
+    assert (found.headers[0].namespaces or {})["h"] == NS
+    assert found.headers[0].get("qname") == "h:h"
+    for header in (
+        '<e:h mustUnderstand="true"/>',  # unqualified: says nothing
+        '<e:h s:mustUnderstand="0"/>',
+        '<e:h s:mustUnderstand="1" s:role="urn:somebody-else"/>',
+        f'<w:To xmlns:w="{addressing.WSA04}" s:mustUnderstand="1">x</w:To>',
+    ):
+        assert (await echo.door.respond(request(message(headers=header)))).status == 200
+
+
+async def test_a_version_that_the_door_does_not_take_is_told_what_it_does(echo):
+    echo.door.versions = (V12,)
+    response = await echo.door.respond(request(message(version=V11)))
+    assert told(response)[0] == "VersionMismatch"
+    upgrade = envelope.read(xml.parse(response.body)).headers[0]
+    assert upgrade.name == faults.SOAP12("Upgrade")
+    assert (upgrade.children[0].namespaces or {})["s"] == V12.value
+    assert echo.calls == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Basic", "Basic !!!", "Bearer abc", "Basic YW5u", "Basic YW5uOndyb25n", "Basic /////w=="],
+)
+async def test_who_is_not_known_is_not_heard(echo, header):
+    sent = request(message())
+    headers = (
+        {"content-type": "text/xml"}
+        if header is None
+        else {"content-type": "text/xml", "authorization": header}
+    )
+    response = await echo.door.respond(request(sent.body, headers=headers))
+    assert response.status == 401
+    assert response.headers["WWW-Authenticate"].startswith("Basic realm=")
+    assert echo.calls == []
+    assert echo.counted("unauthorized")
+
+
+async def test_what_needs_no_login(echo):
+    headers = {"content-type": "text/xml"}
+    response = await echo.door.respond(request(message("<e:Open/>"), headers=headers))
+    assert response.status == 200
+    assert echo.calls[0].caller is None
+    wrong = {**headers, "authorization": "Basic YW5uOndyb25n"}
+    assert (await echo.door.respond(request(message("<e:Open/>"), headers=wrong))).status == 401
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"method": "PUT"}, 405),
+        ({"method": "GET"}, 405),
+        ({"method": "GET", "query": "nothing"}, 404),
+        ({"headers": {"content-type": "text/plain"}}, 415),
+        ({"headers": {}}, 415),
+        ({"headers": {"content-type": "text/xml", "content-encoding": "gzip"}}, 415),
+        (
+            {"headers": {"content-type": "text/xml; charset=utf-16", "authorization": ANN}},
+            500,
+        ),
+    ],
+)
+async def test_what_is_not_as_http_has_it(echo, changes, status):
+    response = await echo.door.respond(request(message(), **changes))
+    assert response.status == status
+    assert echo.calls == []
+
+
+async def test_the_wsdl_names_the_address_that_it_was_asked_at(echo):
+    response = await echo.door.respond(request(b"", method="GET", query="WSDL"))
+    assert response.body == b"<wsdl at='http://here/echo'/>"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(max_size=100),
+    st.dictionaries(
+        st.sampled_from(["content-type", "authorization", "soapaction"]),
+        st.one_of(
+            st.text(max_size=20), st.sampled_from(["text/xml;charset", "Basic YW5uOnNlc8OkbQ==", "text/xml"])
+        ),
+    ),
+    st.sampled_from(["POST", "GET", "HEAD", "DELETE"]),
+)
+async def test_whatever_comes_is_answered(echo, data, headers, method):
+    for sent in (data, message() + data, message(headers="<e:a/>").replace(b"<e:a/>", data)):
+        response = await echo.door.respond(request(sent, headers=headers, method=method))
+        assert response.status in (200, 400, 401, 404, 405, 415, 500)
+        if response.content_type.endswith("UTF-8") and response.body:
+            envelope.read(xml.parse(response.body))
+
+
+async def test_addressing_of_both_namespaces():
+    for wsa in (addressing.WSA04, addressing.WSA05):
+        headers = (
+            f'<w:MessageID xmlns:w="{wsa}"> id-1 </w:MessageID><w:Action xmlns:w="{wsa}">urn:do</w:Action>'
+            f'<w:ReplyTo xmlns:w="{wsa}"><w:Address>http://back/</w:Address><w:ReferenceParameters>'
+            f"<e:key>7</e:key></w:ReferenceParameters></w:ReplyTo>"
+        )
+        found = addressing.read(envelope.read(xml.parse(message(headers=headers))))
+        assert found is not None
+        assert (found.wsa, found.message_id, found.action, found.repeated) == (wsa, "id-1", "urn:do", [])
+        assert not found.answered_directly()
+        reply = found.reply_headers("urn:done", new_id=lambda: "id-2")
+        assert [(one.local, one.text) for one in reply] == [
+            ("To", "http://back/"),
+            ("Action", "urn:done"),
+            ("MessageID", "id-2"),
+            ("RelatesTo", "id-1"),
+            ("key", "7"),
+        ]
+        marked = reply[-1].get(addressing.WSA05("IsReferenceParameter"))
+        assert marked == ("true" if wsa == addressing.WSA05 else None)
+        twice = addressing.read(envelope.read(xml.parse(message(headers=headers + headers))))
+        assert twice is not None
+        assert set(twice.repeated) == {"MessageID", "Action", "ReplyTo"}
+    assert addressing.read(envelope.read(xml.parse(message()))) is None

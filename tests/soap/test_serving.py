@@ -1,0 +1,94 @@
+"""The doors over real sockets: alone behind uvicorn, and mounted in a web application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import fastapi
+import httpx
+import pytest
+from starlette import routing
+
+from muster.core import errors
+from muster.soap import asgi, serving
+from tests.soap.conftest import message
+
+HEADERS = {"content-type": "text/xml", "authorization": "Basic YW5uOnNlc8OkbQ=="}
+
+
+async def test_a_connection_serves_many_requests(echo, url):
+    async with httpx.AsyncClient(headers=HEADERS) as client:
+        for _ in range(3):
+            answer = await client.post(url, content=message())
+            assert answer.status_code == 200
+            assert "Hello" in answer.text
+        assert (await client.get(f"{url}?wsdl")).text == f"<wsdl at='{url}'/>"
+        head = await client.head(f"{url}?wsdl")
+        assert (head.status_code, head.text) == (200, "")
+        assert (await client.post(url.replace("/echo", "/other"), content=message())).status_code == 404
+        assert (await client.post(f"{url}/", content=message())).status_code == 200
+
+
+async def test_a_body_that_is_too_long_gets_its_fault(echo, url):
+    async with httpx.AsyncClient(headers=HEADERS) as client:
+        answer = await client.post(url, content=b"x" * 3_000_000)
+        assert answer.status_code in (400, 500)
+        assert "longer than 20000 bytes" in answer.text
+        assert (await client.post(url, content=message())).status_code == 200
+    assert echo.counted("Sender")
+
+
+async def test_a_body_in_pieces_and_one_that_waits_to_be_asked_for(echo, url):
+    async def pieces() -> AsyncIterator[bytes]:
+        for one in message():
+            yield bytes([one])
+
+    async with httpx.AsyncClient(headers=HEADERS) as client:
+        assert (await client.post(url, content=pieces())).status_code == 200
+        answer = await client.post(url, content=message(), headers={"Expect": "100-continue"})
+        assert answer.status_code == 200
+
+
+async def test_a_body_that_never_ends_and_a_head_that_never_ends_are_given_up(echo, url, monkeypatch):
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.1)
+    port = httpx.URL(url).port
+    for said in (
+        b"",
+        b"POST /echo HTTP/1.1\r\nHost: x\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc",
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        async with asyncio.timeout(5):
+            answer = await reader.read(12)
+        assert answer in (b"", b"HTTP/1.1 408")
+        writer.close()
+        await writer.wait_closed()
+    assert echo.calls == []
+
+
+async def test_no_more_at_once_than_were_allowed(echo):
+    application = asgi.Application({"/echo": echo.door}, concurrent_max=1)
+    async with serving.Server(application) as server, httpx.AsyncClient(headers=HEADERS) as client:
+        url = f"{server.url}/echo"
+        first = asyncio.create_task(client.post(url, content=message("<e:Hang/>")))
+        await echo.called.wait()
+        assert (await client.post(url, content=message())).status_code == 503
+        assert (await first).status_code == 500
+        assert (await client.post(url, content=message())).status_code == 200
+
+
+async def test_a_port_that_is_taken_is_told(echo, url):
+    with pytest.raises(errors.Unavailable, match="cannot serve on"):
+        await serving.Server(echo.application, port=httpx.URL(url).port or 0).start()
+
+
+async def test_mounted_in_a_web_application(echo):
+    web = fastapi.FastAPI()
+    web.router.routes += [routing.Route(path, echo.application) for path in echo.application.paths]
+    transport = httpx.ASGITransport(web)
+    async with httpx.AsyncClient(transport=transport, base_url="http://web", headers=HEADERS) as client:
+        assert (await client.post("/echo", content=message())).status_code == 200
+        assert (await client.get("/echo?wsdl")).text == "<wsdl at='http://web/echo'/>"

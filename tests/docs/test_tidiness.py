@@ -77,7 +77,8 @@ def test_lock_files_hold_no_addresses():
 
 
 def test_no_file_is_large():
-    assert [str(path) for path in FILES if path.stat().st_size > BYTES_MAX] == []
+    ours = [path for path in FILES if path.suffix != ".lock"]  # as long as what is pinned is many
+    assert [str(path) for path in ours if path.stat().st_size > BYTES_MAX] == []
 
 
 PYTHON = {path: ast.parse(text) for path, text in TEXTS.items() if path.suffix == ".py"}

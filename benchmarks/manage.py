@@ -240,7 +240,7 @@ async def _operate(sender: manager.Manager, number: int) -> protocol.Answer:
     operation = protocol.Operation(
         id=sender._next_id(), verb=protocol.Verb.GET, resource="r", epoch=1, manager="m"
     )
-    return await sender.operate(f"a{number}", operation)
+    return await sender._operator.operate(f"a{number}", operation)
 
 
 # Topologies

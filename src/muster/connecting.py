@@ -22,6 +22,7 @@ async def connect(
     identity: str | None = None,
     creds: str | Path | credentials.Credentials | None = None,
     tls: ssl.SSLContext | None = None,
+    proxy: str | None = None,
 ) -> client.Client:
     """A connection to the bus: ``async with await muster.connect("nats://…") as bus: …``.
 
@@ -31,7 +32,8 @@ async def connect(
     are what is left.  With neither, the broker at nats://127.0.0.1:4222 is meant.  ``creds``: credentials,
     or their file, which is read again for each new connection.  ``identity``: the name to go by; otherwise
     the one in the credentials.
-    ``tls``: whom to believe, where the system's certificate authorities are not meant.
+    ``tls``: whom to believe, where the system's certificate authorities are not meant.  ``proxy``: an HTTP
+    proxy (``http://HOST:PORT``) by way of which brokers are reached.
     """
     addresses = [servers] if isinstance(servers, str) else list(servers or ())
     if locator is not None:
@@ -42,7 +44,12 @@ async def connect(
                 raise
     given = functools.partial(_read, Path(creds)) if isinstance(creds, str | Path) else creds
     return await client.connect(
-        addresses or [DEFAULT_SERVER], identity=identity, creds=given, tls=tls, in_order=locator is not None
+        addresses or [DEFAULT_SERVER],
+        identity=identity,
+        creds=given,
+        tls=tls,
+        in_order=locator is not None,
+        proxy=proxy,
     )
 
 

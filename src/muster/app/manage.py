@@ -13,24 +13,20 @@ import contextlib
 import os
 import pathlib
 import signal
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from muster.app import certificates, enrolment, identities, managing, team
+from muster.app import certificates, enrolment, identities, logs, managing, nursery, team
 from muster.app import context as context_
 from muster.bus import api
 from muster.core import errors, health, subjects
-from muster.manage import bootstrap, protocol, requests, settings
+from muster.manage import bootstrap, pids, protocol, requests, settings
 from muster.trust import roles
 
 if TYPE_CHECKING:
     from muster.core import ground
 
 KIND = "domain"
-READY_S = 20.0
 STOP_S = 5.0
 
 _ROLES = {
@@ -54,8 +50,9 @@ class Manage:
         self._wanted = wanted
         self._context: context_.Context
         self._care = bootstrap.Care(_names(wanted))
-        self._children: dict[str, asyncio.subprocess.Process] = {}
-        self._ready: dict[str, asyncio.Event] = {}
+        self._children: dict[str, int] = {}
+        self._unready: set[str] = set()
+        self._nursery: nursery.Nursery
         self._changed = asyncio.Event()
         self._subscription: api.Subscription | None = None
         self._desk: enrolment.Desk
@@ -64,11 +61,8 @@ class Manage:
     async def start(self, context: context_.Context) -> None:
         self._context = context
         self._desk = enrolment.Desk(context.store, context.trust)
-        self._ready = {name: asyncio.Event() for name in self._care.wards}
+        self._nursery = nursery.Nursery(self._unready.discard)
         context.spawn(self._keep())
-        async with asyncio.timeout(READY_S):
-            await self._ready["registry-1"].wait()
-            await self._ready["manager-1"].wait()
         self._subscription = await context.bus.subscribe(
             subjects.said_by(protocol.PART, "*", KIND, "*"), handler=self._asked
         )
@@ -77,20 +71,22 @@ class Manage:
         self._stopping = True
         if self._subscription is not None:
             await self._subscription.close()
-        for child in self._children.values():
-            if child.stdin is not None:
-                child.stdin.close()
-        waits = [asyncio.create_task(child.wait()) for child in self._children.values()]
+        await self._nursery.close()
+        waits = [asyncio.create_task(pids.end_of(pid)) for pid in self._children.values()]
         if waits:
             _, late = await asyncio.wait(waits, timeout=STOP_S)
-            for child in self._children.values():
-                if child.returncode is None:
-                    child.kill()
             if late:
+                for pid in self._children.values():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 await asyncio.wait(late)
 
     def health(self) -> team.Health:
-        missing = [name for name, ward in self._care.wards.items() if ward.phase is bootstrap.Phase.MISSING]
+        missing = [
+            name
+            for name, ward in self._care.wards.items()
+            if ward.phase is bootstrap.Phase.MISSING or name in self._unready
+        ]
         facts = {"management": self._processes()}
         if missing:
             return team.Health(health.State.LATE, f"being started: {', '.join(missing)}", facts)
@@ -101,7 +97,7 @@ class Manage:
             {
                 "name": name,
                 "state": ward.phase.value,
-                "pid": self._children[name].pid if name in self._children else None,
+                "pid": self._children.get(name),
                 "starts": ward.starts,
                 "reason": ward.reason,
             }
@@ -125,41 +121,24 @@ class Manage:
         loop = asyncio.get_running_loop()
         try:
             task = await asyncio.to_thread(_task, self._context, self._wanted, name)
-            errors_path = self._context.folder.logs / f"{name}.log"
-            output = await asyncio.to_thread(errors_path.open, "ab")
-            try:
-                child = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    managing.__name__,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            finally:
-                output.close()
+            self._unready.add(name)
+            pid = await self._nursery.bear(name, task)
         except (OSError, errors.MusterError) as error:
             self._care.ended(name, loop.time(), str(error))
             self._context.log.error("not-started", process=name, error=error)
             return
-        self._children[name] = child
+        self._children[name] = pid
         self._care.started(name, loop.time())
-        self._context.log.info("process-started", process=name, pid=child.pid)
-        assert child.stdin is not None
-        child.stdin.write(msgspec.json.encode(task) + b"\n")
-        self._context.spawn(self._watch(name, child))
+        self._context.log.info("process-started", process=name, pid=pid)
+        self._context.spawn(self._watch(name, pid))
 
-    async def _watch(self, name: str, child: asyncio.subprocess.Process) -> None:
-        assert child.stdout is not None
-        if await child.stdout.readline():
-            self._ready[name].set()
-        code = await child.wait()
-        if self._children.get(name) is child:
+    async def _watch(self, name: str, pid: int) -> None:
+        await pids.end_of(pid)
+        if self._children.get(name) == pid:
             del self._children[name]
         if not self._stopping:
-            self._context.log.warning("process-ended", process=name, code=code)
-            self._care.ended(name, asyncio.get_running_loop().time(), f"it ended with {code}")
+            self._context.log.warning("process-ended", process=name, pid=pid)
+            self._care.ended(name, asyncio.get_running_loop().time(), "it ended")
             self._changed.set()
 
     # What it is asked
@@ -191,12 +170,12 @@ class Manage:
         await requests.answer(message, obey)
 
     def _kill(self, name: str, number: int = signal.SIGKILL) -> dict[str, Any]:
-        child = self._children.get(name)
-        if child is None:
+        pid = self._children.get(name)
+        if pid is None:
             known = ", ".join(self._care.wards)
             raise errors.NotFound(f"no process {name!r} runs here", hint=f"there are: {known}")
-        os.kill(child.pid, number)
-        return {"killed": name, "pid": child.pid}
+        os.kill(pid, number)
+        return {"killed": name, "pid": pid}
 
     async def _token(
         self,
@@ -262,5 +241,9 @@ def _task(context: context_.Context, wanted: settings.Manage, name: str) -> mana
         zone=whole.domain.zone,
         beat_s=wanted.beat_s,
         manager_ttl_s=wanted.manager_ttl_s,
+        known_as=name,
+        log_file=str(context.folder.logs / f"{name}.log"),
+        log_bytes_max=logs.file_bytes(whole) // len(_names(wanted)),
+        log_age_s=whole.retention.logs.max_age_s,
         log_level=whole.log.level,
     )

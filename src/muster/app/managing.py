@@ -1,7 +1,6 @@
-"""A registry endpoint, a manager or an agent as a process of its own: ``python -m muster.app.managing``.
+"""A registry endpoint, a manager or an agent as a process of its own, born in the nursery.
 
-It reads what to be from its first line of input, says ``ready`` on its output, and lives until the input
-ends: the bootstrap node holds the other end, so nothing outlives it.
+It lives until the leash is let go of: the bootstrap node holds the other end, so nothing outlives it.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import os
 import pathlib
 import signal
 import ssl
-import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TextIO, cast
 
 import msgspec
 
+from muster.app import logs
 from muster.bus import api, client
 from muster.core import errors, log, settings
 from muster.manage import agent, manager, service
@@ -47,6 +47,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     beat_s: float = 5.0
     manager_ttl_s: float = 15.0
     replicas: int = 1
+    known_as: str = ""  # to the bootstrap node
+    log_file: str = ""
+    log_bytes_max: int = 1 << 20
+    log_age_s: float = 30 * 86400.0
     log_level: str = "info"
 
 
@@ -56,7 +60,7 @@ async def connect(task: Task) -> api.Bus:
     return await client.connect(task.servers, creds=creds, tls=tls)
 
 
-async def run(task: Task, stop: asyncio.Event, ready: Any) -> None:
+async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> None:
     async with contextlib.AsyncExitStack() as stack:
         bus = await stack.enter_async_context(await connect(task))
         match task.kind:
@@ -120,30 +124,17 @@ def machine_id() -> str:
     return ""
 
 
-async def _main() -> None:
+async def live(task: Task, leash: int, ready: Callable[[], None]) -> None:
+    """Be what the task says until a signal asks for the end, or nobody holds the other end of ``leash``."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    reader = asyncio.StreamReader(limit=1 << 20)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    task = msgspec.json.decode(await reader.readline(), type=Task)
-    log.configure(sys.stderr, level=task.log_level, form="json")
 
-    async def leash() -> None:
-        await reader.read()
+    def let_go() -> None:
+        loop.remove_reader(leash)
         stop.set()
 
-    def ready() -> None:
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
-
-    holding = asyncio.create_task(leash())
-    try:
-        await run(task, stop, ready)
-    finally:
-        holding.cancel()
-        await asyncio.gather(holding, return_exceptions=True)
-
-
-if __name__ == "__main__":
-    asyncio.run(_main())
+    loop.add_reader(leash, let_go)
+    stream = cast(TextIO, logs.RotatingFile(pathlib.Path(task.log_file), task.log_bytes_max, task.log_age_s))
+    log.configure(stream, level=task.log_level, form="json")
+    await run(task, stop, ready)

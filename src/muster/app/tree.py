@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from muster.app import context as context_
 from muster.app import home, team
 from muster.core import errors, health
-from muster.manage import bootstrap, settings
+from muster.manage import bootstrap, pids, settings
 
 BEAT_S = 1.0
 SILENT_S = 30.0  # longer than a child takes until its first beat
@@ -63,7 +63,7 @@ class Passive:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 for pid in self._pids.values():
-                    await _end_of(pid)
+                    await pids.end_of(pid)
 
     def health(self) -> team.Health:
         facts = {
@@ -112,7 +112,7 @@ class Passive:
         self._adopt(name, pid)
 
     async def _watch(self, name: str, pid: int) -> None:
-        await _end_of(pid)
+        await pids.end_of(pid)
         if self._pids.get(name) == pid:
             del self._pids[name]
             self._context.log.warning("child-ended", home=name)
@@ -202,25 +202,3 @@ def _spawn(command: list[str], log: pathlib.Path) -> int:
         )
     finally:
         os.close(output)
-
-
-async def _end_of(pid: int) -> None:
-    """Wait for the end of a process, our child or not."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(fd, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(fd)
-        os.close(fd)
-    _reap(pid)
-
-
-def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)

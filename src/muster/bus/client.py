@@ -101,6 +101,7 @@ class Client:
         tls_hostname: str | None,
         connect_timeout_s: float,
         in_order: bool,
+        proxy: str | None,
     ) -> None:
         order = list(servers)
         if not in_order:
@@ -116,6 +117,7 @@ class Client:
                     tls=tls,
                     tls_hostname=tls_hostname,
                     connect_timeout_s=connect_timeout_s,
+                    proxy=proxy,
                 )
             except errors.Unavailable as error:
                 failure = error
@@ -427,17 +429,19 @@ async def connect(
     audit_s: float = AUDIT_S,
     measure: metrics.Metrics | None = None,
     in_order: bool = False,
+    proxy: str | None = None,
 ) -> Client:
     """Connect to one of ``servers``. Without ``identity``, the credentials' own name, or a random one.
 
     They are tried in random order, so that clients spread, or ``in_order`` where somebody has ranked them.
-    ``creds`` may be a function, which is asked again for each new connection.
+    ``creds`` may be a function, which is asked again for each new connection.  ``proxy`` is the address of an
+    HTTP proxy (``http://HOST:PORT``) by way of which every broker is reached.
     """
     ask = creds if callable(creds) or creds is None else functools.partial(_given, creds)
     if identity is None:
         identity = ask().identity if ask is not None else f"anonymous-{secrets.token_hex(4)}"
     client = Client(subjects.token(identity), audit_s=audit_s, counts=counting.Counts(measure))
-    await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s, in_order)
+    await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s, in_order, proxy)
     return client
 
 

@@ -1,10 +1,15 @@
-"""nats-py's transports, mended where they would hang, leak or warn."""
+"""nats-py's transports, mended where they would hang, leak or warn, and through an HTTP proxy if need be.
+
+A proxy is asked to CONNECT to the broker, and from then on passes bytes on: TLS is with the broker itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import ssl
+import urllib.parse
 from typing import Any
 
 from nats.aio import transport
@@ -15,15 +20,22 @@ CLOSE_TIMEOUT_S = 1.0
 class Tcp(transport.TcpTransport):
     """nats-py's, but it can be closed after a failed TLS handshake too, where waiting would never end."""
 
-    def __init__(self) -> None:
+    def __init__(self, proxy: str | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._proxy = proxy
 
     def __bool__(self) -> bool:
         return True  # false until it is connected, and then nats-py would put one of its own in its place
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         self._abort()  # what is left of an attempt that the broker refused
-        await super().connect(uri, buffer_size, connect_timeout)
+        if self._proxy is None:
+            await super().connect(uri, buffer_size, connect_timeout)
+            return
+        async with asyncio.timeout(connect_timeout):
+            reader, writer = await _through(self._proxy, uri.hostname, uri.port, buffer_size)
+        self._bare_io_reader = self._io_reader = reader
+        self._bare_io_writer = self._io_writer = writer
 
     async def wait_closed(self) -> None:
         with contextlib.suppress(TimeoutError, OSError):
@@ -40,15 +52,57 @@ class Tcp(transport.TcpTransport):
 class WebSocket(transport.WebSocketTransport):
     """nats-py's, with a limit to the time that connecting takes, said in a form that aiohttp still likes."""
 
+    def __init__(self, proxy: str | None = None) -> None:
+        super().__init__()
+        self._proxy = proxy
+
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: Any) -> None:
         async with asyncio.timeout(connect_timeout):
-            await super().connect(uri, buffer_size, _limit(connect_timeout))
+            if self._proxy is None:
+                await super().connect(uri, buffer_size, _limit(connect_timeout))
+            else:
+                await self._connect_through(uri.geturl(), True, connect_timeout)
 
     async def connect_tls(
         self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: Any
     ) -> None:
         async with asyncio.timeout(connect_timeout):
-            await super().connect_tls(uri, ssl_context, buffer_size, _limit(connect_timeout))
+            if self._proxy is None or self._ws is not None:
+                await super().connect_tls(uri, ssl_context, buffer_size, _limit(connect_timeout))
+            else:
+                url = uri if isinstance(uri, str) else uri.geturl()
+                await self._connect_through(url, ssl_context, connect_timeout)
+
+    async def _connect_through(self, url: str, tls: ssl.SSLContext | bool, connect_timeout: float) -> None:
+        self._ws = await self._client.ws_connect(
+            url, ssl=tls, proxy=self._proxy, timeout=_limit(connect_timeout), max_msg_size=0
+        )
+        self._using_tls = not isinstance(tls, bool)
+
+
+async def _through(
+    proxy: str, host: str, port: int, buffer_size: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to ``host``, by way of an HTTP proxy (``http://[USER:PASSWORD@]HOST:PORT``)."""
+    where = urllib.parse.urlsplit(proxy)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port or 3128, limit=buffer_size)
+    try:
+        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        lines = [f"CONNECT {name} HTTP/1.1", f"Host: {name}"]
+        if where.username is not None:
+            pair = f"{urllib.parse.unquote(where.username)}:{urllib.parse.unquote(where.password or '')}"
+            lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        said = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].decode("latin-1")
+        if said.split(" ")[1:2] != ["200"]:
+            raise ConnectionError(f"the proxy {where.hostname}:{where.port} refuses {name}: {said[:200]}")
+    except asyncio.IncompleteReadError as error:
+        writer.transport.abort()
+        raise ConnectionError(f"the proxy {where.hostname}:{where.port} does not answer") from error
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return reader, writer
 
 
 def _limit(seconds: float) -> Any:

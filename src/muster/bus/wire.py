@@ -120,6 +120,7 @@ class Wire(nats_client.Client):
         self._on_change = on_change
         self._on_refused = on_refused
         self._counts = counts
+        self._proxy: str | None = None
         self._attempts = 0
         self._auth_failures = 0
         self.cause: errors.MusterError | None = None  # why it is closed, if not because we asked
@@ -137,8 +138,10 @@ class Wire(nats_client.Client):
         tls: ssl.SSLContext | None,
         tls_hostname: str | None,
         connect_timeout_s: float,
+        proxy: str | None = None,
     ) -> None:
         """Connect to ``server``. From then on the connection keeps itself alive, also by way of others."""
+        self._proxy = proxy
         refusals: list[Exception] = []
 
         async def failed(error: Exception) -> None:
@@ -211,7 +214,8 @@ class Wire(nats_client.Client):
 
     async def _connect_to_server(self, s: Any) -> None:
         if not self._transport:
-            self._transport = sockets.WebSocket() if s.uri.scheme in ("ws", "wss") else sockets.Tcp()
+            made = sockets.WebSocket if s.uri.scheme in ("ws", "wss") else sockets.Tcp
+            self._transport = made(self._proxy)
         try:
             await super()._connect_to_server(s)
         except (OSError, nats.errors.Error, asyncio.CancelledError, ImportError):

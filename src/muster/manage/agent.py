@@ -34,7 +34,10 @@ HELLO_S = 30.0
 HELLO_TIMEOUT_S = 3.0
 BEATS_MAX = 2_000  # in one message
 EVENTS_A_SECOND = 10  # of one resource; what is more is told by the next heartbeat
-CHANGING = (protocol.Verb.PUT, protocol.Verb.CREATE, protocol.Verb.DELETE, protocol.Verb.EXECUTE)
+CHANGING = (
+    *(protocol.Verb.PUT, protocol.Verb.CREATE, protocol.Verb.DELETE),
+    *(protocol.Verb.RENAME, protocol.Verb.EXECUTE),
+)
 
 
 class Agent:
@@ -109,7 +112,7 @@ class Agent:
         """Find again what was hosted before a restart."""
         if self._folder is None:
             return
-        for record in await asyncio.to_thread(_load, self._folder):
+        for record in hosting.settled(await asyncio.to_thread(_load, self._folder)):
             one = self._host(record.name, record)
             if record.config is None:
                 continue
@@ -175,14 +178,21 @@ class Agent:
 
     def _changed(self, one: _Hosted, observed: protocol.Observed) -> None:
         """An adapter tells of its resource."""
-        before = one.seen
-        one.seen = msgspec.structs.replace(observed, digest=observed.digest or one.record.digest)
+        before, one.seen = one.seen, hosting.bounded(observed, one.record.digest)
         if (before.exists, before.state, before.reason) == (observed.exists, observed.state, observed.reason):
             return
-        self.tell(one, "changed", one.seen)
+        self.tell(one, protocol.CHANGED, one.seen)
+
+    def _happened(self, one: _Hosted, what: str, **details: str) -> None:
+        kept = {name[:256]: str(value)[:4096] for name, value in list(details.items())[:64]}
+        self.tell(one, what, details=kept)
 
     def tell(
-        self, one: _Hosted, what: str, observed: protocol.Observed | None = None, **details: str
+        self,
+        one: _Hosted,
+        what: str,
+        observed: protocol.Observed | None = None,
+        details: Mapping[str, str] | None = None,
     ) -> None:
         """An event, to the resource's manager."""
         now = asyncio.get_running_loop().time()
@@ -195,7 +205,7 @@ class Agent:
             observed=observed,
             epoch=one.record.epoch,
             at_ms=int(self._clock() * 1000),
-            details=details,
+            details=dict(details or {}),
         )
         self._spawn(self._publish(protocol.event(self.name, one.record.manager), messages.encode(said)))
 
@@ -315,7 +325,8 @@ class Agent:
         record = one.record
         match operation.verb:
             case protocol.Verb.GET:
-                return None
+                await self._look(one)
+                return msgspec.to_builtins(one.seen)
             case protocol.Verb.CREATE | protocol.Verb.PUT:
                 kind = self._adapters(operation.type or record.type)
                 config = base.convert(kind, operation.config)
@@ -336,12 +347,13 @@ class Agent:
                     await one.adapter.close()
                 one.adapter, record.config, record.digest = None, None, ""
                 record.runtime.clear()
+                record.manager = ""  # nobody hears of it any more; its epoch stays
             case protocol.Verb.EXECUTE:
                 return await self._require(one).execute(operation.operation, operation.arguments)
             case protocol.Verb.ENUMERATE:
                 return {"resources": sorted(self.hosted), "operations": self._require(one).operations()}
             case protocol.Verb.RENAME:
-                return await self._rename(one, str(operation.arguments.get("to", "")))
+                return await self._rename(one, str(operation.arguments.get("from", "")))
             case protocol.Verb.SUBSCRIBE:
                 one.check(operation.epoch, operation.manager)
         return None
@@ -351,24 +363,33 @@ class Agent:
             raise errors.NotFound(f"{one.record.name} does not exist on {self.name}")
         return one.adapter
 
-    async def _rename(self, one: _Hosted, name: str) -> None:
-        subjects.token(name)
-        if name in self.hosted and self.hosted[name].record.config is not None:
-            raise errors.AlreadyExists(f"{name} exists on {self.name} already")
-        old = one.record.name
-        del self.hosted[old]
-        self.hosted[name] = one
-        one.record.name = one.place.name = name
-        await self._save(one)
-        if self._folder is not None:
-            await asyncio.to_thread((self._folder / f"{old}.json").unlink, missing_ok=True)
+    async def _rename(self, one: _Hosted, former: str) -> dict[str, bool]:
+        """``one`` takes over what ``former`` is; where that is nothing, nothing happens.
+
+        The former name stays fenced by the new owner's epoch: a manager from before cannot bring it back.
+        """
+        old = self.hosted.get(former)
+        if old is None or old is one or old.adapter is None or old.record.config is None:
+            return {"renamed": False}
+        async with old.lock:
+            if one.record.config is not None:
+                raise errors.AlreadyExists(f"{one.record.name} exists on {self.name} already")
+            if not old.adapter.can_be_renamed:
+                raise errors.Refused(f"a {old.record.type} cannot be renamed")
+            old.check(one.record.epoch, "")
+            if self._folder is not None:
+                await asyncio.to_thread(_move, self._folder / former, self._folder / one.record.name)
+            one.take_over(old)
+            await self._save(one)  # first: what both claim after a crash is the new one's
+            await self._save(old)
+            one.record.formerly = ""
+        return {"renamed": True}
 
     async def _look(self, one: _Hosted) -> None:
         if one.adapter is None or one.record.config is None:
             one.seen = protocol.Observed(False)
             return
-        observed = await one.adapter.observe()
-        one.seen = msgspec.structs.replace(observed, digest=observed.digest or one.record.digest)
+        one.seen = hosting.bounded(await one.adapter.observe(), one.record.digest)
 
     # What it keeps
 
@@ -380,6 +401,7 @@ class Agent:
                 name=name,
                 folder=self._folder / name if self._folder is not None else None,
                 changed=functools.partial(self._changed, one),
+                happened=functools.partial(self._happened, one),
                 runtime=one.record.runtime,
                 neighbour=self._neighbour,
             )
@@ -408,6 +430,15 @@ class _Hosted(hosting.Hosted):
         self._second = 0
         self._told = 0
 
+    def take_over(self, old: _Hosted) -> None:
+        """Be what ``old`` was; it is nothing from now on."""
+        self.take_record(old)
+        self.adapter, old.adapter = old.adapter, None
+        self.seen, old.seen = old.seen, protocol.Observed(False)
+        assert self.adapter is not None
+        self.place.runtime, old.place.runtime = self.record.runtime, old.record.runtime
+        self.adapter.place = self.place
+
     def allowance(self, now: float) -> bool:
         if int(now) != self._second:
             self._second, self._told = int(now), 0
@@ -433,6 +464,12 @@ def _encoded(answer: protocol.Answer) -> bytes:
             answer, result=None, code="bad-result", reason=f"the result cannot be sent: {error}"[:4000]
         )
         return messages.encode(failed)
+
+
+def _move(old: pathlib.Path, new: pathlib.Path) -> None:
+    """An adapter's folder goes with its name; files that are open stay open."""
+    if old.exists() and not new.exists():
+        old.rename(new)
 
 
 def _load(folder: pathlib.Path) -> list[hosting.Record]:

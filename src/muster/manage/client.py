@@ -1,15 +1,23 @@
-"""What others call: users, web, cli, simulate.
+"""What others call: users, web, wsman, cli, simulate.
 
-fleet = client.Client(bus)
-await fleet.apply(open("fleet.yaml").read())
-await fleet.wait("web-1", "up")
+    fleet = client.Client(bus)
+    await fleet.apply(open("fleet.yaml").read())
+    await fleet.wait("web-1", "up")
+
+The operations on one resource are `describe` (its whole representation; `observe` has its adapter look
+first), `create`, `put`, `delete`, `rename`, `enumerate` (page by page), `subscribe` and `execute`.  Each has
+the registry see to it, so that what should be and what is do not part; errors are those of `core.errors`.
+
+A door that acts for people it has authenticated itself names them: ``Client(bus, on_behalf_of="alice")``
+stands in the audit so.  Who may do what goes by the door's own identity.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,26 +26,71 @@ from muster.bus import api
 from muster.core import errors, messages
 from muster.manage import manifest, protocol, requests
 from muster.manage.adapters import catalogue
+from muster.predicates import closure, parser
 
 TIMEOUT_S = 30.0
 READ_TRY_S = 2.0
 LOOK_S = 2.0  # a state may have been missed: look again
+NAMES_MAX = 500  # in one question: answers must fit into a message
+
+_STATE = protocol.STATES.removesuffix("*")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of a list; the rest is behind ``next``, None at the end."""
+
+    items: list[Row]
+    next: str | None
 
 
 class Client:
-    def __init__(self, bus: api.Bus, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, bus: api.Bus, *, timeout_s: float = TIMEOUT_S, on_behalf_of: str = "") -> None:
         self._bus = bus
         self._timeout_s = timeout_s
+        self._on_behalf_of = on_behalf_of
 
-    # What should be
+    # Manifests
 
     async def apply(self, text: str) -> dict[str, Any]:
         """The text of a manifest. Returns the plan and what changed; `manifest.Fault` says line and field."""
         found: dict[str, Any] = await self._ask("apply", entries=_entries(text))
         return found
 
-    async def plan(self, text: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self._read("plan", entries=_entries(text))
+    async def plan(self, text: str) -> list[Row]:
+        found: list[Row] = await self._read("plan", entries=_entries(text))
+        return found
+
+    async def delete_manifest(self, text: str) -> dict[str, Any]:
+        return await self.delete(*(entry["name"] for entry in _entries(text)))
+
+    # One resource
+
+    async def create(self, entry: Mapping[str, Any]) -> Row:
+        """``entry`` as in a manifest: name, type, agent or where, config, … `errors.AlreadyExists`.
+
+        Returns its description at once; `wait` waits until it is up.
+        """
+        _check(entry)
+        found: Row = await self._ask("create", entry=dict(entry))
+        return found
+
+    async def put(self, name: str, *, generation: int | None = None, **changes: Any) -> Row:
+        """Change fields of its entry: ``put("web-1", config={…}, wanted="down")``.
+
+        ``generation``, where given, is the one that was read: `errors.Conflict` if it is another by now.
+        """
+        if "config" in changes:
+            known = await self.describe(name)
+            _check({"name": name, "type": known["type"], "agent": "any", "config": changes["config"]})
+        found: Row = await self._ask("put", name=name, changes=changes, generation=generation)
+        return found
+
+    async def rename(self, name: str, to: str) -> Row:
+        """The same resource, undisturbed, under another name; those who depend on it follow."""
+        found: Row = await self._ask("rename", name=name, to=to)
         return found
 
     async def delete(self, *names: str) -> dict[str, Any]:
@@ -45,10 +98,107 @@ class Client:
         found: dict[str, Any] = await self._ask("delete", names=list(names))
         return found
 
-    async def delete_manifest(self, text: str) -> dict[str, Any]:
-        return await self.delete(*(entry["name"] for entry in _entries(text)))
+    async def describe(self, name: str) -> Row:
+        """All there is to tell of one: its row, ``spec``, ``status``, who applied it, what it waits for."""
+        found: Row = await self._read("describe", name=name)
+        return found
+
+    async def observe(self, name: str) -> Row:
+        """How its adapter sees it now, having just looked."""
+        found: Row = await self.execute(name, protocol.Verb.GET.value)
+        return found
+
+    async def operations(self, name: str) -> list[str]:
+        """What `execute` can be asked of it."""
+        found: list[str] = (await self.execute(name, protocol.Verb.ENUMERATE.value))["operations"]
+        return found
+
+    async def execute(
+        self,
+        name: str,
+        operation: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = protocol.OPERATION_TIMEOUT_S,
+        id: str | None = None,
+    ) -> Any:
+        """The operation's result; raises where it was refused, failed, or is in doubt (`errors.TimedOut`)."""
+        (answer,) = await self.exec(operation, name, arguments=arguments, timeout_s=timeout_s, id=id)
+        match messages.Outcome(answer["outcome"]):
+            case messages.Outcome.DONE:
+                return answer["result"]
+            case messages.Outcome.IN_DOUBT:
+                raise errors.TimedOut(f"{name}: {operation} is in doubt: {answer['reason']}")
+        told = {"code": answer["code"], "message": f"{name}: {answer['reason']}"}
+        raise requests.error_of(told, otherwise=errors.Refused)
+
+    async def logs(self, name: str) -> str:
+        return str(await self.execute(name, "logs"))
+
+    # Many
+
+    async def get(self, *names: str, where: str = "") -> list[Row]:
+        """Rows of those named, or of those of which ``where`` is true, or of all."""
+        if not names:
+            return [row async for row in self._rows(where)]
+        pages = [names[first : first + NAMES_MAX] for first in range(0, len(names), NAMES_MAX)]
+        found = await asyncio.gather(*(self._read("get", names=list(page)) for page in pages))
+        return [row for page in found for row in page]
+
+    async def enumerate(self, *, where: str = "", after: str = "", limit: int = 100) -> Page:
+        """Rows in the order of their names, those behind ``after``; at most ``limit`` (and 200)."""
+        found = await self._read("enumerate", where=where, after=after, limit=limit)
+        return Page(found["items"], found["next"])
+
+    async def _rows(self, where: str) -> AsyncIterator[Row]:
+        after: str | None = ""
+        while after is not None:
+            page = await self.enumerate(where=where, after=after, limit=200)
+            for row in page.items:
+                yield row
+            after = page.next
+
+    async def names(self, *, where: str = "") -> list[str]:
+        found: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            page = await self._read("enumerate", where=where, after=after, limit=5_000, names_only=True)
+            found += page["items"]
+            after = page["next"]
+        return found
+
+    async def exec(
+        self,
+        operation: str,
+        *names: str,
+        where: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        timeout_s: float = protocol.OPERATION_TIMEOUT_S,
+        id: str | None = None,
+    ) -> list[Row]:
+        """On all of them at once: what became of each. The same ``id`` again does nothing again."""
+        if not names and not where:
+            raise errors.InvalidInput("say which resources: names, or an expression")
+        chosen = list(names) or await self.names(where=where)
+        id = id or secrets.token_hex(8)
+        found = await asyncio.gather(
+            *(
+                self._ask(
+                    "exec",
+                    extra_s=timeout_s,
+                    operation=operation,
+                    names=chosen[first : first + NAMES_MAX],
+                    arguments=dict(arguments or {}),
+                    timeout_s=timeout_s,
+                    id=id,
+                )
+                for first in range(0, len(chosen), NAMES_MAX)
+            )
+        )
+        return [row for page in found for row in page]
 
     async def drain(self, name: str) -> dict[str, Any]:
+        """A resource, or all of an agent's, which then takes no more."""
         found: dict[str, Any] = await self._ask("drain", name=name)
         return found
 
@@ -60,36 +210,59 @@ class Client:
         found: dict[str, Any] = await self._ask("forget", agent=agent)
         return found
 
-    # What is
-
-    async def get(self, *names: str, where: str = "") -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self._read("get", names=list(names), where=where)
+    async def agents(self) -> list[Row]:
+        found: list[Row] = await self._read("agents")
         return found
 
-    async def describe(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self._read("describe", name=name)
+    async def managers(self) -> list[Row]:
+        found: list[Row] = await self._read("managers")
         return found
 
-    async def agents(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self._read("agents")
-        return found
+    # What happens
 
-    async def managers(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self._read("managers")
-        return found
+    async def subscribe(self, *names: str, where: str = "") -> AsyncIterator[protocol.State | protocol.Event]:
+        """Changes of health as managers say them, and events of the resources' own, as they come.
 
-    async def watch(self) -> AsyncIterator[protocol.State]:
-        """Changes of health, as managers say them."""
-        async with await self._bus.subscribe(protocol.STATES) as subscription:
-            async for message in subscription:
+        Of those named, or all; and of these, those of which ``where`` is true: a predicate on the fields
+        ``resource``, ``state``, ``was``, ``reason``, ``manager`` of a change, and ``resource``, ``what`` and
+        the details of an event.
+        """
+        matches = closure.compile(parser.parse(where)) if where else None
+        wanted = set(names)
+        queue: asyncio.Queue[api.Message] = asyncio.Queue(maxsize=65_536)
+
+        def heard(message: api.Message) -> None:
+            if not wanted or message.subject.rpartition(".")[2] in wanted:
+                if queue.full():
+                    queue.get_nowait()  # the newest matter most
+                queue.put_nowait(message)
+
+        async with (
+            await self._bus.subscribe(protocol.STATES, handler=heard),
+            await self._bus.subscribe(protocol.EVENTS, handler=heard),
+        ):
+            while True:
+                message = await queue.get()
                 try:
-                    yield messages.decode(message.data, protocol.State)
+                    one: protocol.State | protocol.Event = (
+                        messages.decode(message.data, protocol.State)
+                        if message.subject.startswith(_STATE)
+                        else messages.decode(message.data, protocol.Event)
+                    )
                 except errors.InvalidInput:
                     continue  # of a version that this does not know
+                if matches is None or matches(_fields(one).get):
+                    yield one
 
-    async def wait(self, name: str, state: str, *, timeout_s: float = 30.0) -> dict[str, Any]:
+    async def watch(self) -> AsyncIterator[protocol.State]:
+        """Changes of health alone."""
+        async for one in self.subscribe():
+            if isinstance(one, protocol.State):
+                yield one
+
+    async def wait(self, name: str, state: str, *, timeout_s: float = 30.0) -> Row:
         """Until the registry says so of it."""
-        row: dict[str, Any] = {}
+        row: Row = {}
 
         async def look() -> bool:
             nonlocal row
@@ -101,7 +274,7 @@ class Client:
 
     async def wait_gone(self, *names: str, timeout_s: float = 30.0) -> None:
         async def look() -> bool:
-            there = {row["name"] for row in await self.get()}
+            there = set(await self.names())
             return not there & set(names)
 
         await self._until(look, timeout_s, lambda: f"{', '.join(names)}: not gone yet")
@@ -119,50 +292,26 @@ class Client:
         except TimeoutError:
             raise errors.TimedOut(f"after {timeout_s:g} s {problem()}") from None
 
-    # Acts
+    # Rollouts
 
-    async def exec(
-        self,
-        operation: str,
-        *names: str,
-        where: str = "",
-        arguments: dict[str, Any] | None = None,
-        timeout_s: float = protocol.OPERATION_TIMEOUT_S,
-        id: str | None = None,
-    ) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self._ask(
-            "exec",
-            extra_s=timeout_s,
-            operation=operation,
-            names=list(names),
-            where=where,
-            arguments=arguments or {},
-            timeout_s=timeout_s,
-            id=id or secrets.token_hex(8),
-        )
+    async def rollout(self, plan: dict[str, Any], *names: str, where: str = "") -> Row:
+        """Begin one: ``plan`` has operation, arguments, batch, pause_s, errors_max, timeout_s."""
+        found: Row = await self._ask("rollout", plan=plan, names=list(names), where=where)
         return found
 
-    async def logs(self, name: str) -> str:
-        answer = (await self.exec("logs", name))[0]
-        if answer["outcome"] != messages.Outcome.DONE.value:
-            raise errors.Unavailable(f"{name}: {answer['reason']}")
-        return str(answer["result"])
-
-    async def rollout(self, plan: dict[str, Any], *names: str, where: str = "") -> dict[str, Any]:
-        found: dict[str, Any] = await self._ask("rollout", plan=plan, names=list(names), where=where)
+    async def rollouts(self, id: str | None = None) -> list[Row]:
+        found: list[Row] = await self._read("rollouts", id=id)
         return found
 
-    async def rollouts(self, id: str | None = None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self._read("rollouts", id=id)
+    async def pause(self, id: str) -> Row:
+        found: Row = await self._ask("pause", id=id)
         return found
 
-    async def pause(self, id: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self._ask("pause", id=id)
+    async def resume(self, id: str) -> Row:
+        found: Row = await self._ask("resume", id=id)
         return found
 
-    async def resume(self, id: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self._ask("resume", id=id)
-        return found
+    # The audit
 
     async def decisions(self, *, last: int = 100) -> list[messages.Decision]:
         """The audit's end; for operators, who may read streams."""
@@ -178,6 +327,8 @@ class Client:
 
     async def _ask(self, verb: str, *, extra_s: float = 0.0, **arguments: Any) -> Any:
         subject = protocol.request(self._bus.identity, verb)
+        if self._on_behalf_of:
+            arguments["on_behalf_of"] = self._on_behalf_of
         return await requests.ask(self._bus, subject, patience_s=self._timeout_s + extra_s, **arguments)
 
     async def _read(self, verb: str, **arguments: Any) -> Any:
@@ -190,3 +341,20 @@ class Client:
 def _entries(text: str) -> list[Any]:
     found: list[Any] = msgspec.to_builtins(manifest.read(text, catalogue.checks()))
     return found
+
+
+def _check(entry: Mapping[str, Any]) -> None:
+    """As a manifest's entries are: fields, type, configuration, open secrets."""
+    manifest.read(msgspec.json.encode({"resources": [entry]}).decode(), catalogue.checks())
+
+
+def _fields(one: protocol.State | protocol.Event) -> dict[str, Any]:
+    if isinstance(one, protocol.Event):
+        return {**one.details, "resource": one.resource, "what": one.what}
+    return {
+        "resource": one.resource,
+        "state": one.state.value,
+        "was": one.was.value if one.was else None,
+        "reason": one.reason,
+        "manager": one.manager,
+    }

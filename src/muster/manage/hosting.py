@@ -16,6 +16,8 @@ from muster.core import errors, messages
 from muster.manage import protocol
 
 REMEMBERED = 256
+REASON_MAX = 1_000
+PROPERTIES_BYTES_MAX = 8 << 10
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -29,6 +31,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     manager: str = ""
     runtime: dict[str, Any] = {}
     operations: dict[str, protocol.Answer | None] = {}  # None: begun
+    formerly: str = ""  # the name from which it was renamed
 
 
 class Hosted:
@@ -41,6 +44,13 @@ class Hosted:
         self._fence.check(epoch)
         if epoch > self.record.epoch or manager:
             self.record.epoch, self.record.manager = epoch, manager or self.record.manager
+
+    def take_record(self, old: Hosted) -> None:
+        mine, former = self.record, old.record
+        mine.type, mine.config, mine.digest = former.type, former.config, former.digest
+        mine.runtime, former.runtime = former.runtime, {}
+        mine.formerly = former.name
+        former.config, former.digest, former.manager = None, "", ""
 
     def to_store(self) -> bytes:
         """Outcomes without results: a result may be long, or a secret that somebody asked to see."""
@@ -70,6 +80,29 @@ class Hosted:
     def end(self, answer: protocol.Answer) -> None:
         if answer.id in self.record.operations:
             self.record.operations[answer.id] = answer
+
+
+def settled(records: list[Record]) -> list[Record]:
+    """As they are after a crash in the middle of a renaming: what two claim is the new one's."""
+    taken = {record.formerly for record in records if record.formerly and record.config is not None}
+    for record in records:
+        if record.name in taken and record.config is not None:
+            record.config, record.digest, record.runtime = None, "", {}
+    return records
+
+
+def bounded(observed: protocol.Observed, digest: str) -> protocol.Observed:
+    """What an adapter says, in a size that can be sent; an adapter is others' code."""
+    properties = observed.properties
+    if properties:
+        try:
+            if len(msgspec.json.encode(properties)) > PROPERTIES_BYTES_MAX:
+                properties = {"left_out": f"more than {PROPERTIES_BYTES_MAX} bytes"}
+        except (TypeError, ValueError, RecursionError) as error:
+            properties = {"left_out": str(error)[:200]}
+    return protocol.Observed(
+        observed.exists, observed.state, observed.reason[:REASON_MAX], observed.digest or digest, properties
+    )
 
 
 def refusal(id: str, error: errors.MusterError, epoch: int) -> protocol.Answer:

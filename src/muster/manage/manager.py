@@ -17,18 +17,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-import msgspec
-
 from muster.bus import api
 from muster.core import errors, health, log, messages, subjects
-from muster.manage import protocol, reconcile, requests
+from muster.manage import checkpoints, obeying, operating, protocol, reconcile, requests, zones
 
 events = log.Events("manage")
 
 TICK_S = 0.5
-CHECKPOINT_S = 0.2
-CHECKPOINTS_MAX = 500  # in one message
-AT_ONCE = 200  # operations under way
 CLAIMS_MAX = 1_000  # in one message
 CLAIM_TIMEOUT_S = 3.0
 RETRY_S = 1.0
@@ -38,18 +33,20 @@ _ACTS = {
     reconcile.Act.CREATE: protocol.Verb.CREATE,
     reconcile.Act.PUT: protocol.Verb.PUT,
     reconcile.Act.DELETE: protocol.Verb.DELETE,
+    reconcile.Act.RENAME: protocol.Verb.RENAME,
 }
 
 
 class Managed:
     """One resource in this manager's hands."""
 
-    __slots__ = ("assignment", "runtime", "superseded")
+    __slots__ = ("assignment", "runtime", "superseded", "told")
 
     def __init__(self, assignment: protocol.Assignment, runtime: reconcile.Runtime) -> None:
         self.assignment = assignment
         self.runtime = runtime
         self.superseded = False
+        self.told = runtime.health.state  # the state that all have been told of
 
     @property
     def name(self) -> str:
@@ -76,15 +73,18 @@ class Manager:
         self._revision = 0
         self._held_until = 0.0
         self._ttl_s = FIRST_TTL_S
-        self._heard_since = 0.0
-        self._agents: dict[str, float] = {}  # when each was heard last
-        self._zones: dict[str, set[str]] = {}
-        self._periods: dict[str, float] = {}  # the longest heard of in a zone
-        self._silent_zones: set[str] = set()
+        self._zones = zones.Zones(0.0)
         self._poked = asyncio.Event()
-        self._dirty: set[str] = set()
         self._work: set[str] = set()
-        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._operator = operating.Operator(bus, lambda: self.acts)
+        self._orders = obeying.Orders(self.name, self._operator, self._find, self._seen)
+        self._checkpoints = checkpoints.Checkpoints(
+            bus,
+            self.name,
+            may_act=lambda: self.acts,
+            state_of=self._state_of,
+            superseded=self._superseded,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions: list[api.Subscription] = []
         self._operations = 0
@@ -108,7 +108,7 @@ class Manager:
 
     async def start(self) -> None:
         bus, me = self._bus, self.name
-        self._heard_since = asyncio.get_running_loop().time()
+        self._zones.heard_since = asyncio.get_running_loop().time()
         self._subscriptions = [
             await bus.subscribe(protocol.beats_to(me), handler=self._beaten),
             await bus.subscribe(protocol.events_to(me), handler=self._told),
@@ -118,13 +118,13 @@ class Manager:
         self._listening = bus.on_state(self._connection_changed)
         self._spawn(self._renew_always())
         self._spawn(self._tick_always())
-        self._spawn(self._checkpoint_always())
+        self._spawn(self._checkpoints.run())
 
     async def stop(self) -> None:
         """Hand everything back, so that others need not wait for it to expire."""
         self._leaving = True
         with contextlib.suppress(errors.MusterError):
-            await self._checkpoint()
+            await self._checkpoints.flush()
             await self._renew(timeout_s=1.0)
         await self.abandon()
 
@@ -147,7 +147,7 @@ class Manager:
 
     def _connection_changed(self, state: api.ConnectionState) -> None:
         if state is api.ConnectionState.CONNECTED:
-            self._heard_since = asyncio.get_running_loop().time()
+            self._zones.heard_since = asyncio.get_running_loop().time()
             self._poked.set()
 
     def _now_ms(self) -> int:
@@ -238,7 +238,7 @@ class Manager:
         said = protocol.Claim(manager=self.name, resources=wanted)
         answer: protocol.Claimed | None = None
         try:
-            async with self._gate:
+            async with self._operator.gate:
                 if self.acts:
                     message = await self._bus.request(
                         protocol.claim(agent), messages.encode(said), timeout_s=CLAIM_TIMEOUT_S
@@ -248,7 +248,7 @@ class Manager:
             events.info("not-claimed", agent=agent, resources=len(wanted), error=error)
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         if answer is not None:
-            self._heard(agent, answer.zone, answer.period_s, now)
+            self._zones.hear(answer.zone, answer.period_s, now)
         for name, epoch in wanted.items():
             one = self.managed.get(name)
             if one is None or one.assignment.epoch != epoch:
@@ -274,11 +274,6 @@ class Manager:
 
     # What it hears
 
-    def _heard(self, agent: str, zone: str, period_s: float, now: float) -> None:
-        self._agents[agent] = now
-        self._periods[zone] = max(period_s, self._periods.get(zone, 0.0))
-        self._zones.setdefault(zone, set()).add(agent)
-
     def _beaten(self, message: api.Message) -> None:
         try:
             said = messages.decode(message.data, protocol.Beats)
@@ -287,7 +282,7 @@ class Manager:
             return
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         agent = subjects.sender_of(message.subject)
-        self._heard(agent, said.zone, said.period_s, now)
+        self._zones.hear(said.zone, said.period_s, now)
         for beat in said.beats:
             one = self.managed.get(beat.name)
             if one is None or one.assignment.spec.agent != agent:
@@ -326,12 +321,26 @@ class Manager:
         agent = subjects.sender_of(message.subject)
         if one is None or one.assignment.spec.agent != agent or said.epoch != one.assignment.epoch:
             return
-        now = asyncio.get_running_loop().time()
         if said.observed is not None and not one.runtime.busy:
-            self._observed(one, said.observed, now, self._now_ms())
+            self._observed(one, said.observed, asyncio.get_running_loop().time(), self._now_ms())
             self._go_on()
+        if said.what != protocol.CHANGED:  # of the resource's own: those who subscribed want it
+            self._spawn(self._publish(protocol.happened(said.resource), message.data))
         if message.reply is not None and requests.own_inbox(message):
             self._spawn(_respond(message, b"{}"))
+
+    def _ordered(self, message: api.Message) -> None:
+        self._spawn(self._orders.obey(message))
+
+    def _find(self, name: str) -> protocol.Assignment | None:
+        one = self.managed.get(name)
+        return None if one is None or one.superseded else one.assignment
+
+    def _seen(self, name: str, observed: protocol.Observed) -> None:
+        one = self.managed.get(name)
+        if one is not None and not one.runtime.busy:
+            self._observed(one, observed, asyncio.get_running_loop().time(), self._now_ms())
+            self._go_on()
 
     def _observed(self, one: Managed, observed: protocol.Observed, now: float, now_ms: int) -> None:
         self._note(one, reconcile.observe(one.assignment, one.runtime, observed, now, now_ms))
@@ -341,16 +350,18 @@ class Manager:
         """Something about it changed: it is checkpointed, and said to all if its state did."""
         runtime = one.runtime
         if runtime.dirty:
-            self._dirty.add(one.name)
+            self._checkpoints.due.add(one.name)
         if state_changed:
             said = protocol.State(
                 resource=one.name,
                 state=runtime.health.state,
                 reason=runtime.health.reason[:4000],
                 since_ms=runtime.health.since_ms,
+                was=one.told,
                 manager=self.name,
                 epoch=one.assignment.epoch,
             )
+            one.told = said.state
             self._spawn(self._publish(protocol.state(one.name), messages.encode(said)))
 
     async def _publish(self, subject: str, data: bytes) -> None:
@@ -358,6 +369,19 @@ class Manager:
             await self._bus.publish(subject, data)
 
     # Time
+
+    def _state_of(self, name: str) -> tuple[int, protocol.Status] | None:
+        one = self.managed.get(name)
+        if one is None:
+            return None
+        one.runtime.dirty = False
+        return one.assignment.epoch, one.runtime.status()
+
+    def _superseded(self, name: str, epoch: int) -> None:
+        one = self.managed.get(name)
+        if one is not None and one.assignment.epoch == epoch:
+            one.superseded = True
+            self._poked.set()
 
     async def _tick_always(self) -> None:
         while True:
@@ -368,19 +392,15 @@ class Manager:
     def tick(self) -> None:
         """Silence, and what was put off."""
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
-        for zone, agents in self._zones.items():
-            heard = max((self._agents[agent] for agent in agents), default=0.0)
-            silent = now - max(heard, self._heard_since) > reconcile.LATE_PERIODS * self._periods[zone]
-            if silent != (zone in self._silent_zones):
-                events.warning("zone-silent" if silent else "zone-heard", zone=zone, manager=self.name)
-                (self._silent_zones.add if silent else self._silent_zones.discard)(zone)
+        for zone, silent in self._zones.look(now).items():
+            events.warning("zone-silent" if silent else "zone-heard", zone=zone, manager=self.name)
         for name, one in self.managed.items():
             runtime = one.runtime
             # Nearly all of them were just heard and are up: that must cost next to nothing.
             if now - runtime.heard_at > reconcile.LATE_PERIODS * runtime.period_s:
                 self._listen(one, now, now_ms)
             if runtime.dirty:
-                self._dirty.add(name)
+                self._checkpoints.due.add(name)
             if runtime.observed is None or runtime.retry_at or runtime.health.state is not health.State.UP:
                 self._work.add(name)
         self._claim_soon()
@@ -388,8 +408,8 @@ class Manager:
     def _listen(self, one: Managed, now: float, now_ms: int) -> None:
         runtime = one.runtime
         if runtime.observed is not None:
-            zone_silent = runtime.zone in self._silent_zones
-            if reconcile.listen(runtime, now, now_ms, zone_silent=zone_silent, heard_since=self._heard_since):
+            silent, since = runtime.zone in self._zones.silent, self._zones.heard_since
+            if reconcile.listen(runtime, now, now_ms, zone_silent=silent, heard_since=since):
                 self._note(one, True)
 
     # Acts
@@ -411,7 +431,7 @@ class Manager:
             if one.assignment.deleting and runtime.observed is not None and not runtime.observed.exists:
                 if not runtime.gone and not one.assignment.waits_for:
                     runtime.gone = runtime.dirty = True
-                    self._dirty.add(name)
+                    self._checkpoints.due.add(name)
                 continue
             step = reconcile.decide(one.assignment, runtime, now)
             if step is not None and step.act is not reconcile.Act.CLAIM:
@@ -436,10 +456,11 @@ class Manager:
                 type=spec.type,
                 config=spec.config if verb in (protocol.Verb.CREATE, protocol.Verb.PUT) else {},
                 start=spec.wanted is protocol.Wanted.UP,
+                arguments={"from": one.assignment.formerly} if verb is protocol.Verb.RENAME else {},
                 operation=step.act.value if verb is protocol.Verb.EXECUTE else "",
             )
             events.info("act", resource=spec.name, act=step.act.value, why=step.why, epoch=epoch)
-            answer = await self.operate(spec.agent, operation)
+            answer = await self._operator.operate(spec.agent, operation)
         finally:
             runtime.busy = False
         if self.managed.get(one.name) is not one:
@@ -448,7 +469,9 @@ class Manager:
         if answer.outcome is messages.Outcome.DONE:
             runtime.fault = ""
             runtime.retry_at = 0.0
-            if verb in (protocol.Verb.CREATE, protocol.Verb.PUT):
+            if step.act is reconcile.Act.RENAME:
+                runtime.moved = True
+            if verb in (protocol.Verb.CREATE, protocol.Verb.PUT) or (runtime.moved and _there(answer)):
                 runtime.generation = generation
             runtime.dirty = True
         else:
@@ -456,7 +479,7 @@ class Manager:
         if answer.observed is not None:
             self._observed(one, answer.observed, now, now_ms)
         if runtime.dirty:
-            self._dirty.add(one.name)
+            self._checkpoints.due.add(one.name)
         self._work.add(one.name)
         self._go_on()
 
@@ -491,130 +514,9 @@ class Manager:
         self._operations += 1
         return f"{self.name}-{self._boot:x}-{self._operations}"
 
-    async def operate(self, agent: str, operation: protocol.Operation) -> protocol.Answer:
-        """Have it done. An answer that was lost is asked for again, by the same id; it is not done twice."""
-        subject = protocol.operation(agent, operation.resource)
-        data = messages.encode(operation)
-        deadline = asyncio.get_running_loop().time() + operation.timeout_s
-        async with self._gate:
-            sent = False
-            while True:
-                if not self.acts:
-                    outcome = messages.Outcome.IN_DOUBT if sent else messages.Outcome.FAILED
-                    return _no_answer(operation, outcome, "unavailable", "this manager may not act now")
-                try:
-                    left_s = deadline - asyncio.get_running_loop().time()
-                    message = await self._bus.request(subject, data, timeout_s=max(0.1, left_s + 1))
-                    return messages.decode(message.data, protocol.Answer)
-                except errors.TimedOut:
-                    sent = True
-                    if asyncio.get_running_loop().time() > deadline:
-                        return _no_answer(
-                            operation, messages.Outcome.IN_DOUBT, "timed-out", f"{agent} did not answer"
-                        )
-                except errors.Unavailable:
-                    if not sent:
-                        return _no_answer(
-                            operation, messages.Outcome.FAILED, "unavailable", f"{agent} cannot be reached"
-                        )
-                    if asyncio.get_running_loop().time() > deadline:
-                        return _no_answer(
-                            operation, messages.Outcome.IN_DOUBT, "unavailable", f"{agent} is gone since"
-                        )
-                    await asyncio.sleep(RETRY_S / 4)
-                except errors.MusterError as error:
-                    return _no_answer(operation, messages.Outcome.IN_DOUBT, error.code, error.message)
 
-    # Orders
-
-    def _ordered(self, message: api.Message) -> None:
-        self._spawn(self._obey(message))
-
-    async def _obey(self, message: api.Message) -> None:
-        """Operations that users asked for, through the registry."""
-        try:
-            said = messages.decode(message.data, protocol.Orders)
-        except errors.MusterError as error:
-            events.warning("bad-order", error=error)
-            return
-        answers = await asyncio.gather(*(self._execute(order) for order in said.orders))
-        results = protocol.Results(results=tuple(answers))
-        with contextlib.suppress(errors.MusterError):
-            await message.respond(messages.encode(results))
-
-    async def _execute(self, order: protocol.Order) -> protocol.Answer:
-        one = self.managed.get(order.resource)
-        if one is None or one.superseded:
-            return protocol.Answer(
-                id=order.id,
-                outcome=messages.Outcome.REFUSED,
-                code=errors.NotFound.code,
-                reason=f"{self.name} does not manage {order.resource}",
-            )
-        spec = one.assignment.spec
-        verb = protocol.Verb.EXECUTE
-        with contextlib.suppress(ValueError):
-            verb = protocol.Verb(order.operation)
-        if verb in (protocol.Verb.PUT, protocol.Verb.CREATE, protocol.Verb.DELETE):
-            verb = protocol.Verb.EXECUTE  # what should be is changed by manifest, never behind its back
-        operation = protocol.Operation(
-            id=order.id,
-            verb=verb,
-            resource=spec.name,
-            epoch=one.assignment.epoch,
-            manager=self.name,
-            operation=order.operation,
-            arguments=order.arguments,
-            timeout_s=order.timeout_s,
-        )
-        answer = await self.operate(spec.agent, operation)
-        if answer.observed is not None and not one.runtime.busy:
-            self._observed(one, answer.observed, asyncio.get_running_loop().time(), self._now_ms())
-            self._go_on()
-        return answer
-
-    # Checkpoints
-
-    async def _checkpoint_always(self) -> None:
-        while True:
-            await asyncio.sleep(CHECKPOINT_S)
-            with contextlib.suppress(errors.MusterError):
-                await self._checkpoint()
-
-    async def _checkpoint(self) -> None:
-        while self._dirty and self.acts:
-            names = [name for name in list(self._dirty)[:CHECKPOINTS_MAX] if name in self.managed]
-            page = {}
-            for name in names:
-                one = self.managed[name]
-                one.runtime.dirty = False
-                page[name] = (one.assignment.epoch, one.runtime.status())
-            self._dirty -= {*list(self._dirty)[:CHECKPOINTS_MAX]} if not names else set(names)
-            if not page:
-                continue
-            try:
-                await self._send(page)
-            except errors.MusterError:
-                self._dirty |= set(page)
-                raise
-
-    async def _send(self, page: dict[str, tuple[int, protocol.Status]]) -> None:
-        said = protocol.Checkpoints(items=page)
-        message = await self._bus.request(protocol.checkpoint(self.name), messages.encode(said))
-        answer = msgspec.json.decode(message.data)
-        if "error" in answer:
-            raise requests.error_of(answer["error"])
-        for name in answer["result"]["refused"]:
-            one = self.managed.get(name)
-            if one is not None and one.assignment.epoch == page[name][0]:
-                one.superseded = True
-                self._poked.set()
-
-
-def _no_answer(
-    operation: protocol.Operation, outcome: messages.Outcome, code: str, reason: str
-) -> protocol.Answer:
-    return protocol.Answer(id=operation.id, outcome=outcome, code=code, reason=reason)
+def _there(answer: protocol.Answer) -> bool:
+    return answer.observed is not None and answer.observed.exists
 
 
 async def _respond(message: api.Message, data: bytes) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from muster.core import errors, health
+from muster.core import errors, health, subjects
 from muster.manage import protocol
 
 SLACK = 0.1  # managers may differ by this part of an even share before resources are moved for balance
@@ -27,6 +27,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation: int
     by: str = ""
     deleting: bool = False
+    formerly: str = ""  # until its manager has renamed it
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -194,6 +195,7 @@ class Processor:
             epoch=owner.epoch,
             generation=resource.generation,
             deleting=resource.deleting,
+            formerly=resource.formerly,
             waits_for=self.waits_for(name),
             status=self.statuses.get(name),
         )
@@ -275,8 +277,11 @@ class Processor:
 
     def apply(self, specs: Iterable[protocol.Spec], by: str) -> Changes:
         changes = Changes(epoch=self.epoch)
+        moving = {one.formerly for one in self.resources.values() if one.formerly}
         for spec in specs:
             before = self.resources.get(spec.name)
+            if spec.name in moving:
+                raise errors.Conflict(f"{spec.name!r} is being renamed", hint="apply again when it has moved")
             if before is not None and before.deleting:
                 raise errors.Conflict(f"{spec.name!r} is being deleted", hint="apply again when it is gone")
             if before is not None and before.spec == spec:
@@ -291,7 +296,65 @@ class Processor:
                     f"{spec.name!r} is a {before.spec.type} and cannot become a {spec.type}"
                 )
             generation = before.generation + 1 if before else 1
-            changes.resources[spec.name] = Resource(spec=spec, generation=generation, by=by)
+            formerly = before.formerly if before else ""
+            changes.resources[spec.name] = Resource(
+                spec=spec, generation=generation, by=by, formerly=formerly
+            )
+        return changes
+
+    def want(self, name: str, wanted: protocol.Wanted, by: str) -> Changes:
+        """Of one resource; or of all of an agent's, which takes more only while they are wanted up."""
+        changes = Changes(epoch=self.epoch)
+        names = [name] if name in self.resources else []
+        if not names and name in self.agents:
+            cordoned = wanted is protocol.Wanted.DRAINED
+            changes.agents[name] = msgspec.structs.replace(self.agents[name], cordoned=cordoned)
+            names = [one for one, resource in self.resources.items() if resource.spec.agent == name]
+        elif not names:
+            raise errors.NotFound(f"no resource and no agent {name!r}")
+        for one in names:
+            resource = self.resources[one]
+            spec = msgspec.structs.replace(resource.spec, wanted=wanted)
+            if spec != resource.spec and not resource.deleting:
+                changes.resources[one] = msgspec.structs.replace(
+                    resource, spec=spec, generation=resource.generation + 1, by=by
+                )
+        return changes
+
+    def rename(self, name: str, to: str, by: str) -> Changes:
+        """The same resource under another name; those who depend on it follow.
+
+        It is the registry's at once; its manager then has the agent rename it (`Assignment.formerly`).
+        """
+        subjects.token(to)
+        resource = self.resources.get(name)
+        if resource is None:
+            raise errors.NotFound(f"no resource {name!r}")
+        if to in self.resources:
+            raise errors.AlreadyExists(f"there is a resource {to!r} already")
+        if resource.deleting or resource.formerly:
+            raise errors.Conflict(f"{name!r} is being {'deleted' if resource.deleting else 'renamed'}")
+        if protocol.TOPOLOGY in resource.spec.labels:
+            raise errors.Refused(f"{name!r} belongs to a topology, whose brokers know each other by name")
+        changes = Changes(epoch=self.epoch)
+        changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
+        for one in self._dependants.get(name, ()):
+            other = self.resources[one]
+            needs = tuple(to if need == name else need for need in other.spec.depends_on)
+            spec = msgspec.structs.replace(other.spec, depends_on=needs)
+            changes.resources[one] = msgspec.structs.replace(other, spec=spec)
+        changes.resources[to] = msgspec.structs.replace(
+            resource,
+            spec=msgspec.structs.replace(resource.spec, name=to),
+            generation=resource.generation + 1,
+            by=by,
+            formerly=name,
+        )
+        if name in self.owners:
+            changes.epoch += 1
+            changes.owners[to] = msgspec.structs.replace(self.owners[name], epoch=changes.epoch)
+        if name in self.statuses:
+            changes.statuses[to] = (changes.epoch, self.statuses[name])
         return changes
 
     def delete(self, names: Iterable[str], by: str) -> Changes:
@@ -332,6 +395,9 @@ class Processor:
                 changes.statuses[name] = None
             else:
                 changes.statuses[name] = (epoch, status)
+                resource = self.resources[name]
+                if resource.formerly and status.generation == resource.generation:
+                    changes.resources[name] = msgspec.structs.replace(resource, formerly="")
         return changes, refused
 
     def invariants(self) -> None:

@@ -12,6 +12,7 @@
     muster.manage.from.<agent>.beat.<manager>        heartbeats of an agent's resources, many in a message
     muster.manage.from.<agent>.event.<manager>       something happened to a resource
     muster.manage.all.state.<resource>               a resource's health changed, said by its manager
+    muster.manage.all.event.<resource>               something happened to it, passed on by its manager
 
 A manager is known by its assignment's epoch: it travels with each operation, and an adapter refuses a lower
 one.  An operation's id is remembered by the agent with its outcome, so that asking again never does it again.
@@ -30,6 +31,9 @@ PART = "manage"
 LEASE = f"{PART}.registry"
 PAGE = 250  # assignments in one answer: with specifications of some kB it stays below a message's limit
 OPERATION_TIMEOUT_S = 30.0
+NOT_MANAGED = "not-managed"  # an order's resource is with another manager, or with none
+TOPOLOGY = "topology"  # the label of brokers that a topology unfolded into
+CHANGED = "changed"  # the event of a resource whose state is not what it was
 
 Values = dict[str, Any]
 
@@ -175,6 +179,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int
     generation: int
     deleting: bool = False
+    formerly: str = ""  # it is there under this name, from which it is to be renamed
     waits_for: tuple[str, ...] = ()  # dependencies that are not up yet (or dependants that are not gone yet)
     status: Status | None = None  # the last checkpoint, of whichever manager
 
@@ -261,6 +266,7 @@ RENEWALS = subjects.said_by(PART, "*", "renew")
 CHECKPOINTS = subjects.said_by(PART, "*", "checkpoint")
 HELLOS = subjects.said_by(PART, "*", "hello")
 STATES = subjects.announced(PART, "state", "*")
+EVENTS = subjects.announced(PART, "event", "*")
 
 
 def renew(manager: str) -> str:
@@ -309,6 +315,10 @@ def events_to(manager: str) -> str:
 
 def state(resource: str) -> str:
     return subjects.announced(PART, "state", resource)
+
+
+def happened(resource: str) -> str:
+    return subjects.announced(PART, "event", resource)
 
 
 def decision(what: str) -> str:

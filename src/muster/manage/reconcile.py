@@ -31,6 +31,7 @@ class Act(enum.Enum):
     STOP = "stop"
     DRAIN = "drain"
     DELETE = "delete"
+    RENAME = "rename"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Runtime:
     failures_ms: list[int] = field(default_factory=list)
     retry_at: float = 0.0
     gone: bool = False
+    moved: bool = False  # the agent was asked to rename it
     busy: bool = False  # an operation is under way
     fault: str = ""  # the last operation's, until one succeeds
     dirty: bool = True  # not checkpointed yet
@@ -210,6 +212,8 @@ def decide(assignment: protocol.Assignment, runtime: Runtime, now: float) -> Ste
     if assignment.deleting:
         return Step(Act.DELETE, "deleted by a user") if observed.exists else None
     if not observed.exists:
+        if assignment.formerly and not runtime.moved:
+            return Step(Act.RENAME, f"it was {assignment.formerly}")
         return Step(Act.CREATE, "it is not there")
     if observed.digest != spec.digest:
         return Step(Act.PUT, "drift" if runtime.drift else "a new configuration")

@@ -6,6 +6,7 @@ An answer goes to the asker's own inbox and nowhere else: the broker does not ch
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -59,14 +60,17 @@ def own_inbox(message: api.Message) -> bool:
     return message.reply is not None and message.reply.startswith(f"{subjects.inbox(sender)}.")
 
 
-async def answer(message: api.Message, verb: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
-    """Carry out one request and answer it, whatever happens."""
+async def answer(
+    message: api.Message, verb: Callable[[dict[str, Any]], Awaitable[Any]], *, typed: bool = False
+) -> None:
+    """Carry out one request and answer it, whatever happens. ``typed``: ``verb`` reads the message itself."""
     if not own_inbox(message):
         return
     said: dict[str, Any]
     try:
         try:
-            arguments = msgspec.json.decode(message.data or b"{}", type=dict[str, Any])
+            raw = b"{}" if typed else message.data or b"{}"
+            arguments = msgspec.json.decode(raw, type=dict[str, Any])
         except msgspec.MsgspecError as error:
             raise errors.InvalidInput(f"the request is not a JSON object: {error}") from error
         said = {"result": await verb(arguments)}
@@ -75,19 +79,26 @@ async def answer(message: api.Message, verb: Callable[[dict[str, Any]], Awaitabl
     except Exception as error:  # noqa: BLE001  (a bug of ours must not leave the asker waiting)
         events.error("verb-failed", subject=message.subject, error=error)
         said = {"error": told(errors.InvariantBroken(f"{type(error).__name__}: {error}"))}
-    await message.respond(msgspec.json.encode(said))
+    try:
+        await message.respond(msgspec.json.encode(said))
+    except errors.LimitExceeded as error:
+        await message.respond(msgspec.json.encode({"error": told(error)}))
 
 
 def told(error: errors.MusterError) -> dict[str, Any]:
     return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
-def error_of(said: dict[str, Any]) -> errors.MusterError:
-    kind = next((one for one in _kinds(errors.MusterError) if one.code == said["code"]), errors.MusterError)
-    try:
-        return kind(said["message"], hint=said.get("hint"))
-    except TypeError:  # one that needs more facts than travelled
-        return errors.MusterError(said["message"], hint=said.get("hint"))
+def error_of(
+    said: dict[str, Any], otherwise: type[errors.MusterError] = errors.MusterError
+) -> errors.MusterError:
+    """The error that was told; ``otherwise`` where its code is nobody's here."""
+    kind = next((one for one in _kinds(errors.MusterError) if one.code == said["code"]), otherwise)
+    for one in kind.__mro__:  # where it needs more facts than travelled, the next more general
+        with contextlib.suppress(TypeError):
+            if issubclass(one, errors.MusterError):
+                return one(said["message"], hint=said.get("hint"))
+    return otherwise(said["message"], hint=said.get("hint"))
 
 
 def _kinds(root: type[errors.MusterError]) -> Iterator[type[errors.MusterError]]:

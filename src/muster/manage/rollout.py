@@ -14,15 +14,12 @@ import msgspec
 from muster.core import errors, messages
 from muster.manage import protocol
 
-PENDING, RUNNING, DONE, FAILED, UNREACHABLE, IN_DOUBT = (
-    "pending",
-    "running",
-    "done",
-    "failed",
-    "unreachable",
-    "in-doubt",
-)
-NOT_REACHED = ("unavailable", "timed-out", "not-connected")
+# Of a step; a rollout is running, paused, done or stopped.
+PENDING, RUNNING, DONE, FAILED = "pending", "running", "done", "failed"
+UNREACHABLE, IN_DOUBT = "unreachable", "in-doubt"
+PAUSED, STOPPED = "paused", "stopped"
+
+NOT_REACHED = ("unavailable", "timed-out", "not-connected", protocol.NOT_MANAGED)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +44,7 @@ class Rollout(msgspec.Struct, kw_only=True):
     by: str
     plan: Plan
     steps: dict[str, Step]
-    state: str = RUNNING  # running, paused, done, stopped
+    state: str = RUNNING
     reason: str = ""
 
     def batch_size(self) -> int:
@@ -90,13 +87,13 @@ class Rollout(msgspec.Struct, kw_only=True):
                 step.state = UNREACHABLE if answer.code in NOT_REACHED else FAILED
 
     def judge(self) -> None:
-        """After a batch: is it over?"""
+        """After a batch: is it over? (One that was paused meanwhile stays so while anything is left.)"""
         wrong = sum(step.state in (FAILED, IN_DOUBT) for step in self.steps.values())
         if wrong > self.plan.errors_max:
-            self.state = "stopped"
+            self.state = STOPPED
             self.reason = f"{wrong} went wrong, and at most {self.plan.errors_max} may"
         elif not any(step.state in (PENDING, RUNNING) for step in self.steps.values()):
-            self.state = "done"
+            self.state = DONE
 
     def summary(self) -> dict[str, Any]:
         by_state: dict[str, list[str]] = {}

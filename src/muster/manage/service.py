@@ -149,7 +149,7 @@ class Registry:
         loop = asyncio.get_running_loop()
         helpers = [
             asyncio.create_task(self._tell_of_loss(lease)),
-            asyncio.create_task(self._verbs.resume_rollouts()),
+            asyncio.create_task(self._verbs.rollouts.resume()),
         ]
         try:
             # Managers of an earlier term have one full time to live to show themselves.
@@ -229,8 +229,7 @@ class Registry:
         kind, verb = message.subject.split(".")[4:6]
 
         async def obey(arguments: dict[str, Any]) -> Any:
-            await self._authorize(sender, verb, kind != "read")
-            return await self._verbs.obey(sender, verb, kind, arguments)
+            return await self._verbs.obey(sender, verb, kind, arguments, self._authorize)
 
         await requests.answer(message, obey)
 
@@ -253,7 +252,7 @@ class Registry:
                     await self.commit(changes)
             return {"refused": refused}
 
-        await requests.answer(message, store)
+        await requests.answer(message, store, typed=True)
 
     async def _greeted(self, message: api.Message) -> None:
         async def store(_: dict[str, Any]) -> Any:
@@ -274,7 +273,7 @@ class Registry:
                     await self.commit(processor.Changes(agents={name: now}, epoch=acting.epoch))
             return {}
 
-        await requests.answer(message, store)
+        await requests.answer(message, store, typed=True)
 
     def _closed(self, message: api.Message) -> None:
         """A broker's report of a closed connection: a manager's, perhaps."""

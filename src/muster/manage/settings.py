@@ -12,7 +12,7 @@ doc = settings.doc
 class Manage(settings.Section, frozen=True, kw_only=True):
     """Management: registry endpoints, managers and this machine's agent, each a process of its own."""
 
-    enabled: Annotated[bool, doc("Whether this domain manages resources.")] = False
+    enabled: Annotated[bool, doc("Whether this domain manages resources.")] = True
     registries: Annotated[
         int, doc("Registry endpoints: one acts, the others are ready to. Two survive a crash.", ge=1, le=5)
     ] = 2

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from muster.core import errors
+from muster.manage import protocol
 
 SIZE_MAX = 64
 SUPER_CLUSTER = 2  # clusters in a super-cluster
@@ -89,7 +90,7 @@ def unfold(topology: Topology) -> list[dict[str, Any]]:
                 "type": "broker",
                 "agent": topology.agent,
                 "group": topology.name,
-                "labels": {"topology": topology.name, "shape": topology.shape},
+                "labels": {protocol.TOPOLOGY: topology.name, "shape": topology.shape},
                 "depends_on": far_ends.get(number, []),
                 "config": config,
             }

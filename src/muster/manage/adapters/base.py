@@ -38,6 +38,7 @@ class Place:
     folder: pathlib.Path | None  # its own, for files; None where nothing is kept
     changed: Callable[[protocol.Observed], None]
     runtime: dict[str, Any] = field(default_factory=dict)
+    happened: Callable[..., None] = lambda *_, **__: None  # (what, **details): an event, for who subscribes
     neighbour: Callable[[str], Adapter | None] = lambda _: None  # another resource of the same agent
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
@@ -49,6 +50,7 @@ class Place:
 class Adapter(abc.ABC):
     type_name: ClassVar[str]
     config_type: ClassVar[type[msgspec.Struct]]
+    can_be_renamed: ClassVar[bool] = True  # whether its resource minds that its folder moves
 
     def __init__(self, place: Place) -> None:
         self.place = place

@@ -45,6 +45,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Broker(base.Adapter):
     type_name = "broker"
     config_type = Config
+    can_be_renamed = False  # it runs in its folder, and others know it by its name
 
     def __init__(self, place: base.Place) -> None:
         super().__init__(place)

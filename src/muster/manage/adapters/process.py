@@ -19,7 +19,7 @@ import msgspec
 
 from muster.bus import http
 from muster.core import errors, health
-from muster.manage import protocol
+from muster.manage import pids, protocol
 from muster.manage.adapters import base
 
 OUTPUT_BYTES_MAX = 8 << 20
@@ -114,7 +114,7 @@ class Process(base.Adapter):
     async def resume(self, config: Config) -> None:
         self._config = config
         pid, birth = self.place.runtime.get("pid"), self.place.runtime.get("birth")
-        if isinstance(pid, int) and birth and _birth(pid) == birth:
+        if isinstance(pid, int) and birth and pids.birth(pid) == birth:
             self._watch(pid)
         else:
             self._reason = "it ended while its agent was away"
@@ -145,11 +145,11 @@ class Process(base.Adapter):
         if pid is None:
             return
         ended = self._watching
-        _signal(pid, signal.SIGTERM)
+        pids.signal_session(pid, signal.SIGTERM)
         if ended is not None:
             await asyncio.wait([ended], timeout=config.stop_s if config else 0)
             if not ended.done():
-                _signal(pid, signal.SIGKILL)
+                pids.signal_session(pid, signal.SIGKILL)
                 await asyncio.wait([ended], timeout=5)
         self._reason = "stopped"
 
@@ -163,7 +163,7 @@ class Process(base.Adapter):
     async def do_signal(self, number: int = signal.SIGHUP) -> None:
         if self._pid is None:
             raise errors.Conflict(f"{self.place.name} does not run")
-        _signal(self._pid, number)
+        pids.signal_session(self._pid, number)
 
     async def do_logs(self, bytes_max: int = LOG_BYTES) -> str:
         """The end of what it wrote."""
@@ -223,12 +223,12 @@ class Process(base.Adapter):
         with contextlib.suppress(OSError, ValueError):
             text = await asyncio.to_thread(pathlib.Path(config.pid_file).read_text)
             pid = int(text.strip())
-            if _birth(pid):
+            if pids.birth(pid):
                 self._watch(pid)
 
     def _watch(self, pid: int) -> None:
         self._pid = pid
-        self.place.runtime |= {"pid": pid, "birth": _birth(pid)}
+        self.place.runtime |= {"pid": pid, "birth": pids.birth(pid)}
         self._watching = asyncio.create_task(self._until_it_ends(pid), name=f"process {self.place.name}")
         self._check_anew()
 
@@ -243,7 +243,7 @@ class Process(base.Adapter):
             self._checking = asyncio.create_task(self._check_always(), name=f"check {self.place.name}")
 
     async def _until_it_ends(self, pid: int) -> None:
-        code = await _end_of(pid)
+        code = await pids.end_of(pid)
         how = "it ended" if code is None else f"ended by signal {-code}" if code < 0 else f"exit code {code}"
         if self._checking is not None:
             self._checking.cancel()
@@ -293,7 +293,7 @@ class Process(base.Adapter):
                 if not starting and failed >= check.failures and self._pid is not None:
                     # It runs and does not work: it is ended, so that its manager starts it anew.
                     self._reason = problem
-                    _signal(self._pid, signal.SIGKILL)
+                    pids.signal_session(self._pid, signal.SIGKILL)
                     return
             quick = self._state is health.State.STARTING
             await asyncio.sleep(min(0.1, check.every_s) if quick else check.every_s)
@@ -335,50 +335,6 @@ async def _command_problem(command: tuple[str, ...]) -> str | None:
         await process.wait()
         raise
     return None if code == 0 else f"{command[0]} exits with {code}"
-
-
-async def _end_of(pid: int) -> int | None:
-    """Wait until a process has ended. Its exit code (a signal is negative), None if it is not our child."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return _reap(pid)
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(fd, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(fd)
-        os.close(fd)
-    return _reap(pid)
-
-
-def _reap(pid: int) -> int | None:
-    try:
-        done, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return os.waitstatus_to_exitcode(status) if done == pid else None
-
-
-def _signal(pid: int, number: int) -> None:
-    """To the whole session that the process leads; to it alone where it leads none."""
-    with contextlib.suppress(ProcessLookupError):
-        if os.getpgid(pid) == pid:
-            os.killpg(pid, number)
-        else:
-            os.kill(pid, number)
-
-
-def _birth(pid: int) -> str:
-    """When it was born, in the kernel's ticks: a number is given again, a birth is not. Empty if dead."""
-    try:
-        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    fields = text.rpartition(")")[2].split()
-    return "" if fields[0] == "Z" else fields[19]
 
 
 def _tail(path: pathlib.Path, bytes_max: int) -> str:

@@ -1,0 +1,82 @@
+"""A manager's side of orders: operations that users asked for, as the registry hands them on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from muster.bus import api
+from muster.core import errors, log, messages
+from muster.manage import operating, protocol
+
+events = log.Events("manage")
+
+# What should be is changed in the registry, never behind its back: users' orders only look, or execute.
+_LOOKS = {verb.value: verb for verb in (protocol.Verb.GET, protocol.Verb.ENUMERATE)}
+
+
+class Orders:
+    """``find`` a resource: its assignment, None where this manager has none; ``seen`` takes observations."""
+
+    def __init__(
+        self,
+        name: str,
+        operator: operating.Operator,
+        find: Callable[[str], protocol.Assignment | None],
+        seen: Callable[[str, protocol.Observed], None],
+    ) -> None:
+        self._name = name
+        self._operator = operator
+        self._find = find
+        self._seen = seen
+
+    async def obey(self, message: api.Message) -> None:
+        try:
+            said = messages.decode(message.data, protocol.Orders)
+        except errors.MusterError as error:
+            events.warning("bad-order", error=error)
+            return
+        answers = await asyncio.gather(*(self._execute(order) for order in said.orders))
+        with contextlib.suppress(errors.MusterError):
+            await message.respond(_results(answers))
+
+    async def _execute(self, order: protocol.Order) -> protocol.Answer:
+        assignment = self._find(order.resource)
+        if assignment is None:
+            return protocol.Answer(
+                id=order.id,
+                outcome=messages.Outcome.REFUSED,
+                code=protocol.NOT_MANAGED,
+                reason=f"{self._name} does not manage {order.resource}",
+            )
+        operation = protocol.Operation(
+            id=order.id,
+            verb=_LOOKS.get(order.operation, protocol.Verb.EXECUTE),
+            resource=order.resource,
+            epoch=assignment.epoch,
+            manager=self._name,
+            operation=order.operation,
+            arguments=order.arguments,
+            timeout_s=order.timeout_s,
+        )
+        answer = await self._operator.operate(assignment.spec.agent, operation)
+        if answer.observed is not None:
+            self._seen(order.resource, answer.observed)
+        return answer
+
+
+def _results(answers: list[protocol.Answer]) -> bytes:
+    """Those of one message; results that are too long to be sent together are left out, and that is told."""
+    slim = tuple(msgspec.structs.replace(answer, observed=None) for answer in answers)
+    try:
+        return messages.encode(protocol.Results(results=slim), "msgpack")
+    except (messages.TooLarge, TypeError, ValueError):
+        why = "it was done; the result is too long to be sent with the others"
+        slim = tuple(
+            one if one.result is None else msgspec.structs.replace(one, result=None, reason=why)
+            for one in slim
+        )
+        return messages.encode(protocol.Results(results=slim), "msgpack")

@@ -1,0 +1,113 @@
+"""Operations that users asked for, on their way from the registry through each resource's manager.
+
+An order keeps its id whichever manager carries it.  When a manager is lost while it has one, the order goes
+to the resource's next manager, and the agent, which remembers ids, tells what became of it: it is never
+carried out twice, and only what nobody can tell is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from muster.core import errors, messages
+from muster.manage import protocol
+
+if TYPE_CHECKING:
+    from muster.manage import service
+
+ORDERS_MAX = 500  # in one message to a manager
+PATIENCE_S = 20.0  # how long an order waits for a manager, where its resource has none just now
+LOOK_S = 0.1
+
+Answers = dict[str, protocol.Answer]
+
+
+async def send(registry: service.Registry, orders: list[protocol.Order], by: str) -> list[protocol.Answer]:
+    """An answer for each order, whatever happens."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + PATIENCE_S
+    handed: set[str] = set()  # to a manager that was lost since: may have been begun
+    found: Answers = {}
+    left = orders
+    while left:
+        found |= await _send_once(registry, left, by, handed)
+        left = [order for order in left if found[order.id].code == protocol.NOT_MANAGED]
+        if not left or loop.time() > until:
+            break
+        await asyncio.sleep(LOOK_S)
+    for order in left:
+        if order.id in handed:
+            reason = "the manager that had it was lost, and no other has the resource"
+            found[order.id] = _answer(order, messages.Outcome.IN_DOUBT, protocol.NOT_MANAGED, reason)
+    return [found[order.id] for order in orders]
+
+
+async def _send_once(
+    registry: service.Registry, orders: list[protocol.Order], by: str, handed: set[str]
+) -> Answers:
+    state = registry.state
+    by_manager: dict[str, list[protocol.Order]] = {}
+    for order in orders:
+        owner = state.owners.get(order.resource)
+        by_manager.setdefault(owner.manager if owner else "", []).append(order)
+    pages = [
+        (manager, page[first : first + ORDERS_MAX])
+        for manager, page in by_manager.items()
+        for first in range(0, len(page), ORDERS_MAX)
+    ]
+    told = await asyncio.gather(
+        *(_to_manager(registry, manager, page, by, handed) for manager, page in pages)
+    )
+    found = {answer.id: answer for page in told for answer in page}
+    for order in orders:
+        if order.id not in found:
+            reason = "its manager did not tell what became of it"
+            found[order.id] = _answer(order, messages.Outcome.IN_DOUBT, errors.TimedOut.code, reason)
+    return found
+
+
+async def _to_manager(
+    registry: service.Registry, manager: str, page: list[protocol.Order], by: str, handed: set[str]
+) -> list[protocol.Answer]:
+    def all_of(outcome: messages.Outcome, code: str, reason: str) -> list[protocol.Answer]:
+        return [_answer(one, outcome, code, reason) for one in page]
+
+    member = registry.state.managers.get(manager)
+    if member is None:
+        return all_of(messages.Outcome.FAILED, protocol.NOT_MANAGED, "no manager has it now")
+    request = asyncio.ensure_future(
+        registry.bus.request(
+            protocol.to_manager(manager, "execute"),
+            messages.encode(protocol.Orders(orders=tuple(page), by=by), "msgpack"),
+            timeout_s=max(one.timeout_s for one in page) + 5,
+        )
+    )
+    try:
+        while not request.done():
+            await asyncio.wait([request], timeout=LOOK_S)
+            now = registry.state.managers.get(manager)
+            if now is None or now.boot != member.boot:
+                break
+        if not request.done():
+            handed.update(one.id for one in page)
+            return all_of(messages.Outcome.FAILED, protocol.NOT_MANAGED, f"{manager} was lost")
+        message = request.result()
+        return list(messages.decode(message.data, protocol.Results, max_bytes=64 << 20).results)
+    except errors.TimedOut as error:
+        return all_of(messages.Outcome.IN_DOUBT, error.code, f"{manager} did not answer")
+    except errors.Unavailable:
+        # Nobody listens there, or we are cut off: it will expire, or be asked again.
+        handed.update(one.id for one in page)
+        return all_of(messages.Outcome.FAILED, protocol.NOT_MANAGED, f"{manager} cannot be reached")
+    except errors.MusterError as error:
+        return all_of(messages.Outcome.FAILED, error.code, error.message)
+    finally:
+        request.cancel()
+        with contextlib.suppress(asyncio.CancelledError, errors.MusterError):
+            await request
+
+
+def _answer(order: protocol.Order, outcome: messages.Outcome, code: str, reason: str) -> protocol.Answer:
+    return protocol.Answer(id=order.id, outcome=outcome, code=code, reason=reason)

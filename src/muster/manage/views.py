@@ -1,0 +1,115 @@
+"""What the registry knows, as users see it: rows, descriptions, and the attributes that predicates select on.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from muster.core import errors
+from muster.manage import processor
+from muster.predicates import closure, parser
+
+
+def attributes(state: processor.Processor, name: str) -> dict[str, Any]:
+    """Labels of the resource, facts and labels of its machine, and what it is."""
+    spec = state.resources[name].spec
+    agent = state.agents.get(spec.agent)
+    status, owner = state.statuses.get(name), state.owners.get(name)
+    found = agent_attributes(spec.agent, agent) if agent else {}
+    return {
+        **found,
+        **spec.labels,
+        "name": name,
+        "type": spec.type,
+        "group": spec.group,
+        "agent": spec.agent,
+        "state": status.state.value if status else "starting",
+        "manager": owner.manager if owner else None,
+    }
+
+
+def agent_attributes(name: str, agent: processor.Agent) -> dict[str, Any]:
+    return {**agent.facts, **agent.labels, "agent": name, "zone": agent.zone}
+
+
+def select(state: processor.Processor, names: Sequence[str] | None, where: str, after: str) -> Iterator[str]:
+    """Names in their order, those behind ``after``; `errors.NotFound` where a given one is not there."""
+    if names:
+        missing = next((name for name in names if name not in state.resources), None)
+        if missing is not None:
+            raise errors.NotFound(f"no resource {missing!r}")
+        return iter(names)
+    behind = (name for name in sorted(state.resources) if name > after)
+    if not where:
+        return behind
+    matches = closure.compile(parser.parse(where))
+    return (name for name in behind if matches(attributes(state, name).get))
+
+
+def row(state: processor.Processor, name: str) -> dict[str, Any]:
+    resource, status, owner = state.resources[name], state.statuses.get(name), state.owners.get(name)
+    return {
+        "name": name,
+        "type": resource.spec.type,
+        "group": resource.spec.group,
+        "agent": resource.spec.agent,
+        "wanted": "absent" if resource.deleting else resource.spec.wanted.value,
+        "state": status.state.value if status else "starting",
+        "reason": status.reason if status else "not managed yet",
+        "since_ms": status.since_ms if status else 0,
+        "drift": status.drift if status else "",
+        "restarts": status.restarts if status else 0,
+        "manager": owner.manager if owner else None,
+        "epoch": owner.epoch if owner else 0,
+        "generation": resource.generation,
+        "applied": bool(status and status.generation == resource.generation),
+    }
+
+
+def description(state: processor.Processor, name: str) -> dict[str, Any]:
+    resource = state.resources.get(name)
+    if resource is None:
+        raise errors.NotFound(f"no resource {name!r}")
+    status = state.statuses.get(name)
+    return {
+        **row(state, name),
+        "spec": msgspec.to_builtins(resource.spec),
+        "applied_by": resource.by,
+        "waits_for": list(state.waits_for(name)),
+        "status": msgspec.to_builtins(status) if status else None,
+    }
+
+
+def agents(state: processor.Processor) -> list[dict[str, Any]]:
+    load = resources_by_agent(state)
+    return [
+        {"name": name, "resources": load.get(name, 0), **msgspec.to_builtins(agent)}
+        for name, agent in sorted(state.agents.items())
+    ]
+
+
+def managers(state: processor.Processor, now: float) -> list[dict[str, Any]]:
+    counts: dict[str, int] = {}
+    for owner in state.owners.values():
+        counts[owner.manager] = counts.get(owner.manager, 0) + 1
+    return [
+        {
+            "name": name,
+            "resources": counts.get(name, 0),
+            "expires_in_s": round(member.expires_at - now, 1),
+            "leaving": member.leaving,
+        }
+        for name, member in sorted(state.managers.items())
+    ]
+
+
+def resources_by_agent(state: processor.Processor) -> dict[str, int]:
+    load: dict[str, int] = {}
+    for resource in state.resources.values():
+        load[resource.spec.agent] = load.get(resource.spec.agent, 0) + 1
+    return load

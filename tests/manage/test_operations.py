@@ -1,0 +1,187 @@
+"""The eight operations on a resource over the bus: get, put, create, delete, rename, enumerate, subscribe,
+execute."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from muster.core import errors, health
+from muster.manage import manager, protocol
+from muster.testing.eventually import eventually
+
+
+@pytest.fixture
+async def small(fleet):
+    fleet.reg = await fleet.registry()
+    fleet.man = await fleet.manager()
+    fleet.host = await fleet.agent()
+    return fleet
+
+
+def memory(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": "memory", "agent": "host-a", **more}
+
+
+async def test_create_get_put_delete(small):
+    made = await small.client.create(memory("a", config={"value": 1}))
+    assert (made["name"], made["generation"]) == ("a", 1)
+    with pytest.raises(errors.AlreadyExists):
+        await small.client.create(memory("a"))
+    with pytest.raises(errors.InvalidInput, match="no_such"):
+        await small.client.create(memory("b", config={"no_such": 1}))
+    await small.client.wait("a", "up")
+    seen = await small.client.observe("a")
+    assert (seen["exists"], seen["state"]) == (True, "up")
+
+    changed = await small.client.put("a", config={"value": 2}, generation=1)
+    assert changed["generation"] == 2
+    await eventually(lambda: small.host.hosted["a"].adapter.config.value == 2)
+    with pytest.raises(errors.Conflict, match="meanwhile"):
+        await small.client.put("a", config={"value": 3}, generation=1)
+    with pytest.raises(errors.NotFound):
+        await small.client.put("nobody", wanted="down")
+    await small.client.put("a", wanted="down")
+    await eventually(lambda: small.host.hosted["a"].adapter.state is health.State.DOWN)
+
+    await small.client.delete("a")
+    await small.client.wait_gone("a")
+    with pytest.raises(errors.NotFound):
+        await small.client.describe("a")
+
+
+async def test_execute_gives_the_result_or_says_what_went_wrong(small):
+    await small.client.create(memory("a", config={"fails": ["stop"], "hangs": ["restart"]}))
+    await small.client.wait("a", "up")
+    assert await small.client.execute("a", "echo", {"text": "hi"}) == "hi"
+    assert "echo" in await small.client.operations("a")
+    with pytest.raises(errors.NotFound, match="dance"):
+        await small.client.execute("a", "dance")
+    with pytest.raises(errors.Refused, match="as it was told to"):
+        await small.client.execute("a", "stop")
+    with pytest.raises(errors.InvalidInput):
+        await small.client.execute("a", "echo", {"no_such_argument": 1})
+    for verb in ("rename", "create", "delete", "put", "subscribe"):
+        with pytest.raises(errors.NotFound, match="no operation"):
+            await small.client.execute("a", verb, {"from": "a"})
+
+
+async def test_enumerate_goes_page_by_page(small):
+    names = [f"r{number:03}" for number in range(7)]
+    for name in names:
+        await small.client.create(memory(name, labels={"odd": str(int(name[1:]) % 2)}))
+    found, after = [], ""
+    while True:
+        page = await small.client.enumerate(after=after, limit=3)
+        assert len(page.items) <= 3
+        found += [row["name"] for row in page.items]
+        if page.next is None:
+            break
+        after = page.next
+    assert found == names
+    assert await small.client.names(where="odd = '1'") == names[1::2]
+    assert [row["name"] for row in await small.client.get()] == names
+    assert (await small.client.enumerate(where="name = 'nobody'")).items == []
+    with pytest.raises(errors.InvalidInput):
+        await small.client.enumerate(where="name =")
+
+
+async def test_rename_leaves_the_process_running(small, process_manifest):
+    await small.client.apply(process_manifest("old"))
+    await small.client.create(memory("web", depends_on=["old"]))
+    await small.client.wait("old", "up")
+    await small.client.wait("web", "up")
+    pid = small.host.hosted["old"].seen.properties["pid"]
+    epoch = (await small.client.describe("old"))["epoch"]
+
+    renamed = await small.client.rename("old", "new")
+    assert renamed["name"] == "new"
+    row = await small.client.wait("new", "up")
+    assert row["epoch"] > epoch
+    assert (await small.client.observe("new"))["properties"]["pid"] == pid, "it was not started anew"
+    assert (await small.client.describe("web"))["spec"]["depends_on"] == ["new"]
+    assert await small.client.names() == ["new", "web"]
+
+    # A manager from before cannot bring the former name back.
+    late = protocol.Operation(
+        id="late", verb=protocol.Verb.CREATE, resource="old", epoch=epoch, type="memory", config={}
+    )
+    assert (await small.host.obey(late)).code == errors.StaleEpoch.code
+    assert not small.host.hosted["old"].seen.exists
+
+    # It is watched under its new name, and lives on through a restart of its agent.
+    await small.host.stop()
+    small.host = await small.agent()
+    await eventually(lambda: small.host.hosted["new"].seen.properties.get("pid") == pid)
+    os.kill(pid, signal.SIGKILL)
+
+    async def started_anew():
+        return (await small.client.observe("new"))["properties"]["pid"] not in (pid, None)
+
+    await eventually(started_anew)
+    # The former name is free again.
+    await small.client.create(memory("old"))
+    await small.client.wait("old", "up")
+    assert small.host.hosted["new"].seen.exists
+
+
+async def test_rename_is_refused_where_it_cannot_be(small):
+    await small.client.create(memory("a"))
+    await small.client.create(memory("b"))
+    with pytest.raises(errors.AlreadyExists):
+        await small.client.rename("a", "b")
+    with pytest.raises(errors.NotFound):
+        await small.client.rename("nobody", "c")
+    with pytest.raises(errors.InvalidInput):
+        await small.client.rename("a", "not a name")
+    await small.client.apply("topologies: [{name: t, shape: chain, size: 1, agent: host-a}]")
+    with pytest.raises(errors.Refused, match="topology"):
+        await small.client.rename("t-1", "x")
+
+
+async def test_subscribe_hears_changes_and_the_resources_own_events(small):
+    heard: list[protocol.State | protocol.Event] = []
+    begun = asyncio.Event()
+
+    async def listen(where: str) -> None:
+        async for one in small.client.subscribe("a", where=where):
+            heard.append(one)
+            begun.set()
+
+    await small.client.create(memory("a"))
+    await small.client.create(memory("b"))
+    await small.client.wait("a", "up")
+    await small.client.wait("b", "up")
+    task = asyncio.create_task(listen("state = 'down' OR what = 'disk-full'"))
+    try:
+        adapter = small.host.hosted["a"].adapter
+
+        async def happens():
+            adapter.place.happened("disk-full", path="/data")
+            small.host.hosted["b"].adapter.place.happened("disk-full")
+            return begun.is_set()
+
+        await eventually(happens)
+        event = heard[0]
+        assert isinstance(event, protocol.Event)
+        assert (event.resource, event.what, event.details) == ("a", "disk-full", {"path": "/data"})
+        adapter.die("oops")
+        await eventually(lambda: any(isinstance(one, protocol.State) for one in heard))
+        change = next(one for one in heard if isinstance(one, protocol.State))
+        assert (change.state, change.was) == (health.State.DOWN, health.State.UP)
+        assert all(one.resource == "a" for one in heard)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_manager_without_a_renewal_sends_nothing(connect):
+    lone = manager.Manager(await connect("lone"))
+    operation = protocol.Operation(id="1", verb=protocol.Verb.GET, resource="a", epoch=1)
+    answer = await lone._operator.operate("host-a", operation)
+    assert answer.code == "unavailable"
+    assert answer.outcome.value == "failed"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.core import messages, reports
-from muster.monitor import aggregator, interpreters, sketches
+from muster.core import messages, reports, sketches
+from muster.monitor import aggregator, interpreters
 
 NOW_MS = 1_700_000_000_000
 

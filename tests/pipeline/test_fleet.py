@@ -7,26 +7,28 @@ import pyarrow as pa
 import pytest
 
 from muster.core import reports
-from muster.pipeline import cells, fleet, rules
+from muster.pipeline import cells, fleet, results, roll, rules
 from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000  # the start of a window of ten seconds
 
 
-def arrival(rows, stored_ms: int, sequence: int = 1, group: str = "default", **facts) -> fleet.Arrival:
-    return fleet.Arrival(sequence, stored_ms, group, reports.to_batch(rows), reports.Facts(**facts))
+def arrival(rows, stored_ms: int, sequence: int = 1, **facts) -> fleet.Arrival:
+    return fleet.Arrival(sequence, stored_ms, reports.to_batch(rows), reports.Facts(**facts))
 
 
-def closed(output: fleet.Output) -> dict[tuple[str, str, int], cells.Cell]:
-    return {
-        (one.group, one.zone, (one.from_ms - T0) // 1000): cells.Cell.unpack(one.cell)
-        for one in output.closed
-    }
+def closed(output: fleet.Output) -> dict[tuple[str, str, int], results.Many]:
+    return {(one.level, one.name, (one.from_ms - T0) // 1000): one for one in results.levels(output.closed)}
 
 
 def again(known: fleet.Fleet, plan: fleet.Plan) -> fleet.Fleet:
     """As it comes back from Spark's state."""
-    return fleet.Fleet.unpack(known.pack(), plan)
+    names = known.roll.names
+    return fleet.Fleet.unpack(known.pack(), plan, roll.Names.unpack(names.version, names.pack()))
+
+
+def figures(cell: cells.Cell) -> dict[str, reports.Rollup]:
+    return results.rollups(results.Many("group", "x", 0, cell))
 
 
 def test_a_window_closes_when_the_brokers_clock_has_passed_it_by_the_delay():
@@ -35,15 +37,15 @@ def test_a_window_closes_when_the_brokers_clock_has_passed_it_by_the_delay():
     rows = [traffic.report(f"m{n}", 1, T0 + 10 * n, metrics={"cpu_percent": float(n)}) for n in range(100)]
     assert closed(known.feed([arrival(rows, T0 + 3000)], T0 + 3000)) == {}
     known = again(known, plan)
-    assert ("default", "default", 0) not in closed(known.feed([], T0 + 19_999))
+    assert ("group", "default", 0) not in closed(known.feed([], T0 + 19_999))
     found = closed(known.feed([], T0 + 20_000))
-    assert list(found) == [("default", "default", 0)]
-    cell = found["default", "default", 0]
-    assert (cell.total, cell.machines, cell.states) == (100, 100, {"up": 100})
-    cpu = cell.rollups()["cpu_percent"]
+    assert list(found) == [("group", "default", 0), ("system", "", 0), ("zone", "default", 0)]
+    for many in found.values():
+        assert (many.cell.total, many.cell.machines, many.cell.states) == (100, 100, {"up": 100})
+    cpu = results.rollups(many)["cpu_percent"]
     assert (cpu.count, cpu.sum, cpu.min, cpu.max) == (100, 4950.0, 0.0, 99.0)
-    assert cpu.p50 == pytest.approx(49.5, rel=0.06)
-    assert cpu.p99 == pytest.approx(98, rel=0.06)
+    assert cpu.p50 == pytest.approx(49.5, rel=0.04)
+    assert cpu.p99 == pytest.approx(98, rel=0.04)
 
 
 def test_quantiles_are_off_by_no_more_than_said_and_cells_add_up_in_any_order():
@@ -56,9 +58,9 @@ def test_quantiles_are_off_by_no_more_than_said_and_cells_add_up_in_any_order():
         one = cells.Cell()
         one.fold(part)
         parts.add(cells.Cell.unpack(one.pack()))
-    assert whole.rollups()["load_1m"].p95 == parts.rollups()["load_1m"].p95
+    assert figures(whole)["load_1m"].p95 == figures(parts)["load_1m"].p95
     for row, name in enumerate(cells.METRICS):
-        found, exact = whole.rollups()[name], values[row][~np.isnan(values[row])]
+        found, exact = figures(whole)[name], values[row][~np.isnan(values[row])]
         assert found.count == len(exact)
         for share, said in ((50, found.p50), (95, found.p95), (99, found.p99)):
             assert said == pytest.approx(
@@ -76,7 +78,7 @@ def test_a_report_counts_once_even_if_reports_overtake_each_other():
     assert known.feed([arrival(rest, T0 + 20, 2)], T0 + 20).counts == {"duplicated": 4}
     restarted = [traffic.report("a", n, T0 + n, boot=9) for n in (1, 2)]
     assert known.feed([arrival(restarted, T0 + 30, 3)], T0 + 30).counts == {}
-    cell = closed(known.feed([], T0 + 20_000))["default", "default", 0]
+    cell = closed(known.feed([], T0 + 20_000))["group", "default", 0].cell
     assert (cell.total, cell.machines) == (6, 1)
 
 
@@ -86,7 +88,7 @@ def test_late_and_future_reports_are_counted_and_change_nothing_else():
     rows = [traffic.report("a", 2, T0 + 1), traffic.report("b", 1, T0 + 30_000 + 61_000)]
     output = known.feed([arrival(rows, T0 + 30_000, 2)], T0 + 40_000)
     assert output.counts == {"late": 1, "future": 1}
-    assert sum(cell.total for cell in closed(output).values()) == 0
+    assert sum(many.cell.total for many in closed(output).values()) == 0
 
 
 def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_themselves():
@@ -99,15 +101,13 @@ def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_them
     ]
     known.feed([arrival(rows, T0, dropped={"overflow": 3}, partial=True)], T0)
     found = closed(known.feed([], T0 + 20_000))
-    assert {key[1] for key in found} == {"z0", "z1"}
-    odd = found["default", "z1", 0]
-    assert odd.rollups()["gpu"] == reports.Rollup(count=5, sum=50.0, min=2.0, max=18.0)
-    whole = cells.Cell()
-    for cell in found.values():
-        whole.add(cell)
-    assert [one.machine for one in whole.top["cpu_percent"]] == ["m9", "m8"]
-    assert odd.partial
-    assert sum(cell.dropped.get("overflow", 0) for cell in found.values()) == 3
+    assert set(found) == {("group", "default", 0), ("zone", "z0", 0), ("zone", "z1", 0), ("system", "", 0)}
+    odd = found["zone", "z1", 0]
+    assert results.rollups(odd)["gpu"] == reports.Rollup(count=5, sum=50.0, min=2.0, max=18.0)
+    assert odd.cell.partial
+    for level in (found["group", "default", 0], found["system", "", 0]):
+        assert level.top["cpu_percent"] == [(9.0, "m9"), (8.0, "m8")]
+        assert level.cell.dropped == {"overflow": 3}
 
 
 def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_end():
@@ -119,7 +119,11 @@ def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_
     only_a = known.feed([arrival([traffic.report("a", 2, T0 + 30_000)], T0 + 30_000, 2)], T0 + 31_000)
     assert [(one.machine, one.on) for one in only_a.changes] == [("b", True)]
     assert only_a.changes[0].value == 31.0
-    assert [(one.known, one.stale) for one in only_a.closed] == [(2, 1), (2, 1)]
+    assert {(one.level, one.known, one.stale) for one in only_a.closed} == {
+        ("group", 2, 1),
+        ("zone", 2, 1),
+        ("system", 2, 1),
+    }
     known = again(known, plan)
     back = known.feed([arrival([traffic.report("b", 2, T0 + 40_000)], T0 + 40_000, 3)], T0 + 41_000)
     assert [(one.machine, one.on) for one in back.changes] == [("b", False)]
@@ -160,18 +164,18 @@ def test_odd_numbers_stop_nothing():
     only_future = reports.to_batch([traffic.report("c", 1, T0 + 10**9)])
     output = known.feed(
         [
-            fleet.Arrival(1, T0, "default", odd, reports.Facts()),
-            fleet.Arrival(2, T0, "default", only_future, reports.Facts()),
+            fleet.Arrival(1, T0, odd, reports.Facts()),
+            fleet.Arrival(2, T0, only_future, reports.Facts()),
         ],
         T0,
     )
     assert output.counts == {"future": 1}
     assert [(one.machine, one.value) for one in output.changes] == [("a", None)]
-    cell = closed(known.feed([], T0 + 20_000))["default", "default", 0]
-    assert (cell.total, "cpu_percent" in cell.rollups()) == (2, False)
+    many = closed(known.feed([], T0 + 20_000))["group", "default", 0]
+    assert (many.cell.total, "cpu_percent" in results.rollups(many)) == (2, False)
 
 
 def test_a_metric_that_nobody_measured_has_no_roll_up():
     cell = cells.Cell()
     cell.fold(np.full((len(cells.METRICS), 3), math.nan))
-    assert cell.rollups() == {}
+    assert figures(cell) == {}

@@ -148,12 +148,12 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
     folder = tmp_path / "checkpoint"
     label = checkpoint.open_(folder, settings.Pipeline())
     assert checkpoint.open_(folder, settings.Pipeline()) == label
-    with pytest.raises(checkpoint.Unusable, match="shards = 16, and 8") as refused:
+    with pytest.raises(checkpoint.Unusable, match="shards = 4, and 8") as refused:
         checkpoint.open_(folder, settings.Pipeline(shards=8))
     assert "move" in (refused.value.hint or "")
     path = folder / checkpoint.LABEL
-    path.write_text(path.read_text().replace('"version":1', '"version":0'))
-    with pytest.raises(checkpoint.Unusable, match="version 0, and this is version 1"):
+    path.write_text(path.read_text().replace(f'"version":{checkpoint.VERSION}', '"version":99'))
+    with pytest.raises(checkpoint.Unusable, match="is of version 99"):
         checkpoint.open_(folder, settings.Pipeline())
     path.write_text("rubbish")
     with pytest.raises(checkpoint.Unusable, match="cannot be read"):
@@ -162,3 +162,15 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
     (folder / "offsets").mkdir()
     with pytest.raises(checkpoint.Unusable, match="did not make"):
         checkpoint.open_(folder, settings.Pipeline())
+
+
+def test_a_checkpoint_of_an_older_version_is_set_aside_and_a_new_one_begun(tmp_path):
+    folder = tmp_path / "checkpoint"
+    old = checkpoint.open_(folder, settings.Pipeline())
+    (folder / "spark").mkdir()
+    path = folder / checkpoint.LABEL
+    path.write_text(path.read_text().replace(f'"version":{checkpoint.VERSION}', '"version":1'))
+    new = checkpoint.open_(folder, settings.Pipeline(shards=8))  # what was fixed for its life is free again
+    assert (new.version, new.shards) == (checkpoint.VERSION, 8)
+    assert not (folder / "spark").exists()
+    assert (tmp_path / f"checkpoint-of-version-1-{old.run}" / "spark").is_dir()

@@ -17,7 +17,7 @@ def test_the_rules_shown_are_rules():
 
 def test_everything_a_rule_may_ask_is_named():
     metrics = set(reports.STANDARD_METRICS)
-    for name in set(rules.MODELS["node"]) - metrics:
+    for name in set(rules.MODELS["node"]) - metrics - {f"{metric}{rules.Z}" for metric in metrics}:
         assert f"`{name}`" in TEXT, name
     for name in rules.MODELS["group"]:
         metric = next((one for one in metrics if name.startswith(f"{one}_")), None)
@@ -30,6 +30,9 @@ def test_every_reason_and_every_folder_is_named():
         fleet.LATE,
         fleet.DUPLICATED,
         job.HISTORY_LOST,
+        job.HISTORY_FULL,
+        job.HISTORY_FAILED,
+        job.Forged.code,
         messages.Malformed.code,
         messages.TooLarge.code,
         reports.WrongSchema.code,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 VERSION = 1
 NODE_SCHEMA = f"node-reports/{VERSION}"
 SUMMARY_SCHEMA = f"summaries/{VERSION}"
+GROUP_HEADER = "Muster-Group"  # of a message all of whose rows are of one group: its name
 METADATA_KEY = b"muster"  # of the Arrow schema: the batch's `Facts` in JSON
 
 MAX_BATCH_BYTES = 8 << 20  # of one message on the bus, and of what it may unpack to (eight times that)
@@ -108,6 +109,14 @@ class Rollup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 Rollups = Annotated[dict[messages.Name, Rollup], msgspec.Meta(max_length=1024)]
 
 
+class Ranked(msgspec.Struct, frozen=True):
+    machine: messages.Name
+    value: float
+
+
+Top = Annotated[dict[messages.Name, tuple[Ranked, ...]], msgspec.Meta(max_length=1024)]
+
+
 class GroupReport(messages.Message, frozen=True, kw_only=True, tag="group-report/1", omit_defaults=True):
     """A group of machines over one window. ``nodes`` is filled only where detail was asked for."""
 
@@ -123,6 +132,7 @@ class GroupReport(messages.Message, frozen=True, kw_only=True, tag="group-report
     oldest_ms: messages.TimeMs | None = None  # the oldest report in here: staleness is measured from it
     dropped: Counts = msgspec.field(default_factory=dict)
     partial: bool = False
+    top: Top = msgspec.field(default_factory=dict)  # of some metrics the machines with the highest values
     nodes: tuple[messages.NodeReport, ...] = ()
 
 
@@ -196,6 +206,16 @@ def summary_schema() -> pa.Schema:
             pa.field("partial", pa.bool_(), nullable=False),
         ]
     )
+
+
+def group_headers(batch: pa.RecordBatch) -> dict[str, str]:
+    """For a message of this batch: its group where there is but one, known so without opening it."""
+    import pyarrow.compute as pc
+
+    first = batch.column("group")[0]
+    name: str = first.as_py()
+    plain = name.isascii() and name.isprintable() and name == name.strip()
+    return {GROUP_HEADER: name} if plain and pc.all(pc.equal(batch.column("group"), first)).as_py() else {}
 
 
 def result_subject(pipeline: str, level: str, name: str = "") -> str:
@@ -286,7 +306,9 @@ def decode(data: bytes) -> tuple[pa.RecordBatch, Facts]:
     if len(data) > MAX_BATCH_BYTES:
         raise messages.TooLarge(f"a batch of {len(data)} bytes is over {MAX_BATCH_BYTES}")
     try:
-        with pa.ipc.open_stream(data) as reader:
+        # A message is small: to spread its columns over threads costs more than it saves.
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        with pa.ipc.open_stream(data, options=options) as reader:
             facts = facts_of(reader.schema.metadata)
             batches = _bounded(reader)
     except (pa.ArrowException, ValueError, OSError) as error:

@@ -29,8 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from muster.core import errors, messages, reports
-from muster.monitor import sketches
+from muster.core import errors, messages, reports, sketches
 from muster.predicates import ast, columns, parser, vectors
 from muster.predicates.types import Kind
 

@@ -54,6 +54,7 @@ class _Waiting:
     facts: reports.Facts
     data: bytes
     since_s: float
+    headers: dict[str, str] = field(default_factory=dict)
     sent_to: str = ""
     sent_at_s: float = 0.0
 
@@ -215,7 +216,8 @@ class Channel:
             except errors.MusterError as error:
                 self.aggregator.dropped[error.code] += forward.batch.num_rows
                 continue
-            self._waiting.append(_Waiting(forward.subscription, forward.facts, data, since_s))
+            headers = reports.group_headers(forward.batch)
+            self._waiting.append(_Waiting(forward.subscription, forward.facts, data, since_s, headers))
             self._waiting_bytes += len(data)
             self.forwarded += forward.batch.num_rows
         while self._waiting_bytes > self._settings.waiting_bytes_max:
@@ -270,9 +272,8 @@ class Channel:
                 return False
             detail = one.facts.schema == reports.NODE_SCHEMA
             stream = self._streams[reports.REPORTS_STREAM if detail else reports.SUMMARIES_STREAM]
-            await stream.publish(
-                subject, one.data, message_id=f"{self.name}-{self._boot}-{one.facts.sequence}"
-            )
+            name = f"{self.name}-{self._boot}-{one.facts.sequence}"
+            await stream.publish(subject, one.data, headers=one.headers, message_id=name)
         except (errors.InvalidInput, errors.LimitExceeded) as error:
             # Trying again would not help, and what comes after it has to pass.
             self.aggregator.dropped[error.code] += 1

@@ -3,6 +3,10 @@
 Spark's own errors about a checkpoint that does not fit come late and say little.  So beside Spark's files
 lies a small one of ours; `open_` makes it for a new checkpoint and compares it with what is asked of an old
 one.
+
+A checkpoint of an older version of Muster is set aside, and a new one begun: the history knows how far it
+got, so reading goes on behind it and no report is missing or doubled; only open windows, and what is known of
+silent machines, begin afresh.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, log
 from muster.pipeline import settings as settings_
 
-VERSION = 1  # of the query's shape and of the state; raise it with any change that old state cannot follow
+events = log.Events("pipeline")
+
+VERSION = 2  # of the query's shape and of the state; raise it with any change that old state cannot follow
 LABEL = "muster-checkpoint.json"
 
 
@@ -48,11 +54,16 @@ def open_(folder: Path, wanted: settings_.Pipeline) -> Label:
         return _make(folder, path, wanted)
     except msgspec.MsgspecError as error:
         raise Unusable(f"the checkpoint's label {path} cannot be read: {error}", hint=advice) from error
-    if label.version != VERSION:
+    if label.version > VERSION:
         raise Unusable(
             f"the checkpoint in {folder} is of version {label.version}, and this is version {VERSION}",
-            hint=advice,
+            hint=f"run a newer Muster, or {advice}",
         )
+    if label.version < VERSION:
+        aside = folder.with_name(f"{folder.name}-of-version-{label.version}-{label.run}")
+        folder.rename(aside)
+        events.warning("checkpoint-set-aside", version=label.version, kept_in=str(aside))
+        return _make(folder, path, wanted)
     for name in ("shards", "splits", "partitions", "window_s"):
         was, now = getattr(label, name), getattr(wanted, name)
         if was != now:

@@ -1,17 +1,18 @@
 """What the pipeline remembers of the fleet: pure, in columns, and small enough for Spark's state.
 
-The groups of the fleet are divided into shards (`shard_of`), and a shard is one value in Spark's state store:
+The groups of the fleet are divided into shards (`shard_of`), and a shard is one key of Spark's state store:
 one `Fleet`, read, fed with the messages of a micro-batch, moved to the batch's clock, and written back.  Of
-each machine there are a few numbers in columns of its group; of each open window, cells (`cells`).
+each machine there are a few numbers (`roll`); of each open window, a cell for each group and each zone
+(`cells`).
 
 **Time.**  Two clocks matter.  A report says when it was made (event time), and the broker says when it was
 stored (`stored_ms`), which no machine can falsify and which is the same when a batch is replayed.  A report
 belongs to the window of its event time; a window closes when the broker's clock has passed its end by the
 watermark's delay.  So one machine whose clock is in the future cannot close windows for all others; its
-reports are refused (`FUTURE`).  A report for a closed window is `LATE`.
+reports are refused (`FUTURE`).  A report for a closed window is `LATE`, a repeat `DUPLICATED`.
 
-**Once.**  (machine, boot, sequence) names a report.  Of each machine the highest sequence is kept, and which
-of the 63 before it were seen; so a repeat is found even if reports overtake each other (`DUPLICATED`).
+**Summaries.**  Where channels merged and node detail ended, cells are added to from their summaries instead:
+the same figures, but for what only single machines have (ranks, staleness, rules about nodes).
 
 Nothing here reads a clock or the network: the same messages give the same results.
 """
@@ -19,42 +20,28 @@ Nothing here reads a clock or the network: the same messages give the same resul
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from muster.core import reports
-from muster.pipeline import cells, rules
-from muster.predicates import columns, types, vectors
+from muster.core import messages, sketches
+from muster.pipeline import blocks, cells, machines, roll, rules
 
 FUTURE = "future"
 DUPLICATED = "duplicated"
 LATE = "late"
 UNUSABLE = "unusable"
 
-_HISTORY_BITS = 64
-_EXTRA_MAX = 256  # of metrics beyond the standard ones, in one cell
-_ZONES_MAX = 1024  # of one group; further ones are counted with the last
+_CHANNELS_MAX = 10_000  # that send summaries, remembered by one shard
 
-Bools = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
-
-#: Of each machine: the columns of its group.
-_COLUMNS: dict[str, tuple[Any, int]] = {
-    "boot": (np.int64, 0),
-    "sequence": (np.int64, -1),
-    "seen": (np.uint64, 0),  # bit i: the sequence i below the highest
-    "heard_ms": (np.int64, 0),  # by the broker's clock
-    "period_ms": (np.int32, 0),
-    "window_ms": (np.int64, -1),  # the last one it was counted in
-    "zone": (np.int16, 0),
-}
+Ints = npt.NDArray[np.int64]
+Arrival = blocks.Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,43 +63,22 @@ class Plan:
         return max(1, int(self.window_s * 1000))
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """Reports of one group that came in one message."""
+class Closed(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A window that is over: of a group, whole; of a zone or the system, this shard's share of it."""
 
-    sequence: int  # of the stream
-    stored_ms: int
-    group: str
-    batch: pa.RecordBatch  # columns of `reports.node_schema`
-    facts: reports.Facts
-
-
-class Change(msgspec.Struct, array_like=True, frozen=True):
-    """A rule began or ceased to be true of a machine."""
-
-    rule: str
-    machine: str
-    group: str
-    on: bool
-    at_ms: int
-    value: float | None
-
-
-class Closed(msgspec.Struct, array_like=True, frozen=True):
-    """A window that is over, for one group and zone. ``cell`` is packed."""
-
-    group: str
-    zone: str
+    level: str
+    name: str
     from_ms: int
     known: int
     stale: int
-    cell: list[Any]
+    cell: list[Any]  # packed
+    top: dict[str, list[tuple[float, str]]] = {}
 
 
 class Output(msgspec.Struct, array_like=True):
     clock_ms: int
     closed: list[Closed] = msgspec.field(default_factory=list)
-    changes: list[Change] = msgspec.field(default_factory=list)
+    changes: list[machines.Change] = msgspec.field(default_factory=list)
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     machines: int = 0
 
@@ -128,412 +94,380 @@ def shard_of(group: str, shards: int) -> int:
 class Fleet:
     """The groups of one shard."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, known: roll.Roll | None = None) -> None:
         self._plan = plan
-        self._groups: dict[str, _Group] = {}
+        self._judge = machines.Judge(plan.rules)
+        self.roll = known or roll.Roll(self._judge.wanted)
         self._clock_ms = 0
         self._closed_ms = 0  # windows that end here or before are closed
+        self._open: dict[tuple[int, str, int], cells.Cell] = {}  # by window's start, level, code in the roll
+        self._heard: dict[str, tuple[int, int]] = {}  # channels that merge: boot and sequence of the last
 
-    def feed(self, arrivals: Iterable[Arrival], clock_ms: int) -> Output:
+    def feed(
+        self, arrivals: Iterable[Arrival], clock_ms: int, *, summaries: Iterable[Arrival] = ()
+    ) -> Output:
         """All that one micro-batch brought to this shard; ``clock_ms`` is the latest `stored_ms` in it."""
         output = Output(max(clock_ms, self._clock_ms))
+        words: dict[str, int] = {}
+        for block in blocks.joined(self._apart(arrivals, words, output)):
+            self._take(block, list(words), output)
+        for one in sorted(summaries, key=lambda one: one.sequence):
+            self._take_summaries(one, output)
+        self._clock_ms = output.clock_ms
+        self._close(output)
+        self._judge.look(self.roll, self._clock_ms, output.changes)
+        self._forget(output)
+        _bound_changes(output, self._plan.changes_max)
+        output.machines = len(self.roll)
+        return output
+
+    # Taking reports in
+
+    def _apart(
+        self, arrivals: Iterable[Arrival], words: dict[str, int], output: Output
+    ) -> Iterator[blocks.Block]:
         for arrival in sorted(arrivals, key=lambda one: one.sequence):
-            group = self._groups.get(arrival.group)
-            if group is None:
-                group = self._groups[arrival.group] = _Group.new(arrival.group, self._plan)
             try:
-                group.take(arrival, self._closed_ms, output)
+                yield blocks.Block.of(arrival, self.roll, words)
             except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError):
                 # One message that nobody foresaw must not stop the whole fleet's query for good.
                 output.count(UNUSABLE, arrival.batch.num_rows)
-        self._clock_ms = output.clock_ms
-        self._close(output)
-        for group in self._groups.values():
-            group.look(self._clock_ms, output)
-            group.forget(self._clock_ms, output)
-        self._groups = {name: group for name, group in self._groups.items() if group.alive}
-        _bound_changes(output, self._plan.changes_max)
-        output.machines = sum(len(group.names) for group in self._groups.values())
-        return output
+
+    def _take(self, block: blocks.Block, words: Sequence[str], output: Output) -> None:
+        place = self.roll.places(block.machines)
+        skew_ms = int(self._plan.skew_s * 1000)
+        future = block.reported_ms > block.stored_ms + skew_ms
+        if future.any():
+            output.count(FUTURE, int(future.sum()))
+            rows = np.flatnonzero(~future)
+            block, place = block.take(rows), place[rows]
+        window = block.reported_ms // self._plan.window_ms * self._plan.window_ms
+        late = window + self._plan.window_ms <= self._closed_ms
+        fresh = np.ones(len(block), np.bool_)
+        new = np.zeros(len(block), np.bool_)  # the first of its machine in its window
+        of = self.roll.of
+        for some in roll.rounds(place, block.sequence):
+            at = place[some]
+            fresh[some] = self.roll.unseen(at, block.boot[some], block.sequence[some])
+            wanted = fresh[some] & ~late[some]
+            before = of["window_ms"][at]
+            new[some] = wanted & (before != window[some])
+            of["window_ms"][at] = np.where(wanted, np.maximum(before, window[some]), before)
+            of["heard_ms"][at] = np.maximum(of["heard_ms"][at], block.stored_ms[some])
+            of["period_ms"][at] = block.period_ms[some]
+            of["zone"][at] = block.zone[some]
+            of["group"][at] = block.group[some]
+        output.count(DUPLICATED, int(len(fresh) - fresh.sum()))
+        output.count(LATE, int((fresh & late).sum()))
+        kept = fresh & ~late
+        if not kept.all():
+            rows = np.flatnonzero(kept)
+            block, place, window, new = block.take(rows), place[rows], window[rows], new[rows]
+        if len(block):
+            self._judge.reports(self.roll, block, place, output.changes)
+            for level, code in (("group", block.group), ("zone", block.zone)):
+                self._roll_up(level, block, code, window, place, new, words)
+
+    def _roll_up(
+        self,
+        level: str,
+        block: blocks.Block,
+        code: Ints,
+        window: Ints,
+        place: Ints,
+        new: npt.NDArray[np.bool_],
+        words: Sequence[str],
+    ) -> None:
+        """Into the cells of one level: rows in the order of their cells, then all cells at once."""
+        stride = int(code.max()) + 1
+        key = window * stride + code
+        metrics, reported, state, partial = block.metrics, block.reported_ms, block.state, block.partial
+        order = None
+        if (np.diff(key) < 0).any():
+            order = np.argsort(key, kind="stable")
+            key, place, new, metrics = key[order], place[order], new[order], metrics[:, order]
+            reported, state, partial = reported[order], state[order], partial[order]
+        starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
+        targets = [
+            self._open.setdefault((one // stride, level, one % stride), cells.Cell())
+            for one in key[starts].tolist()
+        ]
+        cells.fold(targets, metrics, starts)
+        sizes = np.diff(starts, append=len(key))
+        cell_of = np.repeat(np.arange(len(starts)), sizes)
+        stated = np.bincount(
+            cell_of * (len(blocks.STATES) + 1) + state, minlength=len(starts) * (len(blocks.STATES) + 1)
+        ).reshape(len(starts), -1)
+        for target, total, machines_, oldest, some, counts in zip(
+            targets,
+            sizes.tolist(),
+            np.add.reduceat(new, starts, dtype=np.int64).tolist(),
+            np.minimum.reduceat(reported, starts).tolist(),
+            np.logical_or.reduceat(partial, starts).tolist(),
+            stated.tolist(),
+            strict=True,
+        ):
+            target.total += total
+            target.machines += machines_
+            target.oldest_ms = min(oldest, target.oldest_ms or oldest)
+            target.partial |= some
+            cells.add_counts(
+                target.states,
+                {word: count for word, count in zip((*blocks.STATES, "other"), counts, strict=True) if count},
+            )
+        if len(block.extra_row):
+            row = block.extra_row if order is None else np.argsort(order)[block.extra_row]
+            _fold_extra(targets, cell_of[row], block.extra_word, block.extra_value, words)
+        if level == "group" and self._plan.top:
+            self._rank(targets, metrics, cell_of, place)
+        for first, facts in block.dropped:
+            at = first if order is None else int(np.flatnonzero(order == first)[0])
+            cells.add_counts(targets[cell_of[at]].dropped, facts.dropped)
+
+    def _rank(self, targets: Sequence[cells.Cell], metrics: cells.Floats, cell_of: Ints, place: Ints) -> None:
+        most = self._plan.top
+        for name in self._plan.top_metrics:
+            values = metrics[cells.METRICS.index(name)]
+            least = np.array([_least(target, name, most) for target in targets])
+            rows = np.flatnonzero(values > least[cell_of])  # mostly few reach the ranks any more
+            here = cell_of[rows]
+            starts = np.flatnonzero(np.r_[True, here[1:] != here[:-1]]) if len(here) else here
+            for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(here)], strict=False):
+                some = rows[start:end]
+                if len(some) > most:
+                    some = some[np.argpartition(values[some], -most)[-most:]]
+                targets[here[start]].rank(name, values[some], place[some], most)
+
+    # Summaries
+
+    def _take_summaries(self, arrival: Arrival, output: Output) -> None:
+        facts = arrival.facts
+        last = self._heard.get(facts.channel, (-1, -1))
+        if (facts.boot, facts.sequence) <= last:
+            output.count(DUPLICATED, arrival.batch.num_rows)
+            return
+        if len(self._heard) >= _CHANNELS_MAX:
+            self._heard.pop(next(iter(self._heard)))
+        self._heard[facts.channel] = (facts.boot, facts.sequence)
+        try:
+            group, zone = (
+                codes(arrival.batch.column(name)).tolist()
+                for name, codes in (("group", self.roll.group_codes), ("zone", self.roll.zone_codes))
+            )
+            rows = [_Summary.of(row) for row in arrival.batch.to_pylist()]
+        except (messages.Malformed, pa.ArrowException, ValueError, TypeError, LookupError):
+            output.count(UNUSABLE, arrival.batch.num_rows)
+            return
+        lost = dict(facts.dropped)
+        for row, group_code, zone_code in zip(rows, group, zone, strict=True):
+            window = row.from_ms // self._plan.window_ms * self._plan.window_ms
+            if row.from_ms > arrival.stored_ms + int(self._plan.skew_s * 1000):
+                output.count(FUTURE, 1)
+            elif window + self._plan.window_ms <= self._closed_ms:
+                output.count(LATE, 1)
+            else:
+                output.count("summaries", 1)
+                for level, code in (("group", group_code), ("zone", zone_code)):
+                    cell = self._open.setdefault((window, level, code), cells.Cell())
+                    row.add_to(cell)
+                    cell.partial |= facts.partial
+                    cells.add_counts(cell.dropped, lost)
+                lost = {}  # told once
+
+    # Closing windows
 
     def _close(self, output: Output) -> None:
         width = self._plan.window_ms
         closing_ms = (self._clock_ms - int(self._plan.delay_s * 1000)) // width * width
         if closing_ms <= self._closed_ms:
             return
-        for group in self._groups.values():
-            output.closed += group.close(closing_ms, self._clock_ms, also_empty=self._closed_ms > 0)
+        last = closing_ms - width
+        of = self.roll.of
+        stale = self._clock_ms - of["heard_ms"] > of["period_ms"] * self._plan.stale_after
+        for level, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
+            names = list(words)
+            known = np.bincount(of[level], minlength=len(names))
+            silent = np.bincount(of[level][stale], minlength=len(names))
+            if self._closed_ms > 0:  # the last window, whether or not anything was reported in it
+                for code in np.flatnonzero(known).tolist():
+                    self._open.setdefault((last, level, code), cells.Cell())
+            ready = sorted(key for key in self._open if key[0] <= last and key[1] == level)
+            whole: dict[int, _Whole] = {}
+            for key in ready:
+                cell = self._open.pop(key)
+                start_ms, _, code = key
+                top = self._named(cell)
+                told = (int(known[code]), int(silent[code]))
+                if level == "group":
+                    whole.setdefault(start_ms, _Whole()).add(cell, told, top, self._plan.top)
+                output.closed.append(_closed(level, names[code], start_ms, told, cell, top))
+            for start_ms, one in whole.items():
+                told = (len(self.roll), int(stale.sum())) if start_ms == last else (one.known, one.stale)
+                output.closed.append(_closed("system", "", start_ms, told, one.cell, one.top))
         self._closed_ms = closing_ms
 
-    def pack(self) -> bytes:
-        groups = [group.pack() for group in self._groups.values()]
-        return msgspec.msgpack.encode((self._clock_ms, self._closed_ms, groups))
-
-    @classmethod
-    def unpack(cls, data: bytes, plan: Plan) -> Fleet:
-        fleet = cls(plan)
-        fleet._clock_ms, fleet._closed_ms, groups = msgspec.msgpack.decode(data)
-        for packed in groups:
-            group = _Group.unpack(packed, plan)
-            fleet._groups[group.name] = group
-        return fleet
-
-
-@dataclass(slots=True)
-class _Group:
-    name: str
-    plan: Plan
-    names: pa.StringArray
-    of: dict[str, Array]  # the columns of `_COLUMNS`, and one of booleans for each node rule
-    zones: list[str] = field(default_factory=list)
-    open: dict[tuple[int, str], cells.Cell] = field(default_factory=dict)  # by window's start and zone
-
-    @classmethod
-    def new(cls, name: str, plan: Plan) -> _Group:
-        group = cls(name, plan, pa.array([], pa.string()), {})
-        group._grow(pa.array([], pa.string()))
-        return group
-
-    @property
-    def alive(self) -> bool:
-        return bool(len(self.names) or self.open)
-
-    # Taking reports in
-
-    def take(self, arrival: Arrival, closed_ms: int, output: Output) -> None:
-        batch = arrival.batch
-        reported = batch.column("reported_at").cast(pa.int64()).to_numpy() // 1000
-        future = reported > arrival.stored_ms + int(self.plan.skew_s * 1000)
-        if future.any():
-            output.count(FUTURE, int(future.sum()))
-            batch = batch.filter(pa.array(~future))
-            reported = reported[~future]
-            if not batch.num_rows:
-                return
-        place = self._places(batch.column("machine"))
-        sequence = batch.column("sequence").to_numpy()
-        fresh = np.zeros(len(place), np.bool_)
-        for rows in _rounds(place, sequence):
-            fresh[rows] = self._unseen(place[rows], batch.column("boot").to_numpy()[rows], sequence[rows])
-        output.count(DUPLICATED, int(len(fresh) - fresh.sum()))
-        self.of["heard_ms"][place] = np.maximum(self.of["heard_ms"][place], arrival.stored_ms)
-        period_ms = np.nan_to_num(batch.column("period_s").to_numpy() * 1000)
-        self.of["period_ms"][place] = np.clip(period_ms, 0, 2**31 - 1)
-        zone = self._zones(batch.column("zone"))
-        self.of["zone"][place] = zone
-        window = reported // self.plan.window_ms * self.plan.window_ms
-        late = fresh & (window + self.plan.window_ms <= closed_ms)
-        output.count(LATE, int(late.sum()))
-        wanted = fresh & ~late
-        if not wanted.all():
-            rows = np.flatnonzero(wanted)
-            if not len(rows):
-                return
-            batch = batch.take(pa.array(rows))
-            place, reported, window, zone = place[rows], reported[rows], window[rows], zone[rows]
-        self._judge(batch, place, reported, arrival.stored_ms, output)
-        self._roll_up(batch, place, reported, window, zone, arrival.facts)
-
-    def _places(self, machines: pa.StringArray) -> Array:
-        """Where each machine's numbers stand in the columns; new machines get a place."""
-        # A channel mostly sends the same machines in the same order: then they stand here in that order too.
-        start = pc.index(self.names, machines[0]).as_py() if len(machines) else 0
-        if start >= 0 and self.names.slice(start, len(machines)).equals(machines):
-            return np.arange(start, start + len(machines))
-        found = pc.index_in(machines, value_set=self.names)
-        if found.null_count:
-            self._grow(pc.unique(machines.filter(found.is_null())))
-            found = pc.index_in(machines, value_set=self.names)
-        places: Array = found.to_numpy()
-        return places
-
-    def _grow(self, names: pa.StringArray) -> None:
-        self.names = pa.concat_arrays([self.names, names.cast(pa.string())])
-        more = len(names)
-        wanted = {**_COLUMNS, **{f"on {rule.name}": (np.bool_, 0) for rule in self._rules()}}
-        self.of = {
-            name: np.concatenate([self.of.get(name, np.zeros(0, kind)), np.full(more, start, kind)])
-            for name, (kind, start) in wanted.items()
+    def _named(self, cell: cells.Cell) -> dict[str, list[tuple[float, str]]]:
+        """Its ranks, with the names of the machines."""
+        found = {
+            name: [
+                (value, self.roll.names[at])
+                for value, at in zip(values.tolist(), places.tolist(), strict=True)
+            ]
+            for name, (values, places) in cell.ranks.items()
         }
-
-    def _rules(self) -> Iterator[rules.Rule]:
-        for rule in self.plan.rules:
-            if rule.level == "node":
-                yield rule
-
-    def _zones(self, zones: pa.StringArray) -> Array:
-        encoded = zones.dictionary_encode()
-        codes = []
-        for zone in encoded.dictionary.to_pylist():
-            if zone not in self.zones and len(self.zones) < _ZONES_MAX:
-                self.zones.append(zone)
-            codes.append(self.zones.index(zone) if zone in self.zones else _ZONES_MAX - 1)
-        zones_: Array = np.array(codes, np.int16)[encoded.indices.to_numpy()]
-        return zones_
-
-    def _unseen(self, place: Array, boot: Array, sequence: Array) -> Bools:
-        """Which of these reports, no two of one machine, are seen for the first time; and remember them."""
-        of = self.of
-        same_boot = of["boot"][place] == boot
-        ahead = sequence - of["sequence"][place]
-        seen = of["seen"][place]
-        newer = ~same_boot | (ahead > 0)
-        # The history moves up by ``ahead`` places; what is new gets its bit.
-        shift = np.clip(ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
-        kept = np.where(same_boot & (ahead < _HISTORY_BITS), seen << shift, np.uint64(0))
-        back = np.clip(-ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
-        bit = np.where(newer, np.uint64(1), np.uint64(1) << back)
-        known = same_boot & (ahead <= 0) & ((-ahead >= _HISTORY_BITS) | ((seen & bit) != 0))
-        of["seen"][place] = np.where(known, seen, np.where(newer, kept, seen) | bit)
-        of["sequence"][place] = np.where(newer, sequence, of["sequence"][place])
-        of["boot"][place] = boot
-        unseen: Bools = ~known
-        return unseen
-
-    def _roll_up(
-        self,
-        batch: pa.RecordBatch,
-        place: Array,
-        reported: Array,
-        window: Array,
-        zone: Array,
-        facts: reports.Facts,
-    ) -> None:
-        # Rows in the order of their cells: window by window, zone by zone.
-        key = window * _ZONES_MAX + zone
-        if (key == key[0]).all():
-            starts = np.zeros(1, np.int64)
-        else:
-            order = np.argsort(key, kind="stable")
-            batch, key = batch.take(pa.array(order)), key[order]
-            place, reported = place[order], reported[order]
-            starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
-        ends = np.r_[starts[1:], len(key)]
-        targets = [
-            self.open.setdefault((int(one) // _ZONES_MAX, self.zones[int(one) % _ZONES_MAX]), cells.Cell())
-            for one in key[starts]
-        ]
-        values = np.stack(
-            [batch.column(name).to_numpy(zero_copy_only=False).astype(np.float64) for name in cells.METRICS]
-        )
-        values[~np.isfinite(values)] = np.nan  # no sum survives an infinity
-        cells.fold(targets, values, starts)
-        first = np.zeros(len(place), np.bool_)
-        first[np.unique(place, return_index=True)[1]] = True
-        start_ms = key // _ZONES_MAX
-        new = np.add.reduceat((first & (self.of["window_ms"][place] != start_ms)).astype(np.int64), starts)
-        self.of["window_ms"][place] = np.maximum(self.of["window_ms"][place], start_ms)
-        oldest = np.minimum.reduceat(reported, starts)
-        partial = facts.partial or bool(pc.any(batch.column("partial")).as_py())
-        states = batch.column("state").dictionary_encode()
-        words = states.dictionary.to_pylist()
-        for number, cell in enumerate(targets):
-            here = slice(int(starts[number]), int(ends[number]))
-            cell.total += here.stop - here.start
-            cell.machines += int(new[number])
-            cell.oldest_ms = min(int(oldest[number]), cell.oldest_ms or int(oldest[number]))
-            cell.partial |= partial
-            found = np.bincount(states.indices.to_numpy()[here], minlength=len(words))
-            for word, count in zip(words, found.tolist(), strict=True):
-                if count:
-                    cell.states[word] = cell.states.get(word, 0) + count
-        extra = batch.column("extra")
-        if extra.null_count < len(extra):
-            for number, cell in enumerate(targets):
-                self._fold_extra(cell, extra.slice(int(starts[number]), int(ends[number] - starts[number])))
-        # Ranks are the system's, and what was dropped is the message's: one cell has them, and the sums.
-        self._rank(targets[0], batch)
-        for reason, count in facts.dropped.items():
-            targets[0].dropped[reason] = targets[0].dropped.get(reason, 0) + count
-
-    def _fold_extra(self, cell: cells.Cell, extra: pa.MapArray) -> None:
-        # Taken anew, since the keys and items of a slice are those of the whole.
-        there = extra.take(pa.array(np.flatnonzero(extra.is_valid().to_numpy(zero_copy_only=False))))
-        names, values = there.keys.dictionary_encode(), there.items
-        numbers = values.to_numpy(zero_copy_only=False).astype(np.float64)
-        known = np.isfinite(numbers)
-        codes = names.indices.to_numpy()
-        for code, name in enumerate(names.dictionary.to_pylist()):
-            if name in cell.extra or len(cell.extra) < _EXTRA_MAX:
-                cell.fold_extra(name, numbers[(codes == code) & known])
-
-    def _rank(self, cell: cells.Cell, part: pa.RecordBatch) -> None:
-        most = self.plan.top
-        for name in self.plan.top_metrics:
-            column = part.column(name)
-            found = cell.top.get(name, [])
-            if len(found) >= most:  # mostly nothing in a message reaches the ranks any more
-                column = pc.if_else(pc.greater(column, found[-1].value), column, None)
-            numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
-            rows = np.flatnonzero(np.isfinite(numbers))
-            if len(rows) > most:
-                rows = rows[np.argpartition(numbers[rows], -most)[-most:]]
-            if len(rows):
-                machines = part.column("machine").take(pa.array(rows)).to_pylist()
-                cell.add_top(name, map(cells.Top, numbers[rows].tolist(), machines), most)
-
-    # Judging
-
-    def _judge(
-        self, batch: pa.RecordBatch, place: Array, reported: Array, stored_ms: int, output: Output
-    ) -> None:
-        for rule in self._rules():
-            if rule.names <= rules.ALWAYS_KNOWN:
-                continue
-            table = _table(batch, rule.names, stored_ms)
-            measured = rule.measured
-            value = table.columns[measured].values if measured else None
-            for rows in _rounds(place, batch.column("sequence").to_numpy()):
-                self._compare(rule, table, rows, place[rows], reported[rows], value, output)
-
-    def look(self, clock_ms: int, output: Output) -> None:
-        """Rules about silence: of every machine, whether or not it was heard of just now."""
-        for rule in self._rules():
-            if not rule.names <= rules.ALWAYS_KNOWN or not len(self.names):
-                continue
-            table = columns.Table(
-                {
-                    "machine": _strings(self.names) if "machine" in rule.names else _nothing(len(self.names)),
-                    "group": columns.Column(
-                        types.Kind.STRING, np.ones(len(self.names), np.uint8), (self.name,)
-                    ),
-                    "zone": columns.Column(types.Kind.STRING, self.of["zone"] + 1, tuple(self.zones)),
-                    "period_s": columns.Column(types.Kind.FLOAT, self.of["period_ms"] / 1000),
-                    "age_s": columns.Column(types.Kind.FLOAT, (clock_ms - self.of["heard_ms"]) / 1000),
-                },
-                rows=len(self.names),
-            )
-            every = np.arange(len(self.names))
-            at = np.full(len(self.names), clock_ms)
-            self._compare(rule, table, every, every, at, table.columns["age_s"].values, output)
-
-    def _compare(
-        self,
-        rule: rules.Rule,
-        table: columns.Table,
-        rows: Array,
-        place: Array,
-        at_ms: Array,
-        value: Array | None,
-        output: Output,
-    ) -> None:
-        on = self.of[f"on {rule.name}"]
-        when = vectors.evaluate(rule.condition, table)[rows]
-        if not when.any() and not on[place].any():
-            return
-        now = np.where(on[place], ~vectors.evaluate(rule.release, table)[rows], when)
-        for row in np.flatnonzero(now != on[place]):
-            measured = (
-                float(value[rows[row]]) if value is not None and np.isfinite(value[rows[row]]) else None
-            )
-            machine = self.names[int(place[row])].as_py()
-            if not rule.only or machine in rule.only:
-                output.changes.append(
-                    Change(rule.name, machine, self.name, bool(now[row]), int(at_ms[row]), measured)
-                )
-        on[place] = now
-
-    # Closing windows
-
-    def close(self, closing_ms: int, clock_ms: int, *, also_empty: bool) -> list[Closed]:
-        """The cells of windows that end by then, oldest first.
-
-        ``also_empty``: for the last window one of every zone, whether or not anything was reported in it.
-        """
-        last = closing_ms - self.plan.window_ms
-        limit = self.of["period_ms"] * self.plan.stale_after
-        stale = clock_ms - self.of["heard_ms"] > limit
-        found = []
-        for code, zone in enumerate(self.zones):
-            here = self.of["zone"] == code
-            known, silent = int(here.sum()), int((here & stale).sum())
-            if known and also_empty:
-                self.open.setdefault((last, zone), cells.Cell())
-            for start_ms in sorted(start for start, place in self.open if start <= last and place == zone):
-                cell = self.open.pop((start_ms, zone))
-                found.append(Closed(self.name, zone, start_ms, known, silent, cell.pack()))
+        cell.ranks = {}
         return found
 
-    def forget(self, clock_ms: int, output: Output) -> None:
-        gone = clock_ms - self.of["heard_ms"] > self.plan.forget_s * 1000
+    def _forget(self, output: Output) -> None:
+        gone = self._clock_ms - self.roll.of["heard_ms"] > self._plan.forget_s * 1000
         if not gone.any():
             return
-        for rule in self._rules():
-            for row in np.flatnonzero(gone & self.of[f"on {rule.name}"]):
-                machine = self.names[int(row)].as_py()
-                output.changes.append(Change(rule.name, machine, self.name, False, clock_ms, None))
-        self.names = self.names.filter(pa.array(~gone))
-        self.of = {name: column[~gone] for name, column in self.of.items()}
+        self._judge.forget(self.roll, gone, self._clock_ms, output.changes)
+        moved = self.roll.keep(~gone)
+        for cell in self._open.values():
+            for name, (values, at) in cell.ranks.items():
+                left = moved[at] >= 0
+                cell.ranks[name] = values[left], moved[at][left]
+        self._renumber()
+
+    def _renumber(self) -> None:
+        """Groups and zones of which nobody is left free their codes."""
+        for level, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
+            used = sorted(
+                {*np.unique(self.roll.of[level]).tolist(), *(key[2] for key in self._open if key[1] == level)}
+            )
+            names = list(words)
+            words.clear()
+            words.update((names[old], code) for code, old in enumerate(used))
+            table = np.zeros(len(names) + 1, np.int32)
+            table[used] = np.arange(len(used))
+            self.roll.of[level] = table[self.roll.of[level]]
+            self._open = {
+                (start, kind, int(table[code]) if kind == level else code): cell
+                for (start, kind, code), cell in self._open.items()
+            }
 
     # To bytes and back
 
-    def pack(self) -> list[Any]:
-        batch = pa.RecordBatch.from_arrays([self.names], ["names"])
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        return [
-            self.name,
-            self.zones,
-            bytes(sink.getvalue()),
-            {name: column.tobytes() for name, column in self.of.items()},
-            [[start_ms, zone, cell.pack()] for (start_ms, zone), cell in self.open.items()],
-        ]
+    def pack(self) -> bytes:
+        """All but the names of machines (`roll.Names`)."""
+        open_cells = [[*key, cell.pack()] for key, cell in self._open.items()]
+        return msgspec.msgpack.encode(
+            (self._clock_ms, self._closed_ms, self._heard, self.roll.pack(), open_cells)
+        )
 
     @classmethod
-    def unpack(cls, packed: Sequence[Any], plan: Plan) -> _Group:
-        name, zones, names, of, open_cells = packed
-        with pa.ipc.open_stream(names) as reader:
-            found = reader.read_next_batch().column(0)
-        group = cls(name, plan, found, {}, zones)
-        group._grow(pa.array([], pa.string()))
-        for column in group.of:  # a rule that is new has no column yet; one that is gone leaves none
-            kind = _COLUMNS.get(column, (np.bool_, 0))[0]
-            stored = of.get(column)
-            group.of[column] = (
-                np.zeros(len(found), kind) if stored is None else np.frombuffer(stored, kind).copy()
-            )
-        group.open = {(start_ms, zone): cells.Cell.unpack(cell) for start_ms, zone, cell in open_cells}
-        return group
+    def unpack(cls, data: bytes, plan: Plan, names: roll.Names) -> Fleet:
+        clock_ms, closed_ms, heard, packed, open_cells = msgspec.msgpack.decode(data)
+        fleet = cls(plan, roll.Roll.unpack(packed, names, machines.Judge(plan.rules).wanted))
+        fleet._clock_ms, fleet._closed_ms = clock_ms, closed_ms
+        fleet._heard = {name: (boot, sequence) for name, (boot, sequence) in heard.items()}
+        fleet._open = {
+            (start, level, code): cells.Cell.unpack(cell) for start, level, code, cell in open_cells
+        }
+        return fleet
 
 
-def _rounds(place: Array, sequence: Array) -> Iterator[Array]:
-    """Rows in rounds, so that no machine occurs twice in one, and each machine's in the order of sequence."""
-    if len(place) == 0:
-        return
-    if len(np.unique(place)) == len(place):
-        yield np.arange(len(place))
-        return
-    order = np.lexsort((sequence, place))
-    ordered = place[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    turn = np.arange(len(place)) - np.repeat(starts, np.diff(np.r_[starts, len(place)]))
-    for number in range(int(turn.max()) + 1):
-        yield order[turn == number]
+class _Whole:
+    """The system's share in one shard: the sum of its groups."""
+
+    def __init__(self) -> None:
+        self.cell = cells.Cell()
+        self.known = self.stale = 0
+        self.top: dict[str, list[tuple[float, str]]] = {}
+
+    def add(
+        self, cell: cells.Cell, told: tuple[int, int], top: Mapping[str, list[tuple[float, str]]], most: int
+    ) -> None:
+        self.cell.add(cell)
+        self.known += told[0]
+        self.stale += told[1]
+        for name, found in top.items():
+            self.top[name] = sorted([*self.top.get(name, ()), *found], reverse=True)[:most]
 
 
-def _table(batch: pa.RecordBatch, names: Iterable[str], stored_ms: int) -> columns.Table:
-    found: dict[str, columns.Column] = {}
-    for name in names:
-        if name == "age_s":
-            reported = batch.column("reported_at").cast(pa.int64()).to_numpy()
-            found[name] = columns.Column(types.Kind.FLOAT, stored_ms / 1000 - reported / 1e6)
-        elif rules.MODELS["node"][name].kind is types.Kind.STRING:
-            found[name] = _strings(batch.column(name))
-        else:
-            numbers = batch.column(name).to_numpy(zero_copy_only=False).astype(np.float64)
-            found[name] = columns.Column(types.Kind.FLOAT, numbers)
-    return columns.Table(found, rows=batch.num_rows)
+def _closed(
+    level: str,
+    name: str,
+    start_ms: int,
+    told: tuple[int, int],
+    cell: cells.Cell,
+    top: dict[str, list[tuple[float, str]]],
+) -> Closed:
+    return Closed(
+        level=level, name=name, from_ms=start_ms, known=told[0], stale=told[1], cell=cell.pack(), top=top
+    )
 
 
-def _strings(words: pa.StringArray) -> columns.Column:
-    encoded = words.dictionary_encode()
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64) + 1
-    return columns.Column(types.Kind.STRING, codes, tuple(encoded.dictionary.to_pylist()))
+class _Summary(msgspec.Struct, frozen=True):
+    """A row of `reports.summary_schema`, checked."""
+
+    metric: str
+    from_ms: int
+    count: int
+    figures: tuple[float, float, float]
+    sketch: sketches.Quantiles
+    machines: sketches.Distinct
+    partial: bool
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> _Summary:
+        least, most = (row[name] for name in ("min", "max"))
+        figures = (row["sum"], np.inf if least is None else least, -np.inf if most is None else most)
+        if row["count"] < 0 or np.isnan(figures).any() or not np.isfinite(figures[0]):
+            raise ValueError("a summary whose figures are no finite numbers")
+        return cls(
+            row["metric"],
+            int(row["from"].timestamp() * 1000),
+            row["count"],
+            figures,
+            sketches.Quantiles.from_bytes(row["sketch"]),
+            sketches.Distinct.from_bytes(row["machines"]),
+            row["partial"],
+        )
+
+    def add_to(self, cell: cells.Cell) -> None:
+        total, least, most = self.figures
+        cell.partial |= self.partial
+        if not self.metric:  # the row that counts reports and machines
+            cell.total += self.count
+            cell.merged = cell.merged or sketches.Distinct()
+            cell.merged.merge(self.machines)
+            cell.oldest_ms = min(self.from_ms, cell.oldest_ms or self.from_ms)
+        elif self.metric in cells.METRICS:
+            at = cells.METRICS.index(self.metric)
+            cell.count[at] += self.count
+            cell.sum[at] += total
+            cell.min = np.minimum(cell.min, np.where(np.arange(len(cell.min)) == at, least, np.inf))
+            cell.max = np.maximum(cell.max, np.where(np.arange(len(cell.max)) == at, most, -np.inf))
+            cells.fold_sketch(cell, at, self.sketch)
+        elif self.metric in cell.extra or len(cell.extra) < blocks.EXTRA_MAX:
+            cell.fold_extra(self.metric, cells.Extra(self.count, total, least, most))
 
 
-def _nothing(rows: int) -> columns.Column:
-    return columns.Column(types.Kind.STRING, np.zeros(rows, np.uint8), ())
+def _least(cell: cells.Cell, name: str, most: int) -> float:
+    """What a value must be above to be ranked."""
+    ranked = cell.ranks.get(name)
+    return float(ranked[0][-1]) if ranked is not None and len(ranked[0]) >= most else -np.inf
+
+
+def _fold_extra(
+    targets: Sequence[cells.Cell], cell_of: Ints, word: Ints, value: cells.Floats, words: Sequence[str]
+) -> None:
+    key = cell_of * len(words) + word
+    order = np.argsort(key, kind="stable")
+    key, value = key[order], value[order]
+    starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
+    counts = np.diff(starts, append=len(key))
+    parts = (
+        np.add.reduceat(value, starts),
+        np.minimum.reduceat(value, starts),
+        np.maximum.reduceat(value, starts),
+    )
+    for one, count, total, least, most in zip(
+        key[starts].tolist(), counts.tolist(), *(part.tolist() for part in parts), strict=True
+    ):
+        targets[one // len(words)].fold_extra(words[one % len(words)], cells.Extra(count, total, least, most))
 
 
 def _bound_changes(output: Output, most: int) -> None:

@@ -6,7 +6,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from muster.core import errors
-from muster.pipeline import sink, source
+from muster.pipeline import opening, sink, source
 
 
 class Muster(DataSource):
@@ -17,6 +17,8 @@ class Muster(DataSource):
     def schema(self) -> str:
         if self.options.get("payload", "raw") == "arrow":
             raise errors.InvalidInput("payload=arrow needs the columns: readStream.format(…).schema(…)")
+        if self.options.get("payload") == "shards":
+            return opening.COLUMNS
         return source.RAW_SCHEMA
 
     def streamReader(self, schema: StructType) -> source.StreamReader:

@@ -1,13 +1,12 @@
-"""The job: one Spark query from the stream of reports to results.
+"""The job: one Spark query from the streams of reports to results.
 
-    stream ``reports`` ──> open each message ──> shard of groups ──> fleet (state) ──> the driver
-                              │ (mapInArrow)                          (transformWithState)
-                              └──> history, node reports
+    streams ──> which shard (opening) ──> shard of groups: history, fleet (state) ──> the driver
+                   in the source             transformWithState
 
 Messages travel through Spark as they are, Arrow inside one binary value, so a row of Spark is a thousand
-reports; what happens to single reports happens in columns, in Spark's Python workers: the first step checks
-each message and writes the history, the second rolls up, watches and judges (`fleet`).  The driver gets a few
-rows for each group and batch, and hands them on (`results`).
+reports; what happens to single reports happens in columns, in Spark's Python workers, and once: whoever has
+the state of a shard opens its messages, writes them to the history, rolls up, watches and judges (`fleet`).
+The driver gets a few rows for each group and batch, and hands them on (`results`).
 
 What a message lacks is never an error of the query: it is counted by reason.
 """
@@ -15,7 +14,7 @@ What a message lacks is never an error of the query: it is counted by reason.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,18 +24,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from muster.core import errors, reports
-from muster.pipeline import fleet, history, protocol
+from muster.pipeline import fleet, history, opening, roll
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 QUERY_NAME = "fleet"
-OPENED = "shard int, sequence bigint, stored_ms bigint, grp string, data binary, counts string, rows bigint"
 OUTPUT = "shard int, data binary"
 BATCH_PROPERTY = "streaming.sql.batchId"  # Spark tells each task which micro-batch it works for
 
-HISTORY_LOST = "not-in-history"
+HISTORY_LOST = "not-in-history"  # reports
+HISTORY_FULL, HISTORY_FAILED = "history-full", "history-failed"  # times
 CPU = "cpu-us "  # begins the names of counters that say where time goes
 
 
@@ -51,8 +50,9 @@ class Job:
     run: str
     credentials: str | None = None
     ca: str | None = None
-    streams: tuple[str, ...] = (reports.REPORTS_STREAM,)
-    shards: int = 16
+    streams: tuple[str, ...] = (reports.REPORTS_STREAM, reports.SUMMARIES_STREAM)
+    shards: int = 4
+    partitions: int = 2
     splits: int = 2
     max_messages: int = 4000
     after: int = 0  # where a new checkpoint starts: behind what the history holds already
@@ -73,12 +73,14 @@ def start(spark: SparkSession, job: Job, take: Take, *, trigger_s: float | None)
         "maxMessages": str(job.max_messages),
         "splits": str(job.splits),
         "onLoss": "skip",
+        "missing": "wait",
+        "payload": "shards",
+        "shards": ",".join(map(str, opening.keys(job.shards, job.partitions))),
         "after": str(job.after),
     }
     options |= {key: value for key in ("credentials", "ca") if (value := getattr(job, key))}
     stream = spark.readStream.format("muster").options(**options).load()
-    opened = stream.select("sequence", "subject", "data", "stored_at").mapInArrow(Opener(job), OPENED)
-    frame = opened.groupBy("shard").transformWithState(
+    frame = stream.groupBy("shard").transformWithState(
         processor(job), OUTPUT, outputMode="Append", timeMode="None"
     )
     writer = (
@@ -104,162 +106,136 @@ def _hand_over(frame: DataFrame, number: int, take: Take) -> None:
     take(number, found, counts)
 
 
-class Opener:
-    """The first step: check messages, write them to the history, and send each group to its shard."""
+class Watched:
+    """One shard in one micro-batch: what came is opened, written to the history, and fed to the fleet."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, known: fleet.Fleet) -> None:
+        self._known = known
+        self._counts: dict[str, int] = {}
+        self._clock_ms = 0
+        self._started = time.process_time()
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        started = time.process_time()
-        counts: dict[str, int] = {}
-        kept: list[pa.RecordBatch] = []
-        clock_ms = rows = 0
-        for batch in batches:
-            out: list[tuple[Any, ...]] = []
-            subjects, bodies = batch.column("subject"), batch.column("data")
-            stored = batch.column("stored_at").cast(pa.int64()).to_numpy() // 1000
-            for row, sequence in enumerate(batch.column("sequence").to_pylist()):
-                clock_ms = max(clock_ms, int(stored[row]))
-                if protocol.is_tick(subjects[row].as_py()):
-                    continue
-                try:
-                    body = bodies[row].as_py()
-                    found, facts = reports.decode(body)
-                    if facts.schema != reports.NODE_SCHEMA:
-                        raise reports.WrongSchema("summaries in the stream of reports")
-                    _refuse_names(found)
-                except errors.MusterError as error:
-                    counts[error.code] = counts.get(error.code, 0) + 1
-                    continue
-                rows += found.num_rows
-                kept.append(_with_sequence(found, sequence))
-                for group, data in _by_group(found, facts, body):
-                    shard = fleet.shard_of(group, self._job.shards)
-                    out.append((shard, sequence, int(stored[row]), group, data, None, 0))
-            if out:
-                yield _rows(out)
-        if clock_ms:
-            opened = time.process_time()
-            self._keep(kept, counts)
-            counts[f"{CPU}open"] = int((opened - started) * 1e6)
-            counts[f"{CPU}history"] = int((time.process_time() - opened) * 1e6)
-            # Every shard learns what time it is, and one what was counted.
-            yield _rows(
-                [
-                    (shard, 0, clock_ms, None, None, msgspec.json.encode(counts).decode(), rows)
-                    if shard == 0
-                    else (shard, 0, clock_ms, None, None, None, 0)
-                    for shard in range(self._job.shards)
-                ]
-            )
+    def open(self, rows: Iterable[Any]) -> tuple[list[fleet.Arrival], list[fleet.Arrival]]:
+        """Node reports and summaries, each in the order of its stream."""
+        nodes: list[fleet.Arrival] = []
+        summaries: list[fleet.Arrival] = []
+        for row in sorted(rows, key=lambda row: row["sequence"]):
+            self._clock_ms = max(self._clock_ms, row["stored_ms"])
+            if row["counts"]:
+                for reason, count in msgspec.json.decode(row["counts"]).items():
+                    self._count(reason, count)
+            if row["data"] is None:
+                continue
+            try:
+                batch, facts = reports.decode(row["data"])
+                _refuse_names(batch, row["grp"], detail=facts.schema == reports.NODE_SCHEMA)
+            except errors.MusterError as error:
+                self._count(error.code, 1)
+                continue
+            found = nodes if facts.schema == reports.NODE_SCHEMA else summaries
+            found.append(fleet.Arrival(row["sequence"], row["stored_ms"], batch, facts))
+        self._spent("open")
+        return nodes, summaries
 
-    def _keep(self, kept: list[pa.RecordBatch], counts: dict[str, int]) -> None:
-        from pyspark import TaskContext
-
-        if not kept:
+    def keep(self, nodes: list[fleet.Arrival], path: Path) -> None:
+        """Write to the history."""
+        if not nodes:
             return
-        task = TaskContext.get()
-        assert task is not None
-        number = int(task.getLocalProperty(BATCH_PROPERTY) or 0)
-        folder = history.batch_folder(Path(self._job.history), history.NODES, self._job.run, number)
-        table = pa.Table.from_batches(kept, schema=history.node_schema())
+        table = pa.Table.from_batches([_with_sequence(one) for one in nodes], schema=history.node_schema())
+        self._count("rows", table.num_rows)
         try:
-            history.write(table, folder / f"part-{task.partitionId()}.parquet")
-        except (errors.MusterError, OSError):
-            counts[HISTORY_LOST] = counts.get(HISTORY_LOST, 0) + table.num_rows
+            history.write(table, path)
+        except (errors.MusterError, OSError) as error:
+            self._count(HISTORY_LOST, table.num_rows)
+            self._count(f"{HISTORY_FULL if isinstance(error, history.Full) else HISTORY_FAILED}", 1)
+        self._spent("history")
+
+    def feed(self, nodes: list[fleet.Arrival], summaries: list[fleet.Arrival]) -> fleet.Output:
+        output = self._known.feed(nodes, self._clock_ms, summaries=summaries)
+        self._spent("fleet")
+        for reason, count in self._counts.items():
+            output.count(reason, count)
+        return output
+
+    def _count(self, reason: str, number: int) -> None:
+        self._counts[reason] = self._counts.get(reason, 0) + number
+
+    def _spent(self, stage: str) -> None:
+        now = time.process_time()
+        self._count(f"{CPU}{stage}", int((now - self._started) * 1e6))
+        self._started = now
 
 
-def _refuse_names(batch: pa.RecordBatch) -> None:
+def _refuse_names(batch: pa.RecordBatch, header: str | None, *, detail: bool) -> None:
     """Names become subjects and keys: as those of `messages.Name`, from 1 to 256 characters."""
-    for column in ("machine", "group", "zone"):
+    for column in ("machine", "group", "zone") if detail else ("group", "zone"):
         found = pc.min_max(pc.utf8_length(batch.column(column))).as_py()
         if found["min"] < 1 or found["max"] > 256:
             raise reports.WrongSchema(f"a name of no or too many characters in the column {column}")
+    if header is not None and not pc.all(pc.equal(batch.column("group"), header)).as_py():
+        raise Forged("a message whose header names another group than its rows")
 
 
-def _with_sequence(batch: pa.RecordBatch, sequence: int) -> pa.RecordBatch:
-    column = pa.repeat(pa.scalar(sequence, pa.int64()), batch.num_rows)
-    return pa.RecordBatch.from_arrays([*batch.columns, column], schema=history.node_schema())
+class Forged(errors.InvalidInput):
+    code = "forged"
 
 
-def _by_group(batch: pa.RecordBatch, facts: reports.Facts, body: bytes) -> Iterator[tuple[str, bytes]]:
-    """Mostly all rows are of one group, and the message goes on as it came."""
-    groups = batch.column("group").dictionary_encode()
-    if len(groups.dictionary) == 1:
-        yield groups.dictionary[0].as_py(), body
-        return
-    codes = groups.indices
-    for code, group in enumerate(groups.dictionary.to_pylist()):
-        first = facts if code == 0 else msgspec.structs.replace(facts, dropped={})
-        yield group, reports.encode(batch.filter(pc.equal(codes, code)), first)
+def _with_sequence(one: fleet.Arrival) -> pa.RecordBatch:
+    column = pa.repeat(pa.scalar(one.sequence, pa.int64()), one.batch.num_rows)
+    return pa.RecordBatch.from_arrays([*one.batch.columns, column], schema=history.node_schema())
 
 
-_OPENED_SCHEMA = pa.schema(
-    [
-        ("shard", pa.int32()),
-        ("sequence", pa.int64()),
-        ("stored_ms", pa.int64()),
-        ("grp", pa.string()),
-        ("data", pa.binary()),
-        ("counts", pa.string()),
-        ("rows", pa.int64()),
-    ]
-)
-
-
-def _rows(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    arrays = [
-        pa.array(column, kind.type)
-        for column, kind in zip(zip(*rows, strict=True), _OPENED_SCHEMA, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=_OPENED_SCHEMA)
+#: Names of machines that this worker has seen last, by run and shard: most micro-batches change none.
+_NAMES: dict[tuple[str, int], roll.Names] = {}
 
 
 def processor(job: Job) -> Any:
     """The second step. A function, since its base class needs Spark."""
+    from pyspark import TaskContext
     from pyspark.sql import Row
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
     class Watcher(StatefulProcessor):
         def init(self, handle: StatefulProcessorHandle) -> None:
-            self._state = handle.getValueState("fleet", "data binary")
+            self._state = handle.getValueState("fleet", "version string, data binary")
+            self._names = handle.getValueState("names", "data binary")
 
         def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-            stored = self._state.get()
-            known = fleet.Fleet.unpack(bytes(stored[0]), job.plan) if stored else fleet.Fleet(job.plan)
-            output = feed(known, rows)
-            self._state.update((known.pack(),))
+            shard = (job.run, key[0])
+            known = self._load(shard)
+            before = known.roll.names.version
+            watched = Watched(known)
+            nodes, summaries = watched.open(rows)
+            watched.keep(nodes, self._path(key[0]))
+            output = watched.feed(nodes, summaries)
+            started = time.process_time()
+            names = known.roll.names
+            self._state.update((names.version, known.pack()))
+            if names.version != before:
+                self._names.update((names.pack(),))
+            _NAMES[shard] = names
+            output.count(f"{CPU}state", int((time.process_time() - started) * 1e6))
             yield Row(shard=key[0], data=msgspec.msgpack.encode(output))
+
+        def _load(self, shard: tuple[str, int]) -> fleet.Fleet:
+            stored = self._state.get()
+            if not stored:
+                return fleet.Fleet(job.plan)
+            version, packed = stored
+            names = _NAMES.get(shard)
+            if names is None or names.version != version:
+                told = self._names.get()
+                names = roll.Names.unpack(version, bytes(told[0])) if told else roll.Names(version)
+            return fleet.Fleet.unpack(bytes(packed), job.plan, names)
+
+        def _path(self, shard: int) -> Path:
+            task = TaskContext.get()
+            assert task is not None
+            number = int(task.getLocalProperty(BATCH_PROPERTY) or 0)
+            folder = history.batch_folder(Path(job.history), history.NODES, job.run, number)
+            return folder / f"part-{shard}.parquet"
 
         def close(self) -> None:
             pass
 
     return Watcher()
-
-
-def feed(known: fleet.Fleet, rows: Iterator[Any]) -> fleet.Output:
-    """What one micro-batch brings to one shard."""
-    started = time.process_time()
-    arrivals: list[fleet.Arrival] = []
-    counts: dict[str, int] = {}
-    clock_ms = total = 0
-    for row in rows:
-        clock_ms = max(clock_ms, row["stored_ms"])
-        total += row["rows"]
-        if row["counts"]:
-            for reason, count in msgspec.json.decode(row["counts"]).items():
-                counts[reason] = counts.get(reason, 0) + count
-        if row["data"] is None:
-            continue
-        with pa.ipc.open_stream(row["data"]) as reader:
-            facts = reports.facts_of(reader.schema.metadata)
-            for batch in reader:
-                fitted = reports.fit(batch, reports.node_schema())
-                arrivals.append(fleet.Arrival(row["sequence"], row["stored_ms"], row["grp"], fitted, facts))
-    output = known.feed(arrivals, clock_ms)
-    for reason, count in counts.items():
-        output.count(reason, count)
-    output.count("rows", total)
-    output.count(f"{CPU}fleet", int((time.process_time() - started) * 1e6))
-    return output

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from muster.core import messages
 from muster.pipeline import cells, history, results
 
+_UNKNOWN = (np.nan,) * 3  # quantiles
 _TIME = pa.timestamp("ms", tz="UTC")
 
 SCHEMA = pa.schema(
@@ -52,30 +54,47 @@ ALERT_SCHEMA = pa.schema(
 )
 
 
-def rows(found: Iterable[results.Many], window_ms: int) -> pa.Table:
+def rows(found: Sequence[results.Many], window_ms: int) -> pa.Table:
     """One row for each metric; one without a metric where nothing was reported."""
-    listed: list[tuple[Any, ...]] = []
-    for many in found:
-        cell = many.cell
-        head = (
-            many.level,
-            many.name,
-            many.from_ms,
-            many.from_ms + window_ms,
-            cell.machines,
-            cell.total,
-            many.known,
-            many.stale,
-            cell.partial,
-        )
-        metrics = cell.rollups()
-        if not metrics:
-            listed.append((*head, *(None,) * 8))
-        listed += [
-            (*head, name, one.count, one.sum, one.min, one.max, one.p50, one.p95, one.p99)
-            for name, one in metrics.items()
+    figures = np.stack([many.figures for many in found])  # level by figure by metric
+    which, metric = np.nonzero(figures[:, 0])
+    extra = [
+        (number, name, one)
+        for number, many in enumerate(found)
+        for name, one in sorted(many.cell.extra.items())
+    ]
+    empty = sorted(set(range(len(found))) - set(which.tolist()) - {number for number, _, _ in extra})
+    listed = np.concatenate([which, [number for number, _, _ in extra], empty]).astype(np.int64)
+    values = np.concatenate(
+        [
+            figures[which, :, metric],
+            np.array([[one.count, one.sum, one.min, one.max, *_UNKNOWN] for _, _, one in extra]).reshape(
+                -1, 7
+            ),
+            np.full((len(empty), 7), np.nan),
         ]
-    return _table(listed, SCHEMA)
+    )
+    names = [*(cells.METRICS[at] for at in metric.tolist()), *(name for _, name, _ in extra)]
+    of = pa.array(listed)
+    from_ms = pa.array([many.from_ms for many in found])
+    heads: dict[str, pa.Array] = {
+        "level": pa.array([many.level for many in found]),
+        "name": pa.array([many.name for many in found]),
+        "from": from_ms.cast(_TIME),
+        "to": pc.add(from_ms, window_ms).cast(_TIME),
+        "machines": pa.array([many.cell.heard() for many in found]),
+        "reports": pa.array([many.cell.total for many in found]),
+        "known": pa.array([many.known for many in found]),
+        "stale": pa.array([many.stale for many in found]),
+        "partial": pa.array([many.cell.partial for many in found]),
+    }
+    numbers = {
+        name: pa.array(values[:, row], from_pandas=True).cast(SCHEMA.field(name).type)
+        for row, name in enumerate(cells.FIGURES)
+    }
+    metrics = pa.array([*names, *(None for _ in empty)], pa.string())
+    known = {**{name: column.take(of) for name, column in heads.items()}, "metric": metrics, **numbers}
+    return pa.Table.from_arrays([known[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 def write(found: Sequence[results.Many], window_ms: int, root: Path, run: str, batch: int) -> None:

@@ -31,17 +31,12 @@ TICK = "tick"
 Counts = dict[str, int]
 
 
-class Ranked(msgspec.Struct, frozen=True):
-    machine: str
-    value: float
-
-
 class Top(messages.Message, frozen=True, kw_only=True, tag="top/1"):
     """The machines with the highest values of some metrics in one window."""
 
     from_ms: messages.TimeMs
     to_ms: messages.TimeMs
-    metrics: dict[str, list[Ranked]]
+    metrics: dict[str, list[reports.Ranked]]
 
 
 class Progress(messages.Message, frozen=True, kw_only=True, tag="pipeline-progress/1", omit_defaults=True):

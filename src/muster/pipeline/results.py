@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from muster.core import reports
-from muster.pipeline import alerts, cells, fleet, protocol, rules
+from muster.pipeline import alerts, cells, fleet, machines, protocol, rules
 from muster.predicates import closure
 
 ALL = "*"  # the group of a zone's report: every group
@@ -35,24 +35,37 @@ class Many:
     cell: cells.Cell = field(default_factory=cells.Cell)
     known: int = 0
     stale: int = 0
+    top: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # highest values, and whose
+    _figures: cells.Floats | None = None
 
     @property
     def about(self) -> str:
         return self.level if self.level == "system" else f"{self.level}:{self.name}"
 
+    @property
+    def figures(self) -> cells.Floats:
+        """As `cells.Cell.figures`, worked out once."""
+        if self._figures is None:
+            self._figures = self.cell.figures()
+        return self._figures
 
-def levels(closed: Iterable[fleet.Closed]) -> list[Many]:
+    def add(self, closed: fleet.Closed, most: int) -> None:
+        self.cell.add(cells.Cell.unpack(closed.cell))
+        self.known += closed.known
+        self.stale += closed.stale
+        for name, found in closed.top.items():
+            self.top[name] = sorted([*self.top.get(name, ()), *found], reverse=True)[:most]
+
+
+def levels(closed: Iterable[fleet.Closed], top: int = 10) -> list[Many]:
     """Groups, zones and the system, for each window in turn."""
     found: dict[tuple[int, str, str], Many] = {}
     for one in closed:
-        for level, name in (("group", one.group), ("zone", one.zone), ("system", "")):
-            key = (one.from_ms, level, name)
-            many = found.get(key)
-            if many is None:
-                many = found[key] = Many(level, name, one.from_ms)
-            many.cell.add(cells.Cell.unpack(one.cell))
-            many.known += one.known
-            many.stale += one.stale
+        key = (one.from_ms, one.level, one.name)
+        many = found.get(key)
+        if many is None:
+            many = found[key] = Many(one.level, one.name, one.from_ms)
+        many.add(one, top)
     return [found[key] for key in sorted(found)]
 
 
@@ -93,7 +106,7 @@ def facts(many: Many, scores: np.ndarray[Any, Any] | None = None) -> dict[str, A
     cell = many.cell
     found: dict[str, Any] = {
         "name": many.name or many.level,
-        "machines": cell.machines,
+        "machines": cell.heard(),
         "reports": cell.total,
         "known": many.known,
         "stale": many.stale,
@@ -101,13 +114,18 @@ def facts(many: Many, scores: np.ndarray[Any, Any] | None = None) -> dict[str, A
         "dropped": sum(cell.dropped.values()),
         "partial": cell.partial,
     }
-    for name, one in cell.rollups().items():
-        if name in cells.METRICS:
-            found |= {f"{name}_{part}": getattr(one, part) for part in ("min", "max", "p50", "p95", "p99")}
-            found[f"{name}_mean"] = one.sum / one.count
+    of = many.figures.tolist()
+    for at, name in enumerate(cells.METRICS):
+        if of[0][at]:
+            found[f"{name}_mean"] = of[1][at] / of[0][at]
+            found |= {
+                f"{name}_{part}": of[row][at]
+                for row, part in enumerate(cells.FIGURES)
+                if row > 1 and of[row][at] == of[row][at]
+            }
     if scores is not None:
         found |= {
-            f"{name}_z": float(score)
+            f"{name}{rules.Z}": float(score)
             for name, score in zip(cells.METRICS, scores, strict=True)
             if not np.isnan(score)
         }
@@ -119,6 +137,26 @@ def means(cell: cells.Cell) -> np.ndarray[Any, Any]:
         return np.where(cell.count > 0, cell.sum / cell.count, np.nan)
 
 
+def rollups(many: Many) -> dict[str, reports.Rollup]:
+    counts, sums, *rest = many.figures.tolist()
+    found = {
+        name: reports.Rollup(
+            count=int(counts[at]),
+            sum=sums[at],
+            **{
+                part: row[at]
+                for part, row in zip(cells.FIGURES[2:], rest, strict=True)
+                if row[at] == row[at]  # not NaN
+            },
+        )
+        for at, name in enumerate(cells.METRICS)
+        if counts[at]
+    }
+    for name, one in many.cell.extra.items():
+        found[name] = reports.Rollup(count=one.count, sum=one.sum, min=one.min, max=one.max)
+    return found
+
+
 class Judge:
     """Applies the rules about groups, zones and the system, and passes on what shards said of machines."""
 
@@ -128,7 +166,9 @@ class Judge:
             for rule in known
             if rule.level != "node"
         ]
-        self._scored = {rule.level for rule, _, _ in self._rules if any(n.endswith("_z") for n in rule.names)}
+        self._scored = {
+            rule.level for rule, _, _ in self._rules if any(name.endswith(rules.Z) for name in rule.names)
+        }
         self._baselines = baselines
         self._window_ms = window_ms
 
@@ -181,7 +221,7 @@ def _applies(rule: rules.Rule, many: Many) -> bool:
     return rule.level == many.level and (not rule.only or many.name in rule.only)
 
 
-def of_machines(changes: Iterable[fleet.Change]) -> list[alerts.Judgement]:
+def of_machines(changes: Iterable[machines.Change]) -> list[alerts.Judgement]:
     return [
         alerts.Judgement(one.rule, f"node:{one.machine}", one.on, one.at_ms, one.value, one.group)
         for one in changes
@@ -191,7 +231,7 @@ def of_machines(changes: Iterable[fleet.Change]) -> list[alerts.Judgement]:
 def group_report(many: Many, window_ms: int) -> reports.GroupReport:
     zone = many.name if many.level == "zone" else None
     return reports.GroupReport(
-        group=ALL if zone is not None else many.name, zone=zone, **_common(many, window_ms)
+        group=ALL if zone is not None else many.name, zone=zone, top=_ranked(many), **_common(many, window_ms)
     )
 
 
@@ -202,7 +242,7 @@ def system_report(many: Many, groups: Iterable[Many], window_ms: int) -> reports
             group=one.name,
             from_ms=one.from_ms,
             to_ms=one.from_ms + window_ms,
-            machines=one.cell.machines,
+            machines=one.cell.heard(),
             reports=one.cell.total,
             stale=one.stale,
             states=one.cell.states,
@@ -216,11 +256,15 @@ def top(many: Many, window_ms: int) -> protocol.Top:
     return protocol.Top(
         from_ms=many.from_ms,
         to_ms=many.from_ms + window_ms,
-        metrics={
-            name: [protocol.Ranked(one.machine, one.value) for one in found]
-            for name, found in many.cell.top.items()
-        },
+        metrics={name: list(found) for name, found in _ranked(many).items()},
     )
+
+
+def _ranked(many: Many) -> dict[str, tuple[reports.Ranked, ...]]:
+    return {
+        name: tuple(reports.Ranked(machine, value) for value, machine in found)
+        for name, found in many.top.items()
+    }
 
 
 def _common(many: Many, window_ms: int) -> Mapping[str, Any]:
@@ -228,11 +272,11 @@ def _common(many: Many, window_ms: int) -> Mapping[str, Any]:
     return {
         "from_ms": many.from_ms,
         "to_ms": many.from_ms + window_ms,
-        "machines": cell.machines,
+        "machines": cell.heard(),
         "reports": cell.total,
         "stale": many.stale,
         "states": cell.states,
-        "metrics": cell.rollups(),
+        "metrics": rollups(many),
         "oldest_ms": cell.oldest_ms,
         "dropped": cell.dropped,
         "partial": cell.partial,

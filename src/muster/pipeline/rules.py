@@ -39,6 +39,8 @@ Level = Literal["node", "group", "zone", "system"]
 
 _STRING, _INT, _FLOAT, _BOOL = (types.parse_type(name) for name in ("string", "int", "float", "bool"))
 
+Z = "_z"  # ends the names of scores: how far something is from its own history
+
 _NODE = {
     "machine": _STRING,
     "group": _STRING,
@@ -47,6 +49,7 @@ _NODE = {
     "period_s": _FLOAT,
     "age_s": _FLOAT,  # since the machine was last heard of
     **dict.fromkeys(reports.STANDARD_METRICS, _FLOAT),
+    **{f"{metric}{Z}": _FLOAT for metric in reports.STANDARD_METRICS},
 }
 #: Known of a machine when it is silent; a rule that names nothing else is looked at all the time.
 ALWAYS_KNOWN = frozenset({"machine", "group", "zone", "period_s", "age_s"})
@@ -63,7 +66,8 @@ _MANY: dict[str, types.Type] = {
     "partial": _BOOL,
     **{f"{metric}_{one}": _FLOAT for metric in reports.STANDARD_METRICS for one in _STATISTICS},
 }
-#: ``cpu_percent_z`` is how far the mean stands from its own history, in robust standard deviations.
+#: ``cpu_percent_z`` is how far a machine, or the mean of many, stands from its own history, in robust
+#: standard deviations.
 MODELS: Mapping[str, Mapping[str, types.Type]] = {
     "node": _NODE,
     "group": _MANY,

@@ -231,6 +231,7 @@ class Service:
             history=str(self._history),
             run=self._label.run,
             shards=settings.shards,
+            partitions=settings.partitions,
             splits=settings.splits,
             max_messages=settings.max_messages,
             after=history.last_sequence(self._history),
@@ -265,7 +266,7 @@ class Service:
     # One micro-batch, in a thread of Spark's
 
     def _take(self, number: int, outputs: list[fleet.Output], counts: dict[str, int]) -> None:
-        found = results.levels(one for output in outputs for one in output.closed)
+        found = results.levels((one for output in outputs for one in output.closed), self._settings.top)
         on = asyncio.run_coroutine_threadsafe(self._on(), self._loop).result()
         judgements = [
             *results.of_machines(change for output in outputs for change in output.changes),
@@ -291,7 +292,7 @@ class Service:
             if many.level == "system":
                 groups = [one for one in found if one.level == "group" and one.from_ms == many.from_ms]
                 made.append(("system", "", results.system_report(many, groups, self._window_ms)))
-                if many.cell.top:
+                if many.top:
                     made.append(("top", "", results.top(many, self._window_ms)))
             else:
                 made.append((many.level, many.name, results.group_report(many, self._window_ms)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from muster.core import errors, settings
+from muster.core import errors, reports, settings
 
 doc = settings.doc
 
@@ -81,12 +81,12 @@ class Pipeline(settings.Section, frozen=True, kw_only=True):
     shards: Annotated[
         int,
         doc(
-            "Parts of the fleet's state, each of some groups. More spread over more cores, and cost more for "
-            "each batch. Fixed for the life of a checkpoint.",
+            "Parts of the fleet's state, each of some groups: a multiple of `partitions`. More need less "
+            "memory at a time, and cost more for each batch. Fixed for the life of a checkpoint.",
             ge=1,
             le=4096,
         ),
-    ] = 16
+    ] = 4
     partitions: Annotated[
         int,
         doc(
@@ -123,3 +123,8 @@ class Pipeline(settings.Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.stale_after * 1.0 < 1:
             raise errors.InvalidInput("stale_after: a machine is not stale before its next report is due")
+        if self.shards % self.partitions:
+            raise errors.InvalidInput("shards: a multiple of partitions, so that all have as much to do")
+        for name in self.top_metrics:
+            if name not in reports.STANDARD_METRICS:
+                raise errors.InvalidInput(f"top_metrics: {name!r} is no standard metric")

@@ -12,11 +12,15 @@ Options:
 ``streams``       names of streams, separated by commas; several are the shards of one
 ``payload``       ``raw`` (default): one row for each message, with `RAW_SCHEMA`; ``arrow``: message bodies
                   are Arrow record batches, and the rows are theirs, brought to the schema that
-                  ``.schema(…)`` gives
+                  ``.schema(…)`` gives; ``shards``: reports by shard of the fleet, for the pipeline's own
+                  job (see `opening`)
+``shards``        with ``payload=shards``: the keys of the shards, separated by commas
 ``maxMessages``   bound of one micro-batch (default 10000)
 ``splits``        partitions for each stream (default 2)
 ``onLoss``        ``fail`` (default) or ``skip``, when retention took messages before they were read
-``after``         where a new checkpoint starts: behind this sequence (default: at the first message there is)
+``after``         where a new checkpoint starts: behind this sequence of the first stream, and behind what the
+                  others hold now (default: at the first message there is)
+``missing``       ``fail`` (default) or ``wait``, when a stream does not exist
 
 With ``payload=arrow`` a message that cannot be read is not an error of the query: it becomes one row in which
 only the columns `SEQUENCE` and `FAULT` are filled, where the schema asks for them.  Let it: that is how
@@ -48,6 +52,7 @@ from pyspark.sql.types import StructType
 from muster import connecting
 from muster.bus import api, client
 from muster.core import errors
+from muster.pipeline import opening
 
 SEQUENCE = "stream_sequence"
 FAULT = "fault"
@@ -94,9 +99,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
         self._access = Access.of(options)
         self._streams = _names(options, "streams")
-        self._payload = _choice(options, "payload", "raw", "arrow")
+        self._payload = _choice(options, "payload", "raw", "arrow", "shards")
         self._fail_on_loss = _choice(options, "onLoss", "fail", "skip") == "fail"
+        self._wait_for_missing = _choice(options, "missing", "fail", "wait") == "wait"
         self._max_messages = _positive(options, "maxMessages", 10_000)
+        self._keys = [int(key) for key in options.get("shards", "0").split(",")]
         self._splits = _positive(options, "splits", 2)
         self._after = _positive(options, "after", 0, least=0)
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -104,9 +111,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:
         return {
-            name: max(state.first_sequence - 1, min(self._after, state.last_sequence))
+            name: max(state.first_sequence - 1, min(self._behind(name, state), state.last_sequence))
             for name, state in self._states().items()
         }
+
+    def _behind(self, name: str, state: api.StreamState) -> int:
+        return state.last_sequence if self._after and name != self._streams[0] else self._after
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._max_messages)
@@ -136,6 +146,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         messages = asyncio.run(self._fetch(partition))
         if self._payload == "raw":
             yield _raw_batch(messages, self._schema)
+        elif self._payload == "shards":
+            yield from opening.opened(messages, self._keys)
         else:
             for message in messages:
                 yield from decode(message, self._schema)
@@ -157,8 +169,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return asyncio.run(self._ask_states())
 
     async def _ask_states(self) -> dict[str, api.StreamState]:
+        found: dict[str, api.StreamState] = {}
         async with await self._access.connect() as bus:
-            return {name: await (await bus.open_stream(name)).state() for name in self._streams}
+            for name in self._streams:
+                try:
+                    found[name] = await (await bus.open_stream(name)).state()
+                except errors.NotFound:
+                    if not self._wait_for_missing:
+                        raise
+        return found
 
 
 async def _what_is_left(stream: api.Stream, part: Range) -> AsyncIterator[api.StoredMessage]:

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+import pyarrow as pa
+
 from muster.bus import api
 from muster.core import errors, messages, reports, subjects
 from muster.monitor import protocol
@@ -119,20 +121,25 @@ class Player:
         for copy in range(2 if self._fleet.active(self._at_s, "twice") else 1):
             await self._room.acquire()
             name = f"{self._boot}-{self._sequence}-{copy}"
-            task = asyncio.create_task(self._store(data, batch.num_rows, name))
+            task = asyncio.create_task(self._store(data, batch, name))
             self._in_flight.add(task)
             task.add_done_callback(self._in_flight.discard)
 
-    async def _store(self, data: bytes, rows: int, name: str) -> None:
+    async def _store(self, data: bytes, batch: pa.RecordBatch, name: str) -> None:
         assert self._stream is not None
         subject = protocol.batch(self._bus.identity, protocol.ROOT, shard=self._shard)
         try:
-            await self._stream.publish(subject, data, message_id=f"{self._bus.identity}-{name}")
+            await self._stream.publish(
+                subject,
+                data,
+                headers=reports.group_headers(batch),
+                message_id=f"{self._bus.identity}-{name}",
+            )
         except errors.MusterError:
             self.statistics.failed += 1
         else:
             self.statistics.messages += 1
-            self.statistics.rows += rows
+            self.statistics.rows += batch.num_rows
             self.statistics.bytes += len(data)
         finally:
             self._room.release()

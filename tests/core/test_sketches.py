@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.monitor import sketches
+from muster.core import sketches
 
 values = st.lists(st.floats(-1e12, 1e12).filter(lambda v: v == 0 or abs(v) > 1e-9), min_size=1, max_size=60)
 

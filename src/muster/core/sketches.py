@@ -83,6 +83,15 @@ class Quantiles:
                 return _middle(bucket)
         return None
 
+    def histogram(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """The middles of its buckets from the least on, and how many values are in each."""
+        found = [
+            *((-_middle(bucket), self._below[bucket]) for bucket in sorted(self._below, reverse=True)),
+            *([(0.0, self._zeros)] if self._zeros else []),
+            *((_middle(bucket), self._above[bucket]) for bucket in sorted(self._above)),
+        ]
+        return np.array([value for value, _ in found]), np.array([count for _, count in found], np.int64)
+
     def __bytes__(self) -> bytes:
         return msgspec.msgpack.encode((self._zeros, self._above, self._below))
 

@@ -1,0 +1,220 @@
+"""The roll of a shard's machines: their names, and of each a few numbers, all in columns.
+
+Names hardly change, and are most of what there is to store: so they are kept apart (`Names`, with a version),
+written only when a machine joined or was forgotten, and remembered by a worker between micro-batches.
+The numbers are compressed: most of a column says the same.
+
+**Once.**  (machine, boot, sequence) names a report.  Of each machine the highest sequence is kept, and which
+of the 63 before it were seen; so a repeat is found even if reports overtake each other.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+GROUPS_MAX = 50_000  # of one shard
+ZONES_MAX = 1024
+
+_HISTORY_BITS = 64
+_CODEC = "lz4"
+
+#: Of each machine, by name of the column: the type, and what a new machine begins with.
+COLUMNS: Mapping[str, tuple[Any, float]] = {
+    "boot": (np.int64, 0),
+    "sequence": (np.int64, -1),
+    "seen": (np.uint64, 0),  # bit i: the sequence i below the highest
+    "heard_ms": (np.int64, 0),  # by the broker's clock
+    "period_ms": (np.int32, 0),
+    "window_ms": (np.int64, -1),  # the last one it was counted in
+    "group": (np.int32, 0),
+    "zone": (np.int32, 0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """``hints``: where the machines of a message began that came in one piece, by the first of them."""
+
+    version: str = ""
+    array: pa.StringArray = field(default_factory=lambda: pa.array([], pa.string()))
+    hints: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, array: pa.StringArray) -> Names:
+        return cls(uuid.uuid4().hex, array)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, place: int) -> str:
+        found: str = self.array[place].as_py()
+        return found
+
+    def hinted(self, machines: pa.StringArray) -> Ints | None:
+        """A channel mostly sends the same machines in the same order, in which they stand here too."""
+        start = self.hints.get(machines[0].as_py(), -1)
+        if start < 0 or not self.array.slice(start, len(machines)).equals(machines):
+            return None
+        return np.arange(start, start + len(machines))
+
+    def pack(self) -> bytes:
+        batch = pa.RecordBatch.from_arrays([self.array], ["names"])
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression=_CODEC)
+        with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+            writer.write_batch(batch)
+        packed: bytes = sink.getvalue().to_pybytes()
+        return packed
+
+    @classmethod
+    def unpack(cls, version: str, packed: bytes) -> Names:
+        with pa.ipc.open_stream(packed) as reader:
+            return cls(version, reader.read_next_batch().column(0))
+
+
+@dataclass(slots=True)
+class Roll:
+    """``wanted``: the columns of this plan, `COLUMNS` and those of its rules."""
+
+    wanted: Mapping[str, tuple[Any, float]] = field(default_factory=lambda: COLUMNS)
+    names: Names = field(default_factory=Names)
+    of: dict[str, Array] = field(default_factory=dict)
+    groups: dict[str, int] = field(default_factory=dict)  # names, and their codes in the column
+    zones: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, (kind, start) in self.wanted.items():
+            self.of.setdefault(name, np.full(len(self.names), start, kind))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    # Names to numbers
+
+    def places(self, arrays: Sequence[pa.StringArray]) -> Ints:
+        """Where each machine's numbers stand in the columns; new machines get a place."""
+        found = [self.names.hinted(one) for one in arrays]
+        odd = [number for number, one in enumerate(found) if one is None]
+        if odd:
+            together = pa.concat_arrays([arrays[number] for number in odd])
+            known = pc.index_in(together, value_set=self.names.array)
+            if known.null_count:
+                self._grow(pc.unique(together.filter(known.is_null())))
+                known = pc.index_in(together, value_set=self.names.array)
+            ends = np.cumsum([len(arrays[number]) for number in odd])
+            for number, part in zip(odd, np.split(known.to_numpy().astype(np.int64), ends[:-1]), strict=True):
+                found[number] = part
+                if part[-1] - part[0] == len(part) - 1 and (np.diff(part) == 1).all():
+                    self.names.hints[arrays[number][0].as_py()] = int(part[0])
+        return np.concatenate([one for one in found if one is not None])
+
+    def group_codes(self, groups: pa.StringArray) -> Ints:
+        """`LookupError` if there are too many."""
+        return _codes(groups, self.groups, GROUPS_MAX, None)
+
+    def zone_codes(self, zones: pa.StringArray) -> Ints:
+        """Beyond the limit, all are the last."""
+        return _codes(zones, self.zones, ZONES_MAX, ZONES_MAX - 1)
+
+    def _grow(self, names: pa.StringArray) -> None:
+        hints = self.names.hints
+        self.names = Names(
+            uuid.uuid4().hex, pa.concat_arrays([self.names.array, names.cast(pa.string())]), hints
+        )
+        self.of = {
+            name: np.concatenate([self.of[name], np.full(len(names), start, kind)])
+            for name, (kind, start) in self.wanted.items()
+        }
+
+    def keep(self, kept: Bools) -> Ints:
+        """Forget the others. Where each machine stands then; -1 for those that are gone."""
+        moved = np.where(kept, np.cumsum(kept) - 1, -1)
+        self.names = Names.of(self.names.array.filter(pa.array(kept)))
+        self.of = {name: column[kept] for name, column in self.of.items()}
+        return moved
+
+    # Counting once
+
+    def unseen(self, place: Array, boot: Array, sequence: Array) -> Bools:
+        """Which of these reports, no two of one machine, are seen for the first time; and remember them."""
+        of = self.of
+        same_boot = of["boot"][place] == boot
+        ahead = sequence - of["sequence"][place]
+        seen = of["seen"][place]
+        if same_boot.all() and (ahead == 1).all():  # the usual case
+            of["seen"][place] = seen << np.uint64(1) | np.uint64(1)
+            of["sequence"][place] = sequence
+            return np.ones(len(place), np.bool_)
+        newer = ~same_boot | (ahead > 0)
+        # The history moves up by ``ahead`` places; what is new gets its bit.
+        shift = np.clip(ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
+        kept = np.where(same_boot & (ahead < _HISTORY_BITS), seen << shift, np.uint64(0))
+        back = np.clip(-ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
+        bit = np.where(newer, np.uint64(1), np.uint64(1) << back)
+        known = same_boot & (ahead <= 0) & ((-ahead >= _HISTORY_BITS) | ((seen & bit) != 0))
+        of["seen"][place] = np.where(known, seen, np.where(newer, kept, seen) | bit)
+        of["sequence"][place] = np.where(newer, sequence, of["sequence"][place])
+        of["boot"][place] = boot
+        unseen: Bools = ~known
+        return unseen
+
+    # To bytes and back
+
+    def pack(self) -> list[Any]:
+        """All but the names."""
+        columns = {name: pa.compress(column, codec=_CODEC, asbytes=True) for name, column in self.of.items()}
+        return [self.names.version, len(self.names), list(self.groups), list(self.zones), columns]
+
+    @classmethod
+    def unpack(cls, packed: Sequence[Any], names: Names, wanted: Mapping[str, tuple[Any, float]]) -> Roll:
+        """A column that is new begins as for a new machine; one that is gone leaves nothing."""
+        _, rows, groups, zones, columns = packed
+        of = {}
+        for name, (kind, _) in wanted.items():
+            if name in columns:
+                size = rows * np.dtype(kind).itemsize
+                data = pa.decompress(columns[name], decompressed_size=size, codec=_CODEC, asbytes=True)
+                of[name] = np.frombuffer(bytearray(data), kind)
+        codes = [{word: code for code, word in enumerate(words)} for words in (groups, zones)]
+        return cls(wanted, names, of, *codes)
+
+
+def rounds(place: Ints, sequence: Array) -> Iterator[Ints | slice]:
+    """Rows in rounds, so that no machine occurs twice in one, and each machine's in the order of sequence."""
+    if len(place) == 0:
+        return
+    if (np.diff(place) > 0).all() or len(np.unique(place)) == len(place):
+        yield slice(None)
+        return
+    order = np.lexsort((sequence, place))
+    ordered = place[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    turn = np.arange(len(place)) - np.repeat(starts, np.diff(starts, append=len(place)))
+    for number in range(int(turn.max()) + 1):
+        yield order[turn == number]
+
+
+def _codes(words: pa.StringArray, known: dict[str, int], most: int, beyond: int | None) -> Ints:
+    encoded = words.dictionary_encode()
+    codes = []
+    for word in encoded.dictionary.to_pylist():
+        code = known.get(word, beyond if len(known) >= most else len(known))
+        if code is None:
+            raise LookupError(f"more than {most} groups")
+        if code == len(known):
+            known[word] = code
+        codes.append(code)
+    found: Ints = np.array(codes, np.int64)[encoded.indices.to_numpy()]
+    return found

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from muster.bus import client as bus_client
-from muster.message import client, destinations, service
+from muster.message import client, consuming, destinations, service
 
 TOPIC = destinations.topic("bench/topic")
 QUEUE = destinations.queue("bench")
@@ -41,7 +41,7 @@ async def subscriber(url: str) -> None:
     idle = [await made[number % connections].session().consumer(TOPIC) for number in range(subscribers - 1)]
     measuring = await made[-1].session().consumer(TOPIC)
 
-    async def drop(consumer: client.Consumer) -> None:
+    async def drop(consumer: consuming.Consumer) -> None:
         async for _ in consumer:
             pass
 

@@ -104,10 +104,10 @@ def test_a_checkpoint_says_what_the_records_said():
     first.apply(ledger.Record(subscribed=[subscription]), 1)
     first.apply(ledger.Record(stored={"q:x": 3}, works=["w1"]), 5)
     first.apply(ledger.Record(acked={"q:x": [3]}, consumed=["q:x"], works=["w2"]), 6)
-    first.head = 6
+    first.reach(6, 6)
     second = ledger.Ledger()
     second.restore(first.checkpoint())
-    second.head = 6
+    second.reach(6, 6)
     assert second.subscriptions == first.subscriptions
     assert second.depths == {"q:x": 2}
     assert list(second.works) == ["w1", "w2"]

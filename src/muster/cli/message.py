@@ -263,12 +263,12 @@ def dead_letters(
     invocation: base.Invocation, selector: str | None, limit: int, to: connection.Options
 ) -> None:
     """Show the messages that could not be delivered, and why."""
-    from muster.message import destinations, dispatcher
+    from muster.message import delivering, destinations
 
     rows = _browse(invocation, destinations.DEAD_LETTERS, selector, limit, to)
     for row in rows:
-        row["reason"] = row["properties"].get(dispatcher.REASON)
-        row["from"] = row["properties"].get(dispatcher.FROM)
+        row["reason"] = row["properties"].get(delivering.REASON)
+        row["from"] = row["properties"].get(delivering.FROM)
     invocation.printer.rows(rows, ("id", "from", "reason", "body"), empty="there are no dead letters")
 
 

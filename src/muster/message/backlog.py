@@ -46,7 +46,6 @@ class Consumer:
     credit: int = 0
     selector: str | None = None
     held: set[int] = field(default_factory=set)
-    matched: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,8 @@ class Backlog:
         self.consumers: dict[ConsumerKey, Consumer] = {}
         self.delivered = 0
         self.expired = 0
-        self.rejected = 0
+        self.matched = 0  # found acceptable by a selector
+        self.rejected = 0  # found unacceptable by every consumer there was
         self._ready: list[deque[Entry]] = [deque() for _ in range(PRIORITIES)]
         self._parked: list[Entry] = []
         self._turn: deque[Consumer] = deque()
@@ -220,6 +220,16 @@ class Backlog:
         self._insert(entry)
         return []
 
+    def withdraw(self, sequence: int) -> bool:
+        """Hand it to nobody: it is about to be finished. False: somebody has it."""
+        entry = self.entries.get(sequence)
+        if entry is None:
+            return True
+        if entry.holder is not None:
+            return False
+        self._forget(entry)
+        return True
+
     def _let_go(self, entry: Entry) -> None:
         if entry.holder is not None:
             if consumer := self.consumers.get(entry.holder):
@@ -280,8 +290,8 @@ class Backlog:
         entry.holder = consumer.key
         consumer.held.add(entry.sequence)
         consumer.credit -= 1
-        consumer.matched += 1
         self.delivered += 1
+        self.matched += consumer.selector is not None
 
     def _taker(self, entry: Entry, blocked: set[str]) -> tuple[Consumer | None, bool]:
         """Who takes it now, and whether anybody present ever would."""

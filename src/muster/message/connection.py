@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 
 from muster.bus import api
 from muster.core import errors, log
-from muster.message import faults, protocol
+from muster.message import faults, protocol, slowing
 
 events = log.Events("message")
 
@@ -67,10 +67,13 @@ class Connection:
         self._known = False
         self._hello = asyncio.Lock()
         self._hearing: list[api.Subscription] = []
+        self._greeted = False
+        self._hears_slow = False
         self._consumers: dict[int, Fed] = {}
         self._attached: set[int] = set()
         self._numbers = 0
         self._message_number = 0
+        self._id_head = f"ID:{self.name}-"
         self._waiting: deque[_Waiting] = deque()
         self._unsent = 0
         self._room = asyncio.Event()
@@ -80,6 +83,9 @@ class Connection:
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._worker: asyncio.Task[None] | None = None
         self._current: list[_Waiting] = []
+        self._complaints = slowing.Complaints(self._complain, self.spawn)
+        self.holds = slowing.Holds(self._ease)
+        self.on_ease: Callable[[], None] | None = None
 
     @property
     def origin(self) -> str:
@@ -130,7 +136,7 @@ class Connection:
 
     def next_message_id(self) -> str:
         self._message_number += 1
-        return f"ID:{self.name}-{self._message_number}"
+        return f"{self._id_head}{self._message_number}"
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -161,7 +167,8 @@ class Connection:
         """Make ourselves known, and attach what is not attached."""
         async with self._hello:
             self.check_open()
-            if not self._hearing:
+            if not self._greeted:
+                self._greeted = True
                 deliver = protocol.deliver_subject(self.bus.identity, self.name)
                 self._hearing.append(await self.bus.subscribe(deliver, handler=self._delivered))
                 self._hearing.append(await self.bus.subscribe(protocol.BEGAN, handler=self._began))
@@ -238,6 +245,29 @@ class Connection:
         for delivery in protocol.decode_deliveries(message.data).deliveries:
             if consumer := self._consumers.get(delivery.consumer):
                 consumer.deliver(delivery)
+
+    async def hear_slow(self) -> None:
+        """From now on, wait for slow consumers of topics. Those who send say this first."""
+        if not self._hears_slow:
+            self._hears_slow = True
+            self._hearing.append(await self.bus.subscribe(protocol.SLOW, handler=self._slow))
+
+    def _slow(self, message: api.Message) -> None:
+        self.holds.heard(protocol.decode_slow(message.data))
+
+    def slow(self, consumer: slowing.Consumer) -> None:
+        """This consumer of a topic cannot keep up."""
+        self._complaints.add(consumer)
+
+    async def _complain(self, topic: str) -> None:
+        with contextlib.suppress(errors.Unavailable):
+            if not self._known:
+                await self.greet()
+            await self.tell(protocol.Slow(self.name, topic))
+
+    def _ease(self) -> None:
+        if self.on_ease is not None:
+            self.on_ease()
 
     def _began(self, message: api.Message) -> None:
         self._known = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import enum
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,12 +49,13 @@ class Destination:
         return self.kind in (Kind.TEMPORARY_QUEUE, Kind.TEMPORARY_TOPIC)
 
     @property
+    def topic(self) -> topics.Topic:
+        return _topic(self.name)
+
+    @property
     def subject(self) -> str:
         """The users' subject of a topic."""
-        try:
-            return topics.Topic.parse(self.name).subject
-        except errors.InvalidInput as error:
-            raise faults.InvalidDestination(f"{self.name!r} is no topic: {error.message}") from error
+        return _topic(self.name).subject
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"
@@ -61,10 +63,29 @@ class Destination:
     @classmethod
     def parse(cls, text: str) -> Destination:
         """``queue:orders``, ``topic:Course/CPS616``; without a kind it is a topic."""
-        kind, colon, name = text.partition(":")
-        if colon and kind in set(Kind):
-            return cls(Kind(kind), name)
-        return cls(Kind.TOPIC, text)
+        return _parse(text)
+
+
+# A process uses few destinations, and names one with every message.
+
+
+@functools.lru_cache(8192)
+def _parse(text: str) -> Destination:
+    kind, colon, name = text.partition(":")
+    if colon and kind in _KINDS:
+        return Destination(Kind(kind), name)
+    return Destination(Kind.TOPIC, text)
+
+
+@functools.lru_cache(8192)
+def _topic(name: str) -> topics.Topic:
+    try:
+        return topics.Topic.parse(name)
+    except errors.InvalidInput as error:
+        raise faults.InvalidDestination(f"{name!r} is no topic: {error.message}") from error
+
+
+_KINDS: Final = frozenset(Kind)
 
 
 def queue(name: str) -> Destination:

@@ -1,4 +1,4 @@
-"""The writer of the log: what is to be stored at one time becomes one atomic batch.
+"""The writer of the log: what is to be stored at one time becomes pages of one atomic batch.
 
 An `Item` is stored as a whole or not at all; as many as fit share a batch, and so one sync.  Each batch
 expects the log to end where ours ended: whoever else has written since is the new owner, and our batch is
@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-
-import msgspec
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, ledger, messages, protocol
+from muster.message import destinations, ledger, messages, pages, protocol
 
-BATCH = 1000
+BATCH = 1000  # messages, and so pages, in one batch: the broker takes no more
 BATCH_BYTES = 4 << 20
 QUEUED_MAX = 50_000
+_APART = (protocol.DELAY, protocol.CHECKPOINT)
+
+
+Stored = Callable[[list[int]], None]  # with the number of each copy, 0 if it is not kept
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class Copy:
 class Item:
     copies: list[Copy] = field(default_factory=list)
     record: ledger.Record = field(default_factory=ledger.Record)
-    stored: Callable[[list[int]], None] = lambda _: None  # with the sequence of each copy, 0 if not kept
+    stored: Stored = lambda _: None
     failed: Callable[[errors.MusterError], None] = lambda _: None
     alone: bool = False  # nothing that was asked for later may stand before its record
 
@@ -98,21 +100,19 @@ class Journal:
 
     async def _store(self, items: list[Item]) -> None:
         record = _sum([item.record for item in items])
-        batch = [
-            api.Outgoing(copy.subject, copy.data, {messages.HEADER: copy.raw})
-            for item in items
-            for copy in item.copies
-            if copy.subject is not None
-        ]
-        if record is not None:
-            batch.append(api.Outgoing(protocol.RECORD, msgspec.json.encode(record)))
+        batch, places = _bind([copy for item in items for copy in item.copies], record)
         try:
             if batch:
-                first = batch[0]
-                batch[0] = api.Outgoing(
-                    first.subject, first.data, first.headers, expected_last_sequence=self.head
+                last = await self._stream.publish_batch(
+                    [
+                        api.Outgoing(
+                            subject,
+                            pages.encode(page),
+                            expected_last_sequence=self.head if not place else None,
+                        )
+                        for place, (subject, page) in enumerate(batch)
+                    ]
                 )
-                last = await self._stream.publish_batch(batch)
             else:
                 last = self.head
         except (errors.LimitExceeded, errors.InvalidInput) as error:
@@ -124,17 +124,59 @@ class Journal:
             for item in items:
                 item.failed(errors.NotConnected(f"the log could not be written: {error.message}"))
             raise
-        sequence = last - len(batch)
+        first = last - len(batch) + 1
         self.head = last
         self.batches += 1
         if record is not None:
             self._on_batch(record, last)
+        at = 0
         for item in items:
             numbers = []
-            for copy in item.copies:
-                sequence += copy.subject is not None
-                numbers.append(sequence if copy.subject is not None else 0)
+            for page, place in places[at : at + len(item.copies)]:
+                numbers.append(pages.number(first + page, place) if page >= 0 else 0)
+            at += len(item.copies)
             item.stored(numbers)
+
+
+def counts(copies: Iterable[Copy]) -> dict[str, int]:
+    """How many of them are stored in which queue."""
+    found: dict[str, int] = {}
+    for copy in copies:
+        if copy.destination.is_queue and copy.subject not in (None, protocol.DELAY):
+            key = ledger.queue_key(copy.destination.name)
+            found[key] = found.get(key, 0) + 1
+    return found
+
+
+def _bind(
+    copies: list[Copy], record: ledger.Record | None
+) -> tuple[list[tuple[str, pages.Page]], list[tuple[int, int]]]:
+    """The pages of a batch by subject, and for each copy its page (-1: none) and place.
+
+    A delayed message has a page to itself, which is deleted when its time has come, and so has each part of
+    a checkpoint; the record, which must stay until the next checkpoint, is never on such a page.
+    """
+    bound: list[tuple[str, pages.Page]] = []
+    places: list[tuple[int, int]] = []
+    open_pages: dict[str, tuple[int, pages.Page, int]] = {}
+    for copy in copies:
+        if copy.subject is None:
+            places.append((-1, 0))
+            continue
+        size = len(copy.data) + len(copy.raw) + 16
+        at, page, used = open_pages.get(copy.subject) or (-1, pages.Page(), 0)
+        if at < 0 or used + size > pages.PAGE_BYTES or len(page.held) >= pages.PLACES:
+            at, page, used = len(bound), pages.Page(held=[]), 0
+            bound.append((copy.subject, page))
+        if copy.subject not in _APART:
+            open_pages[copy.subject] = (at, page, used + size)
+        places.append((at, len(page.held)))
+        page.held.append(pages.Held(copy.raw, copy.data))
+    if record is not None:
+        if not bound or bound[-1][0] in _APART:
+            bound.append((protocol.RECORD, pages.Page()))
+        bound[-1][1].record = record
+    return bound, places
 
 
 def _sum(records: list[ledger.Record]) -> ledger.Record | None:

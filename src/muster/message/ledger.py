@@ -4,6 +4,8 @@ Pure.  The dispatcher appends a `Record` with every batch it stores, and from ti
 the sum of all before.  Whoever takes over reads the last checkpoint and the records after it, and knows
 every subscription, how far each backlog is done, and which works must not be done again.  Messages are read
 later, by position, as consumers want them.
+
+Records and checkpoints speak of messages by their numbers (`pages`), which grow along the log.
 """
 
 from __future__ import annotations
@@ -65,17 +67,22 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
 
 
 class Ledger:
+    """``head`` is the sequence of the log's last page, ``end`` the highest number up to there."""
+
     def __init__(self, *, window: int = backlog.WINDOW, max_deliveries: int = 0) -> None:
         self._window = window
         self._max_deliveries = max_deliveries
         self.head = 0
+        self.end = 0
         self.backlogs: dict[str, backlog.Backlog] = {}
         self.depths: dict[str, int] = {}
         self.subscriptions: dict[str, Subscription] = {}
-        self.created: dict[str, int] = {}  # the sequence from which a subscription hears
+        self.created: dict[str, int] = {}  # the number after which a subscription hears
         self.works: dict[str, None] = {}
         self.consumed: set[str] = set()
         self.delayed_done: set[int] = set()
+        self.dropped: set[str] = set()  # queues that are no more, until the log is cut
+        self.stored: dict[str, int] = {}  # messages by queue that came while this one watched
 
     def queue(self, name: str) -> backlog.Backlog:
         return self.backlog(queue_key(name))
@@ -88,16 +95,20 @@ class Ledger:
             )
         return found
 
-    def apply(self, record: Record, sequence: int) -> None:
-        """``sequence`` is the record's own: a subscription hears what is stored after it."""
+    def reach(self, head: int, end: int) -> None:
+        self.head, self.end = head, end
+
+    def apply(self, record: Record, end: int) -> None:
+        """``end`` is the last number of the record's own page: a subscription hears what comes after it."""
         for subscription in record.subscribed:
             self.subscriptions[subscription.key] = subscription
             self.backlogs.pop(subscription.key, None)
-            self.backlog(subscription.key, floor=sequence)
-            self.created[subscription.key] = sequence
+            self.backlog(subscription.key, floor=end)
+            self.created[subscription.key] = end
         for key, count in record.stored.items():
             self.backlog(key)
             self.depths[key] = self.depths.get(key, 0) + count
+            self.stored[key] = self.stored.get(key, 0) + count
         for key, sequences in record.acked.items():
             if key == DELAY_KEY:
                 self.delayed_done.update(sequences)
@@ -113,7 +124,9 @@ class Ledger:
         for key in record.dropped:
             self.backlogs.pop(key, None)
             self.depths.pop(key, None)
+            self.stored.pop(key, None)
             self.consumed.discard(key)
+            self.dropped.add(key)
         self.consumed.update(record.consumed)
         self.consumed.difference_update(record.idle)
         self.works.update(dict.fromkeys(record.works))
@@ -123,7 +136,7 @@ class Ledger:
     def checkpoint(self) -> list[Checkpoint]:
         extents = {
             key: Extent(
-                one.settle(self.head), sorted(one.done), self.depths.get(key, 0), self.created.get(key, 0)
+                one.settle(self.end), sorted(one.done), self.depths.get(key, 0), self.created.get(key, 0)
             )
             for key, one in self.backlogs.items()
         }
@@ -176,11 +189,11 @@ class Ledger:
         """A new dispatcher begins: what had consumers may have been delivered, as far as the log goes."""
         for key in self.consumed:
             if key in self.backlogs:
-                self.backlogs[key].suspect = self.head
+                self.backlogs[key].suspect = self.end
 
     def floor_of_topics(self) -> int:
         """Up to here no subscription needs the log."""
-        return min((self.backlogs[key].floor for key in self.subscriptions), default=self.head)
+        return min((self.backlogs[key].floor for key in self.subscriptions), default=self.end)
 
 
 QUEUE_MARK = "q:"

@@ -1,9 +1,9 @@
 """Messages: the five types, their headers, and how they travel.
 
 On the bus, the payload is the body as a client without JMS would expect it: the text, the bytes, a JSON
-object for a map, a JSON list for a stream.  All else is one header, `HEADER`, a `Meta` in JSON, from which a
-message is rebuilt without loss.  A message without it came from a plain client: its text (or bytes) is the
-body, and its headers are properties.
+object for a map, a JSON list for a stream.  All else is one header, `HEADER`, a `Meta` in JSON (or, from an
+AMQP client, its own words), from which a message is rebuilt without loss.  A message without it came from a
+plain client: its text (or bytes) is the body, and its headers are properties.
 
 The routing parts (dispatcher, selectors) look at the `Meta` only, never at a body.
 """
@@ -21,6 +21,7 @@ from muster.core import errors
 from muster.message import destinations, faults, values
 
 HEADER: Final = "Muster-Message"
+FOREIGN: Final = "~"  # so begins a header that holds an AMQP client's own words, not a `Meta`
 DEFAULT_PRIORITY: Final = 4
 JSON: Final = "application/json"
 
@@ -46,7 +47,7 @@ class Meta(msgspec.Struct, omit_defaults=True, kw_only=True):
     content_type: str | None = msgspec.field(default=None, name="ct")
     origin: str | None = msgspec.field(default=None, name="by")  # client id, or connection
     sequence: int = msgspec.field(default=0, name="seq")  # in the log: it has been captured
-    amqp: str | None = None  # what an AMQP client said beyond JMS, as it said it
+    amqp: str | None = None  # what an AMQP client said besides the body, as it said it (`amqp.codec`)
 
     @property
     def group(self) -> str | None:
@@ -81,6 +82,7 @@ _decoder: Final = msgspec.json.Decoder(Meta)
 
 
 def decode_meta(raw: bytes | str) -> Meta:
+    """`faults.FormatError` where it is none."""
     try:
         return _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -91,28 +93,31 @@ class Message:
     """A message without a body, and what all messages have.
 
     The sender's side sets ``correlation_id``, ``reply_to``, ``type`` and `properties`; sending sets the
-    rest.  A received message is read-only until `clear_body` and `clear_properties`.
+    rest.  The body and the properties of a received message are read-only (`faults.NotWriteable`) until
+    `clear_body` and `clear_properties`.
     """
 
     kind = "n"
+    # What most messages do not have stands here, not in each of them.
+    message_id: str | None = None
+    timestamp_ms = 0
+    destination: destinations.Destination | None = None
+    correlation_id: str | None = None
+    reply_to: destinations.Destination | None = None
+    type: str | None = None
+    expiration_ms = 0
+    delivery_time_ms = 0
+    priority = DEFAULT_PRIORITY
+    persistent = True
+    redelivered = False
+    delivery_count = 0
+    origin: str | None = None
+    amqp: str | None = None
+    frozen = False  # the body is read-only
+    _acknowledge: Callable[[], Any] | None = None
 
     def __init__(self, *, properties: Mapping[str, values.Value] | None = None) -> None:
-        self.message_id: str | None = None
-        self.timestamp_ms = 0
-        self.destination: destinations.Destination | None = None
-        self.correlation_id: str | None = None
-        self.reply_to: destinations.Destination | None = None
-        self.type: str | None = None
-        self.expiration_ms = 0
-        self.delivery_time_ms = 0
-        self.priority = DEFAULT_PRIORITY
-        self.persistent = True
-        self.redelivered = False
-        self.delivery_count = 0
         self.properties = values.Properties(properties)
-        self.origin: str | None = None
-        self.amqp: str | None = None
-        self._acknowledge: Callable[[], Any] | None = None
 
     async def acknowledge(self) -> None:
         """In a session that acknowledges by its client: this and all that the session received before."""
@@ -121,6 +126,17 @@ class Message:
 
     def body(self) -> Any:
         return None
+
+    def clear_body(self) -> None:
+        """Empty the body, which can be written from then on."""
+        self.frozen = False
+
+    def clear_properties(self) -> None:
+        self.properties = values.Properties()
+
+    def _check_writeable(self) -> None:
+        if self.frozen:
+            raise faults.NotWriteable("a received message is read-only: clear_body first")
 
     def _write(self, meta: Meta) -> bytes:
         return b""
@@ -156,37 +172,65 @@ class Message:
 
 class TextMessage(Message):
     kind = "t"
+    _text: str | None = None
 
     def __init__(self, text: str | None = None, **headers: Any) -> None:
         super().__init__(**headers)
-        self.text = text
+        self._text = text
+
+    @property
+    def text(self) -> str | None:
+        return self._text
+
+    @text.setter
+    def text(self, text: str | None) -> None:
+        self._check_writeable()
+        self._text = text
 
     def body(self) -> str | None:
-        return self.text
+        return self._text
+
+    def clear_body(self) -> None:
+        super().clear_body()
+        self._text = None
 
     def _write(self, meta: Meta) -> bytes:
-        meta.null = self.text is None
-        return (self.text or "").encode()
+        meta.null = self._text is None
+        return (self._text or "").encode()
 
     def _read(self, meta: Meta, data: bytes) -> None:
-        self.text = None if meta.null else data.decode()
+        self._text = None if meta.null else data.decode()
 
 
 class BytesMessage(Message):
     kind = "b"
+    _data = b""
 
     def __init__(self, data: bytes = b"", **headers: Any) -> None:
         super().__init__(**headers)
-        self.data = data
+        self._data = data
+
+    @property
+    def data(self) -> bytes:
+        return self._data
+
+    @data.setter
+    def data(self, data: bytes) -> None:
+        self._check_writeable()
+        self._data = data
 
     def body(self) -> bytes:
-        return self.data
+        return self._data
+
+    def clear_body(self) -> None:
+        super().clear_body()
+        self._data = b""
 
     def _write(self, meta: Meta) -> bytes:
-        return self.data
+        return self._data
 
     def _read(self, meta: Meta, data: bytes) -> None:
-        self.data = data
+        self._data = data
 
 
 class MapMessage(Message):
@@ -199,6 +243,10 @@ class MapMessage(Message):
     def body(self) -> dict[str, values.Value]:
         return dict(self.items)
 
+    def clear_body(self) -> None:
+        super().clear_body()
+        self.items = values.Values()
+
     def _write(self, meta: Meta) -> bytes:
         plain, kinds = _plain(self.items.typed.items())
         meta.body = kinds or None
@@ -207,10 +255,14 @@ class MapMessage(Message):
     def _read(self, meta: Meta, data: bytes) -> None:
         kinds = meta.body if isinstance(meta.body, dict) else {}
         found = _json(data, dict[str, Any])
-        self.items.typed = {name: _rich(value, kinds.get(name)) for name, value in found.items()}
+        self.items = values.Values.received(
+            {name: _rich(value, kinds.get(name)) for name, value in found.items()}
+        )
 
 
 class StreamMessage(Message):
+    """Written first; from `reset`, or when it is received, on it is read, value by value."""
+
     kind = "s"
 
     def __init__(self, items: Iterable[values.Value] = (), **headers: Any) -> None:
@@ -219,10 +271,13 @@ class StreamMessage(Message):
         self._next = 0
 
     def write(self, value: values.Value, kind: values.Kind | None = None) -> None:
+        self._check_writeable()
         self.items.append(values.typed(value, kind))
 
     def read(self, kind: values.Kind) -> values.Value:
         """The next value. A read that fails does not move on."""
+        if not self.frozen:
+            raise faults.NotReadable("a stream message that is being written is read after its reset")
         if self._next >= len(self.items):
             raise faults.FormatError("the stream message has no more values")
         found = values.read(self.items[self._next], kind)
@@ -230,10 +285,16 @@ class StreamMessage(Message):
         return found
 
     def reset(self) -> None:
+        """Read from the beginning; writing is over."""
         self._next = 0
+        self.frozen = True
 
     def body(self) -> list[values.Value]:
         return [value for _, value in self.items]
+
+    def clear_body(self) -> None:
+        super().clear_body()
+        self.items, self._next = [], 0
 
     def _write(self, meta: Meta) -> bytes:
         meta.body = "".join(kind for kind, _ in self.items) or None
@@ -243,35 +304,50 @@ class StreamMessage(Message):
         kinds = meta.body if isinstance(meta.body, str) else ""
         found = _json(data, list[Any])
         self.items = [_rich(value, kinds[at] if at < len(kinds) else None) for at, value in enumerate(found)]
+        self._next = 0
 
 
 class ObjectMessage(Message):
     """An object: any value that JSON has. One that another language serialised stays ``serialized`` bytes."""
 
     kind = "o"
+    _value: Any = None
+    serialized: bytes | None = None
+    content_type = JSON
 
     def __init__(self, value: Any = None, **headers: Any) -> None:
         super().__init__(**headers)
-        self.value = value
-        self.serialized: bytes | None = None
-        self.content_type = JSON
+        self._value = value
+
+    @property
+    def value(self) -> Any:
+        return self._value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self._check_writeable()
+        self._value = value
 
     def body(self) -> Any:
-        return self.value if self.serialized is None else self.serialized
+        return self._value if self.serialized is None else self.serialized
+
+    def clear_body(self) -> None:
+        super().clear_body()
+        self._value, self.serialized, self.content_type = None, None, JSON
 
     def _write(self, meta: Meta) -> bytes:
         meta.content_type = self.content_type
         if self.serialized is not None:
             return self.serialized
         try:
-            return msgspec.json.encode(self.value)
+            return msgspec.json.encode(self._value)
         except TypeError as error:
             raise faults.FormatError(f"an object message holds what JSON can say: {error}") from error
 
     def _read(self, meta: Meta, data: bytes) -> None:
         self.content_type = meta.content_type or JSON
         if self.content_type == JSON:
-            self.value = _json(data, Any)
+            self._value = _json(data, Any)
         else:
             self.serialized = data
 
@@ -286,25 +362,27 @@ def rebuild(meta: Meta, data: bytes, destination: destinations.Destination | Non
     kind = _TYPES.get(meta.kind)
     if kind is None:
         raise faults.FormatError(f"there is no message type {meta.kind!r}")
-    message = kind()
+    message = kind.__new__(kind)
+    message.frozen = True
     message.message_id = meta.message_id
     message.timestamp_ms = meta.timestamp_ms
-    message.destination = (
-        destinations.Destination.parse(meta.destination) if meta.destination else destination
-    )
-    message.correlation_id = meta.correlation_id
-    message.reply_to = destinations.Destination.parse(meta.reply_to) if meta.reply_to else None
-    message.type = meta.type
-    message.expiration_ms = meta.expiration_ms
-    message.delivery_time_ms = meta.delivery_time_ms
-    message.priority = meta.priority
     message.persistent = meta.persistent
     message.origin = meta.origin
-    message.amqp = meta.amqp
+    if meta.destination is not None:
+        destination = destinations.Destination.parse(meta.destination)
+    message.destination = destination
+    for name in _SELDOM:
+        value = getattr(meta, name)
+        if value is not None and value != 0:
+            setattr(message, name, value)
+    if meta.priority != DEFAULT_PRIORITY:
+        message.priority = meta.priority
+    if meta.reply_to is not None:
+        message.reply_to = destinations.Destination.parse(meta.reply_to)
     kinds = meta.kinds
-    message.properties.typed = {
-        name: _rich(value, kinds.get(name)) for name, value in meta.properties.items()
-    }
+    message.properties = values.Properties.received(
+        {name: _rich(value, kinds.get(name)) for name, value in meta.properties.items()}
+    )
     try:
         message._read(meta, data)
     except UnicodeDecodeError as error:
@@ -312,7 +390,10 @@ def rebuild(meta: Meta, data: bytes, destination: destinations.Destination | Non
     return message
 
 
-def from_plain(data: bytes, headers: Mapping[str, str]) -> tuple[Meta, bytes]:
+_SELDOM: Final = ("correlation_id", "type", "expiration_ms", "delivery_time_ms", "amqp")
+
+
+def from_plain(data: bytes, headers: Mapping[str, str]) -> Meta:
     """What a client without JMS said, as a message."""
     try:
         data.decode()
@@ -326,12 +407,18 @@ def from_plain(data: bytes, headers: Mapping[str, str]) -> tuple[Meta, bytes]:
         except errors.InvalidInput:
             continue
         properties[name] = value
-    return Meta(kind=kind, properties=properties), data
+    return Meta(kind=kind, properties=properties)
 
 
 def meta_of(data: bytes, headers: Mapping[str, str]) -> Meta:
     raw = headers.get(HEADER)
-    return decode_meta(raw) if raw is not None else from_plain(data, headers)[0]
+    if raw is None:
+        return from_plain(data, headers)
+    if raw.startswith(FOREIGN):
+        from muster.message.amqp import codec  # it is built on this module, and seldom needed
+
+        return codec.meta_of_foreign(raw, data)
+    return decode_meta(raw)
 
 
 # -- values in JSON ----------------------------------------------------------------------------------------

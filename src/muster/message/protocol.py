@@ -5,6 +5,7 @@
     muster.message.from.<user>.read        requests that change nothing; what a viewer may say
     muster.message.to.<user>.deliver.<c>   `Deliveries` for the connection c
     muster.message.all.dispatcher          a dispatcher has begun (`Began`): attach anew
+    muster.message.all.slow                a topic has a consumer that cannot keep up (`Slow`): wait a little
     muster.message.log.queue.<name>        the log: messages of queues,
     muster.message.log.<topic's subject>   of topics, where a durable subscription wants them,
     muster.message.log.delay               those whose time has not come,
@@ -31,6 +32,7 @@ STREAM: Final = "messages"
 LEASE: Final = "message.dispatcher"
 LOGGED: Final = "Muster-Logged"  # header: this message of a topic came out of the log
 BEGAN: Final = subjects.announced(PART, "dispatcher")
+SLOW: Final = subjects.announced(PART, "slow")
 DELAY: Final = subjects.logged(PART, "delay")
 RECORD: Final = subjects.logged(PART, "record")
 CHECKPOINT: Final = subjects.logged(PART, "checkpoint")
@@ -139,6 +141,13 @@ class Credit(_Ask, frozen=True, tag="credit"):
     more: int
 
 
+class Slow(_Ask, frozen=True, tag="slow"):
+    """A consumer of this topic, or pattern of topics, has too much waiting."""
+
+    connection: str
+    topic: str
+
+
 class Stop(_Ask, frozen=True, tag="stop"):
     """No more deliveries: when it is answered, all there were have been sent."""
 
@@ -204,6 +213,7 @@ Ask = (
     | Attach
     | Detach
     | Credit
+    | Slow
     | Stop
     | Release
     | Unsubscribe
@@ -229,6 +239,10 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: list[dict[str, Any]] = []
 
 
+def failed(error: errors.MusterError) -> Answer:
+    return Answer(error=error.code, message=error.message)
+
+
 class Delivery(msgspec.Struct, frozen=True, array_like=True):
     consumer: int
     key: str
@@ -249,6 +263,7 @@ class Began(msgspec.Struct, frozen=True):
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _asks: Final = msgspec.msgpack.Decoder(Ask)
+decode_slow: Final = msgspec.msgpack.Decoder(Slow).decode
 decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
 decode_deliveries: Final = msgspec.msgpack.Decoder(Deliveries).decode
 

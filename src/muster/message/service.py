@@ -6,7 +6,7 @@ import asyncio
 
 from muster.bus import api, leases
 from muster.core import errors, log
-from muster.message import dispatcher, protocol, settings
+from muster.message import desk, dispatcher, protocol, settings
 
 events = log.Events("message")
 
@@ -20,7 +20,7 @@ class Service:
         wanted: settings.Message | None = None,
         *,
         max_bytes: int = 1 << 30,
-        may: dispatcher.May = dispatcher.anything,
+        may: desk.May = desk.anything,
         lease_ttl_s: float = leases.TTL_S,
         replicas: int = 1,
     ) -> None:

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.ciphers import aead
 
 from muster.bus import api
 from muster.core import errors, topics
-from muster.message import client, destinations, messages
+from muster.message import client, destinations, messages, producing
 
 DATAGRAM_BYTES_MAX: Final = 60_000
 RENEW_S: Final = 5.0
@@ -104,8 +104,8 @@ class Sender(asyncio.DatagramProtocol):
             self._transmit(peer, _PROBE, token.encode())
         await message.respond(msgspec.json.encode(_Key(self._id, self._key, self._number)))
 
-    def send(self, body: client.Body) -> None:
-        message = client.message_of(body)
+    def send(self, body: producing.Body) -> None:
+        message = producing.message_of(body)
         message.destination, message.persistent = self._destination, False
         message.message_id = self._connection.next_message_id()
         message.timestamp_ms = time.time_ns() // 1_000_000

@@ -13,7 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
 
 from muster.core import errors
 from muster.message import faults
@@ -144,18 +144,31 @@ def _parse(text: str, kind: Kind) -> Value:
 
 
 class Values(MutableMapping[str, Value]):
-    """Typed values by name; the mapping shows them as plain Python ones."""
+    """Typed values by name; the mapping shows them as plain Python ones. ``frozen``: nobody may write."""
 
-    __slots__ = ("typed",)
+    __slots__ = ("frozen", "typed")
 
     def __init__(self, given: Mapping[str, Value] | None = None) -> None:
         self.typed: dict[str, Typed] = {}
+        self.frozen = False
         for name, value in (given or {}).items():
             self.set(name, value)
 
+    @classmethod
+    def received(cls, typed: dict[str, Typed]) -> Self:
+        made = cls.__new__(cls)
+        made.typed = typed
+        made.frozen = True
+        return made
+
     def set(self, name: str, value: Value, kind: Kind | None = None) -> None:
+        self._check_writeable()
         self.check_name(name)
         self.typed[name] = typed(value, kind)
+
+    def _check_writeable(self) -> None:
+        if self.frozen:
+            raise faults.NotWriteable("a received message is read-only: clear it first")
 
     def check_name(self, name: str) -> None:
         if not name:
@@ -171,6 +184,7 @@ class Values(MutableMapping[str, Value]):
         self.set(name, value)
 
     def __delitem__(self, name: str) -> None:
+        self._check_writeable()
         del self.typed[name]
 
     def __iter__(self) -> Iterator[str]:

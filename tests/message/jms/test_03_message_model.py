@@ -120,6 +120,9 @@ def test_3_5_infinities_travel(number):
 
 def test_3_11_3_a_failed_read_of_a_stream_does_not_move_on():
     stream = messages.StreamMessage(["seven"])
+    with pytest.raises(faults.NotReadable):
+        stream.read(K.STRING)
+    stream.reset()
     with pytest.raises(faults.FormatError):
         stream.read(K.INT)
     assert stream.read(K.STRING) == "seven"

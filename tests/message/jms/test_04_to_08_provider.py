@@ -9,7 +9,7 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import client, destinations, faults, messages, service, settings
+from muster.message import client, consuming, destinations, faults, messages, service, settings
 from muster.testing import eventually, fixtures
 from tests.message import conftest
 
@@ -17,7 +17,7 @@ ORDERS = destinations.queue("orders")
 NEWS = destinations.topic("news/sport")
 
 
-async def _texts(consumer: client.Consumer, count: int) -> list[object]:
+async def _texts(consumer: consuming.Consumer, count: int) -> list[object]:
     found: list[object] = []
     for _ in range(count):
         message = await consumer.receive(5)
@@ -26,7 +26,7 @@ async def _texts(consumer: client.Consumer, count: int) -> list[object]:
     return found
 
 
-async def _shared(consumers: tuple[client.Consumer, ...], count: int) -> list[object]:
+async def _shared(consumers: tuple[consuming.Consumer, ...], count: int) -> list[object]:
     """``count`` messages, whoever of them gets each."""
     found: list[object] = []
     while len(found) < count:

@@ -8,59 +8,33 @@ they come; what has to wait for the dispatcher is a task, and whatever changed t
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import secrets
-import time
-from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import proton
 
 from muster.core import errors, log
-from muster.message import client, destinations, faults, messages, protocol, selectors
-from muster.message.amqp import codec, links, sasl
+from muster.message import client, destinations, faults, protocol, selectors
+from muster.message.amqp import (
+    codec,
+    conditions,
+    engine,
+    inlets,
+    links,
+    sasl,
+    termini,
+    transactions,
+)
 
 if TYPE_CHECKING:
     from muster.message.amqp import server
 
 events = log.Events("message")
 
-CREDIT: Final = 500
-MESSAGE_BYTES_MAX: Final = 900 << 10  # of an AMQP message: it has to fit into one of the bus
-SESSION_BYTES_MAX: Final = 64 << 20
+SESSION_BYTES_MAX: Final = 16 << 20
+EARLY_BYTES_MAX: Final = 1 << 20
 IDLE_S: Final = 30.0
-_DECLARE, _DISCHARGE, _DECLARED, _TRANSACTIONAL = 0x31, 0x32, 0x33, 0x34
-_ACCEPTED: Final = proton.Described(proton.ulong(0x24), [])
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
-
-
-def condition(error: errors.MusterError) -> proton.Condition:
-    """The AMQP condition from which a JMS client makes the right exception."""
-    match error:
-        case errors.Unauthorized() | errors.Forbidden():
-            name = "amqp:unauthorized-access"
-        case errors.LimitExceeded() | errors.Overloaded():
-            name = "amqp:resource-limit-exceeded"
-        case errors.NotFound():
-            name = "amqp:not-found"
-        case faults.FormatError():
-            name = "amqp:decode-error"
-        case faults.IllegalState():
-            name = "amqp:resource-locked"
-        case errors.InvalidInput():
-            name = "amqp:invalid-field"
-        case _:
-            name = "amqp:internal-error"
-    return proton.Condition(name, error.message)
-
-
-@dataclass(slots=True)
-class Transaction:
-    sends: list[protocol.Send] = field(default_factory=list)
-    acks: dict[str, list[int]] = field(default_factory=dict)
-    error: errors.MusterError | None = None
 
 
 class Bridge(asyncio.Protocol):
@@ -70,21 +44,23 @@ class Bridge(asyncio.Protocol):
         self._socket: asyncio.Transport
         self._sasl = sasl.Server(gateway.verifiers, anonymous=gateway.anonymous)
         self._early = b""
-        self._engine: proton.Transport | None = None
+        self._engine: engine.Engine | None = None
         self._paused = False
         self._flushing = False
         self._opened = asyncio.Event()
-        self._transactions: dict[bytes, Transaction] = {}
-        self._outlets: dict[int, links.Outlet] = {}
-        self._numbers = 0
-        self._tags = 0
+        self._inlets: dict[engine.Pointer, inlets.Inlet] = {}
+        self._outlets: dict[engine.Pointer, links.Outlet] = {}
+        self._sent: dict[engine.Pointer, tuple[links.Outlet, str, int]] = {}  # what awaits its outcome
+        self._unsettled: set[tuple[str, int]] = set()  # the same, by backlog and number
+        self._acks: dict[str, list[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
-        self._straight: deque[tuple[Any, str, bytes, str]] = deque()
-        self._straight_wake = asyncio.Event()
-        self._ended = False
+        self._login: str | None = None
+        self.ended = False
         self.jms: client.Connection
-        self.unsettled: dict[tuple[str, int], int] = {}  # by link
+        self.origin_token = ""
+        self.straight = inlets.Straight(self)
+        self.transactions = transactions.Transactions(self)
 
     # The socket.
 
@@ -111,7 +87,7 @@ class Bridge(asyncio.Protocol):
             self._push(data)
             return
         self._early += data
-        if len(self._early) > 1 << 20:
+        if len(self._early) > EARLY_BYTES_MAX:
             self.connection_aborted()
         elif self._logging_in is None:
             self._logging_in = self._spawn_task(self._log_in())
@@ -136,43 +112,28 @@ class Bridge(asyncio.Protocol):
             self._socket.close()
         elif self._sasl.login is not None:
             self._login_alarm.cancel()
-            self._begin()
+            self._login = self._sasl.login.name
+            self._engine = engine.Engine(IDLE_S, self._delivery, self._flow, self._handle)
+            self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
             if rest:
                 self._push(rest)
 
     # The engine.
 
-    def _begin(self) -> None:
-        self._connection = proton.Connection()
-        self._collector = proton.Collector()
-        self._connection.collect(self._collector)
-        self._engine = proton.Transport(proton.Transport.SERVER)
-        self._engine.max_frame_size = 1 << 20
-        self._engine.idle_timeout = IDLE_S
-        self._engine.bind(self._connection)
-        self.spawn(self._tick())
-        self.spawn(self._publish_straight())
-
-    async def _tick(self) -> None:
-        while self._engine is not None and not self._engine.closed:
-            self._engine.tick(self._loop.time())
+    async def _tick(self, over: engine.Engine) -> None:
+        """Our heartbeats, and the end of a peer that sends none."""
+        while not over.closed:
+            over.tick(self._loop.time())
+            over.process()
             self.flush()
             await asyncio.sleep(IDLE_S / 4)
 
     def _push(self, data: bytes) -> None:
         assert self._engine is not None
-        try:
-            while data:
-                room = self._engine.capacity()
-                if room <= 0:
-                    break
-                self._engine.push(data[:room])
-                data = data[room:]
-                self._process()
-        except proton.TransportException as error:
-            events.info("malformed-amqp", error=str(error))
-        self._process()
+        if not self._engine.push(data):
+            events.info("malformed-amqp", login=self._login)
+        self._acknowledge()
         self.flush()
 
     def _give_up(self) -> None:
@@ -184,42 +145,34 @@ class Bridge(asyncio.Protocol):
         self._flushing = False
         if self._engine is None or self._paused or self._socket.is_closing():
             return
-        while (size := self._engine.pending()) > 0:
-            data = self._engine.peek(size)
-            if not data:
-                break
+        data, more = self._engine.pull()
+        if data:
             self._socket.write(data)
-            self._engine.pop(len(data))
-        if size < 0:
+        if not more:
             self._socket.close()
 
-    def _process(self) -> None:
-        event = self._collector.peek()
-        while event is not None:
-            self._handle(event)
-            self._collector.pop()
-            event = self._collector.peek()
+    def flush_soon(self) -> None:
+        """At the end of this turn of the loop, with what else it brings."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+    def _flow(self, link: engine.Pointer) -> None:
+        if (outlet := self._outlets.get(link)) is not None:
+            outlet.flowed()
 
     def _handle(self, event: Any) -> None:
         kinds = proton.Event
         match event.type:
-            case kinds.DELIVERY:
-                if event.link.is_receiver:
-                    self._arrived(event.link, event.delivery)
-                else:
-                    self._settled(event.delivery)
-            case kinds.LINK_FLOW:
-                if event.link.is_sender and (outlet := self._outlet(event.link)) is not None:
-                    self.spawn(outlet.flow())
             case kinds.CONNECTION_REMOTE_OPEN:
                 self.spawn(self._open())
             case kinds.SESSION_REMOTE_OPEN:
                 event.session.incoming_capacity = SESSION_BYTES_MAX
                 event.session.open()
             case kinds.SESSION_REMOTE_CLOSE:
-                for number, outlet in list(self._outlets.items()):
-                    if outlet.link is not None and outlet.link.session == event.session:
-                        self._forget(number)
+                for pointer, outlet in list(self._outlets.items()):
+                    if outlet.link.session == event.session:
+                        self._forget(pointer)
                         self.spawn(outlet.close(destroy=False))
                 event.session.close()
             case kinds.LINK_REMOTE_OPEN:
@@ -256,24 +209,25 @@ class Bridge(asyncio.Protocol):
 
     def _fail(self, error: errors.MusterError) -> None:
         """Something that no link can be blamed for: the connection ends, and the client turns elsewhere."""
-        if self._engine is not None and not self._ended:
-            self._connection.condition = proton.Condition("amqp:connection:forced", error.message)
-            self._connection.close()
+        if self._engine is not None and not self.ended:
+            self._engine.connection.condition = proton.Condition("amqp:connection:forced", error.message)
+            self._engine.connection.close()
 
     async def end(self, *, lost: bool) -> None:
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         current = asyncio.current_task()
         for task in list(self._tasks):
             if task is not current:
                 task.cancel()
         await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
         for outlet in list(self._outlets.values()):
-            outlet.link = None
+            outlet.pointer = None
             if isinstance(outlet, links.Tap):
                 await outlet.close(destroy=False)
         self._outlets.clear()
+        self._inlets.clear()
         if self._opened.is_set():
             await self.jms.close(lost=lost)
 
@@ -282,13 +236,15 @@ class Bridge(asyncio.Protocol):
     async def _open(self) -> None:
         login = self._sasl.login
         assert login is not None
-        connection = self._connection
+        assert self._engine is not None
+        connection = self._engine.connection
         connection.container = self._gateway.name
         connection.offered_capabilities = proton.SymbolList(list(_CAPABILITIES), raise_on_error=False)
-        bus = await self._gateway.connect(login)
-        jms = client.Connection(bus, client_id=connection.remote_container or None, owns_bus=True)
         try:
+            bus = await self._gateway.connect(login)
+            jms = client.Connection(bus, client_id=connection.remote_container or None, owns_bus=True)
             await jms.__aenter__()
+            await jms.hear_slow()
         except faults.InvalidClientId as error:
             connection.properties = {proton.symbol("amqp:connection-establishment-failed"): True}
             connection.open()
@@ -300,23 +256,25 @@ class Bridge(asyncio.Protocol):
             connection.close()
             return
         except errors.MusterError as error:
+            connection.properties = {proton.symbol("amqp:connection-establishment-failed"): True}
             connection.open()
-            connection.condition = condition(error)
+            connection.condition = conditions.of(error)
             connection.close()
             return
         self.jms = jms
+        self.origin_token = codec.origin_token(jms.origin)
+        jms.on_ease = self._eased
         connection.open()
         self._opened.set()
+        self.spawn(self.straight.run())
 
     async def _closed(self) -> None:
-        self._connection.close()
+        assert self._engine is not None
+        self._engine.connection.close()
         self.flush()
         await self.end(lost=False)
 
     # Links.
-
-    def _outlet(self, link: Any) -> links.Outlet | None:
-        return self._outlets.get(getattr(link, "muster", 0))
 
     async def _attach(self, link: Any) -> None:
         await self._opened.wait()
@@ -331,42 +289,48 @@ class Bridge(asyncio.Protocol):
     def _refuse(self, link: Any, error: errors.MusterError) -> None:
         link.source.type = link.target.type = proton.Terminus.UNSPECIFIED
         link.open()
-        link.condition = condition(error)
+        link.condition = conditions.of(error)
         link.close()
 
-    def _add(self, link: Any, outlet: links.Outlet) -> None:
-        self._numbers += 1
-        link.muster = self._numbers
-        self._outlets[self._numbers] = outlet
+    def close_link(self, link: Any, condition: str, why: str) -> None:
+        self._inlets.pop(link._impl, None)
+        link.condition = proton.Condition(condition, why)
+        link.close()
+
+    def _temporary(self, *, topic: bool) -> destinations.Destination:
+        number = self.jms.next_number()
+        if topic:
+            name = f"path:{destinations.TEMPORARY}{self.jms.name}/{number}"
+            return destinations.Destination(destinations.Kind.TEMPORARY_TOPIC, name)
+        name = f"{destinations.TEMPORARY}{self.jms.name}:{number}"
+        return destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
+
+    def check_may_send(self, destination: destinations.Destination) -> None:
+        """Now, not with the first message: the broker would only be silent about it."""
+        if not destination.is_queue and not self._gateway.may(
+            self.jms.bus.identity, "pub", destination.subject
+        ):
+            raise errors.Forbidden(f"{self.jms.bus.identity} may not publish on {destination.name!r}")
 
     def _attach_inlet(self, link: Any) -> None:
         """The client sends."""
         target = link.remote_target
         link.source.copy(link.remote_source)
         link.target.copy(target)
-        capabilities = _symbols(target.capabilities)
+        capabilities = termini.symbols(target.capabilities)
+        destination: destinations.Destination | None = None
+        coordinator = target.type == proton.Terminus.COORDINATOR
         if target.dynamic:
-            number = self.jms.next_number()
-            if "temporary-topic" in capabilities:
-                name = f"path:{destinations.TEMPORARY}{self.jms.name}/{number}"
-                made = destinations.Destination(destinations.Kind.TEMPORARY_TOPIC, name)
-            else:
-                name = f"{destinations.TEMPORARY}{self.jms.name}:{number}"
-                made = destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
-            link.target.address = made.name
+            destination = self._temporary(topic="temporary-topic" in capabilities)
+            link.target.address = destination.name
             link.target.dynamic = True
-            link.destination = made
-            self._add(link, links.Temporary(self, link, made))
-        elif target.type == proton.Terminus.COORDINATOR:
-            link.coordinator = True
-        else:
-            found = codec.address(target.address, capabilities) if target.address else None
-            if found is not None and not found.is_queue:
-                _ = found.subject  # refuses what is no topic now, not with the first message
-            link.destination = found
-        link.max_message_size = MESSAGE_BYTES_MAX
+            self._outlets[link._impl] = links.Temporary(self, link, destination)
+        elif not coordinator and target.address:
+            destination = codec.address(target.address, capabilities)
+            self.check_may_send(destination)
+        link.max_message_size = inlets.MESSAGE_BYTES_MAX
         link.open()
-        link.flow(CREDIT)
+        self._inlets[link._impl] = inlets.Inlet(self, link, destination, coordinator=coordinator)
 
     async def _attach_outlet(self, link: Any) -> None:
         """The client receives."""
@@ -376,14 +340,13 @@ class Bridge(asyncio.Protocol):
         if source.type == proton.Terminus.UNSPECIFIED:
             await self._attach_ending(link, name, everyone=everyone)
             return
-        capabilities = _symbols(source.capabilities)
-        selector, no_local = _filters(source.filter)
+        capabilities = termini.symbols(source.capabilities)
+        selector, no_local = termini.filters(source.filter)
         if selector:
             selectors.compiled(selector)
         durable = source.durability != proton.Terminus.NONDURABLE
         if source.dynamic:
-            temporary = f"{destinations.TEMPORARY}{self.jms.name}:{self.jms.next_number()}"
-            destination = destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, temporary)
+            destination = self._temporary(topic=False)
         else:
             destination = codec.address(source.address or "", capabilities)
         outlet: links.Outlet
@@ -416,7 +379,7 @@ class Bridge(asyncio.Protocol):
         if source.dynamic:
             link.source.address = destination.name
         link.snd_settle_mode = link.remote_snd_settle_mode
-        self._add(link, outlet)
+        self._outlets[link._impl] = outlet
         link.open()
         await outlet.flow()
 
@@ -429,219 +392,108 @@ class Bridge(asyncio.Protocol):
                 link.source.address = str(row["topic"])
                 link.source.durability = proton.Terminus.DELIVERIES
                 link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
-                self._add(link, links.Ending(self, link, name, everyone=everyone))
+                self._outlets[link._impl] = links.Ending(self, link, name, everyone=everyone)
                 link.open()
                 return
         raise faults.InvalidDestination(f"there is no durable subscription {name!r}")
 
-    def _forget(self, number: int) -> links.Outlet | None:
+    def _forget(self, pointer: engine.Pointer) -> links.Outlet | None:
         """What its client had and did not settle comes again, to whomever."""
-        self.unsettled = {key: one for key, one in self.unsettled.items() if one != number}
-        return self._outlets.pop(number, None)
+        self._inlets.pop(pointer, None)
+        outlet = self._outlets.pop(pointer, None)
+        if outlet is not None:
+            for delivery, (holder, key, number) in list(self._sent.items()):
+                if holder is outlet:
+                    del self._sent[delivery]
+                    self._unsettled.discard((key, number))
+        return outlet
 
     async def _detach(self, link: Any, *, destroy: bool) -> None:
-        outlet = self._forget(getattr(link, "muster", 0))
+        outlet = self._forget(link._impl)
         try:
             if outlet is not None:
                 await outlet.close(destroy=destroy)
         except errors.MusterError as error:
-            link.condition = condition(error)
+            link.condition = conditions.of(error)
         if destroy:
             link.close()
         else:
             link.detach()
 
-    # Messages to the client.
+    # Messages.
 
-    def transmit(self, link: Any, data: bytes, key: tuple[str, int] | None) -> None:
-        self._tags += 1
-        delivery = link.delivery(str(self._tags))
-        link.stream(data)
-        link.advance()
-        if link.snd_settle_mode == proton.Link.SND_SETTLED:
-            delivery.settle()
-            if key is not None:
-                self.jms.submit([], {key[0]: [key[1]]})
-        else:
-            delivery.muster = key
-            if key is not None:
-                self.unsettled[key] = link.muster
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self.flush)
+    def _delivery(self, delivery: engine.Pointer, link: engine.Pointer) -> None:
+        inlet = self._inlets.get(link)
+        if inlet is not None:
+            inlet.arrived(delivery)
+        elif engine.is_updated(delivery):
+            self._settled(delivery)
 
-    def _settled(self, delivery: Any) -> None:
+    def transmit(self, outlet: links.Outlet, data: bytes, key: str = "", number: int = 0) -> None:
+        """To the client; with a ``key``, its outcome is that of a message of this backlog."""
+        assert self._engine is not None
+        delivery = self._engine.send(outlet.pointer, data, settled=outlet.presettled)
+        if key:
+            if outlet.presettled:
+                self._acks.setdefault(key, []).append(number)
+                self._acknowledge()
+            else:
+                self._sent[delivery] = (outlet, key, number)
+                self._unsettled.add((key, number))
+        self.flush_soon()
+
+    def has(self, key: str, number: int) -> bool:
+        """Whether the client has this message and has not said what became of it."""
+        return (key, number) in self._unsettled
+
+    def _settled(self, delivery: engine.Pointer) -> None:
         """The client says what became of a message."""
-        if not delivery.updated:
-            return
-        key = getattr(delivery, "muster", None)
-        state = delivery.remote_state
-        if key is not None:
-            self.unsettled.pop(key, None)
-            if state == _TRANSACTIONAL:
-                transaction = self._transactions.get(bytes(delivery.remote.data[0]))
-                if transaction is not None:
-                    transaction.acks.setdefault(key[0], []).append(key[1])
-            elif state == proton.Delivery.ACCEPTED:
-                self.jms.submit([], {key[0]: [key[1]]})
+        sent = self._sent.pop(delivery, None)
+        if sent is not None:
+            _, key, number = sent
+            self._unsettled.discard((key, number))
+            state = engine.remote_state(delivery)
+            if state == engine.ACCEPTED:
+                self._acks.setdefault(key, []).append(number)
+            elif state == engine.TRANSACTIONAL:
+                self.transactions.acknowledge(delivery, key, number)
             else:
-                counted, reason = False, None
-                if state == proton.Delivery.REJECTED:
-                    reason = "rejected by its consumer"
-                elif state == proton.Delivery.MODIFIED:
-                    counted = delivery.remote.failed
-                    if delivery.remote.undeliverable:
-                        reason = "undeliverable at its consumer"
-                release = protocol.Release(self.jms.name, {key[0]: [key[1]]}, counted=counted, reason=reason)
-                self.spawn(self.jms.tell(release))
-        delivery.settle()
+                self._give_back(delivery, state, key, number)
+        engine.settle(delivery)
 
-    # Messages from the client.
+    def _give_back(self, delivery: engine.Pointer, state: int, key: str, number: int) -> None:
+        counted, reason = False, None
+        if state == engine.REJECTED:
+            reason = "rejected by its consumer"
+        elif state == engine.MODIFIED:
+            said = engine.wrapped(delivery).remote
+            counted = said.failed
+            if said.undeliverable:
+                reason = "undeliverable at its consumer"
+        release = protocol.Release(self.jms.name, {key: [number]}, counted=counted, reason=reason)
+        self.spawn(self.jms.tell(release))
 
-    def _arrived(self, link: Any, delivery: Any) -> None:
-        if not delivery.readable or delivery.partial:
+    def _acknowledge(self) -> None:
+        """What was acknowledged in one turn goes to the dispatcher together."""
+        if self._acks and not self.ended:
+            acks, self._acks = self._acks, {}
+            self.jms.submit([], acks)
+
+    def reject(self, delivery: engine.Pointer, error: errors.MusterError) -> None:
+        if self.ended:
             return
-        data = link.recv(delivery.pending) if delivery.pending else b""
-        settled = delivery.settled
-        state = delivery.remote_state
-        transaction_id = bytes(delivery.remote.data[0]) if state == _TRANSACTIONAL else None
-        link.advance()
-        try:
-            if getattr(link, "coordinator", False):
-                self._coordinate(delivery, data)
-            else:
-                self._take(link, delivery, data, transaction_id, settled=settled)
-        except errors.MusterError as error:
-            self._reject(delivery, error)
-        if link.credit < CREDIT // 2 and len(self._straight) < CREDIT:
-            link.flow(CREDIT - link.credit)
+        found = engine.wrapped(delivery)
+        found.local.condition = conditions.of(error)
+        found.update(proton.Delivery.REJECTED)
+        found.settle()
+        self.flush_soon()
 
-    def _take(
-        self, link: Any, delivery: Any, data: bytes, transaction_id: bytes | None, *, settled: bool
-    ) -> None:
-        if len(data) > MESSAGE_BYTES_MAX:
-            raise errors.LimitExceeded(f"a message of {len(data)} bytes: the most is {MESSAGE_BYTES_MAX}")
-        now_ms = time.time_ns() // 1_000_000
-        message, destination = codec.decode(data, getattr(link, "destination", None), now_ms)
-        message.origin = self.jms.origin
-        meta, body = message.meta()
-        raw = messages.encode_meta(meta).decode()
-        send = protocol.Send(str(destination), raw, body)
-        if transaction_id is not None:
-            transaction = self._transactions.get(transaction_id)
-            if transaction is None:
-                raise errors.InvalidInput("there is no such transaction")
-            transaction.sends.append(send)
-            if not settled:
-                delivery.local.data = [transaction_id, _ACCEPTED]
-                delivery.update(_TRANSACTIONAL)
-            delivery.settle()
-            return
-        if not destination.is_queue and not message.persistent and meta.delivery_time_ms <= now_ms:
-            self._straight.append((delivery, destination.subject, body, raw))
-            self._straight_wake.set()
-            return
-        future = self.jms.submit([send])
-        future.add_done_callback(lambda done: self._accept(delivery, done.exception()))
+    # Slow consumers elsewhere.
 
-    async def _publish_straight(self) -> None:
-        """Non-persistent messages of topics, in order."""
-        while True:
-            await self._straight_wake.wait()
-            self._straight_wake.clear()
-            await self._opened.wait()
-            while self._straight:
-                delivery, subject, body, raw = self._straight.popleft()
-                try:
-                    await self.jms.bus.publish(subject, body, headers={messages.HEADER: raw})
-                except errors.MusterError as error:
-                    self._reject(delivery, error)
-                else:
-                    delivery.update(proton.Delivery.ACCEPTED)
-                    delivery.settle()
-            self.flush()
+    def slowed(self, destination: destinations.Destination | None) -> bool:
+        return self.jms.holds.on(destination)
 
-    def _accept(self, delivery: Any, error: BaseException | None) -> None:
-        if self._ended:
-            return
-        if isinstance(error, errors.MusterError):
-            self._reject(delivery, error)
-        else:
-            delivery.update(proton.Delivery.ACCEPTED)
-            delivery.settle()
-        self.flush()
-
-    def _reject(self, delivery: Any, error: errors.MusterError) -> None:
-        if self._ended:
-            return
-        delivery.local.condition = condition(error)
-        delivery.update(proton.Delivery.REJECTED)
-        delivery.settle()
-        self.flush()
-
-    # Transactions.
-
-    def _coordinate(self, delivery: Any, data: bytes) -> None:
-        said = proton.Message()
-        said.decode(data)
-        body = said.body
-        code = int(body.descriptor) if isinstance(body, proton.Described) else 0
-        if code == _DECLARE:
-            made = secrets.token_bytes(8)
-            self._transactions[made] = Transaction()
-            delivery.local.data = [made]
-            delivery.update(_DECLARED)
-            delivery.settle()
-        elif code == _DISCHARGE:
-            transaction = self._transactions.pop(bytes(body.value[0]), None)
-            if transaction is None:
-                raise errors.InvalidInput("there is no such transaction")
-            failed = len(body.value) > 1 and bool(body.value[1])
-            self.spawn(self._discharge(delivery, transaction, commit=not failed))
-        else:
-            raise errors.InvalidInput("a coordinator takes declare and discharge")
-
-    async def _discharge(self, delivery: Any, transaction: Transaction, *, commit: bool) -> None:
-        error: errors.MusterError | None = None
-        if commit and (transaction.sends or transaction.acks):
-            try:
-                await self.jms.submit(transaction.sends, transaction.acks, alone=True)
-            except errors.MusterError as found:
-                error = found
-        if (error is not None or not commit) and transaction.acks:
-            with contextlib.suppress(errors.Unavailable):
-                await self.jms.ask(protocol.Release(self.jms.name, transaction.acks, counted=True))
-        if error is not None:
-            # Any condition but amqp:transaction:rollback tells the Java client that it was rolled back.
-            delivery.local.condition = proton.Condition("amqp:internal-error", error.message)
-            delivery.update(proton.Delivery.REJECTED)
-        else:
-            delivery.update(proton.Delivery.ACCEPTED)
-        delivery.settle()
-
-
-def _object(data: Any) -> Any:
-    data.rewind()
-    return data.get_object() if data.next() else None
-
-
-def _symbols(data: Any) -> frozenset[str]:
-    found = _object(data)
-    if isinstance(found, proton.Array):
-        found = list(found.elements)
-    if found is None:
-        return frozenset()
-    return frozenset(map(str, found if isinstance(found, list) else [found]))
-
-
-def _filters(data: Any) -> tuple[str | None, bool]:
-    """Selector and no-local."""
-    selector, no_local = None, False
-    for name, value in (_object(data) or {}).items():
-        said = getattr(value, "descriptor", "")
-        descriptor = str(int(said)) if isinstance(said, int) else str(said)
-        if descriptor in ("apache.org:selector-filter:string", str(0x0000468C00000004)):
-            selector = str(value.value)
-        elif descriptor in ("apache.org:no-local-filter:list", str(0x0000468C00000003)) or name == "no-local":
-            no_local = True
-    return selector, no_local
+    def _eased(self) -> None:
+        for inlet in self._inlets.values():
+            inlet.grant()
+        self.flush_soon()

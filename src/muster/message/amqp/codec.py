@@ -2,24 +2,27 @@
 
 The message class and the kinds of destinations stand in annotations; where a client does not say them, the
 body and the link decide.  AMQP types and Java types are the same here, so properties keep theirs both ways.
+
+What an AMQP client said besides the body stays as it said it, so that another AMQP client hears exactly
+that: its sections travel as they are, in base 64, as ``amqp`` of a `messages.Meta` or, where nobody on the
+way has to know more (`quick`), in place of one (`foreign`).
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import uuid
-from collections.abc import Callable
 from typing import Any, Final
 
-import proton
-
 from muster.message import destinations, faults, messages, values
+from muster.message.amqp import sections
 
 _DESTINATION: Final = "x-opt-jms-dest"
 _REPLY: Final = "x-opt-jms-reply-to"
 _TYPE: Final = "x-opt-jms-msg-type"
 _DUE: Final = "x-opt-delivery-time"
 _JAVA: Final = "application/x-java-serialized-object"
-
 _KINDS: Final = (
     destinations.Kind.QUEUE,
     destinations.Kind.TOPIC,
@@ -27,86 +30,7 @@ _KINDS: Final = (
     destinations.Kind.TEMPORARY_TOPIC,
 )
 _TYPES: Final = ("n", "o", "m", "b", "s", "t")
-
-_TO_KIND: Final[dict[type, values.Kind]] = {
-    bool: values.Kind.BOOLEAN,
-    proton.byte: values.Kind.BYTE,
-    proton.ubyte: values.Kind.SHORT,
-    proton.short: values.Kind.SHORT,
-    proton.ushort: values.Kind.INT,
-    proton.int32: values.Kind.INT,
-    proton.uint: values.Kind.LONG,
-    proton.ulong: values.Kind.LONG,
-    proton.timestamp: values.Kind.LONG,
-    int: values.Kind.LONG,
-    proton.float32: values.Kind.FLOAT,
-    float: values.Kind.DOUBLE,
-    str: values.Kind.STRING,
-    proton.symbol: values.Kind.STRING,
-    proton.char: values.Kind.CHAR,
-    bytes: values.Kind.BYTES,
-    memoryview: values.Kind.BYTES,
-}
-_FROM_KIND: Final[dict[values.Kind, Callable[[Any], Any]]] = {
-    values.Kind.BYTE: proton.byte,
-    values.Kind.SHORT: proton.short,
-    values.Kind.INT: proton.int32,
-    values.Kind.FLOAT: proton.float32,
-    values.Kind.CHAR: proton.char,
-}
-_PLAIN: Final[dict[values.Kind, Callable[[Any], values.Value]]] = {
-    values.Kind.BOOLEAN: bool,
-    values.Kind.FLOAT: float,
-    values.Kind.DOUBLE: float,
-    values.Kind.STRING: str,
-    values.Kind.CHAR: str,
-    values.Kind.BYTES: bytes,
-}
-
-
-def typed(value: Any) -> values.Typed:
-    """A value of AMQP with its Java type."""
-    if value is None:
-        return values.Typed(values.Kind.STRING, None)
-    if isinstance(value, uuid.UUID):
-        return values.Typed(values.Kind.STRING, str(value))
-    kind = _TO_KIND.get(type(value))
-    if kind is None:
-        raise faults.FormatError(f"an AMQP {type(value).__name__} cannot be a value of a message")
-    return values.Typed(kind, _PLAIN.get(kind, int)(value))
-
-
-def untyped(item: values.Typed) -> Any:
-    convert = _FROM_KIND.get(item.kind)
-    return item.value if convert is None or item.value is None else convert(item.value)
-
-
-def _identifier(value: Any) -> str | None:
-    """Message and correlation ids as JMS writes those that are no strings."""
-    match value:
-        case None | str():
-            return value
-        case uuid.UUID():
-            return f"ID:AMQP_UUID:{value}"
-        case bytes() | memoryview():
-            return f"ID:AMQP_BINARY:{bytes(value).hex().upper()}"
-        case _:
-            return f"ID:AMQP_ULONG:{int(value)}"
-
-
-def _from_identifier(text: str | None) -> Any:
-    if text is None:
-        return None
-    try:
-        if text.startswith("ID:AMQP_UUID:"):
-            return uuid.UUID(text.removeprefix("ID:AMQP_UUID:"))
-        if text.startswith("ID:AMQP_BINARY:"):
-            return bytes.fromhex(text.removeprefix("ID:AMQP_BINARY:"))
-        if text.startswith("ID:AMQP_ULONG:"):
-            return proton.ulong(int(text.removeprefix("ID:AMQP_ULONG:")))
-    except ValueError:
-        return text
-    return text
+_HEADER: Final = b"\x00\x53\x70"
 
 
 def address(text: str, capabilities: frozenset[str] = frozenset()) -> destinations.Destination:
@@ -122,85 +46,264 @@ def address(text: str, capabilities: frozenset[str] = frozenset()) -> destinatio
     return destinations.queue(text)
 
 
-def _annotated(text: str, kind: Any) -> destinations.Destination:
+def _annotated(text: str, kind: int | None) -> destinations.Destination:
     if kind is None:
         return address(text)
-    return destinations.Destination(_KINDS[int(kind) if 0 <= int(kind) < len(_KINDS) else 0], text)
+    return destinations.Destination(_KINDS[kind if 0 <= kind < len(_KINDS) else 0], text)
+
+
+# -- the quick way -----------------------------------------------------------------------------------------
+
+_durable: dict[bytes, bool] = {}  # by header section: there are few different ones
+
+
+def quick(data: bytes) -> tuple[int, int, str] | None:
+    """Where the body's section and the body itself begin, and which it is (``b`` data, ``t`` a text).
+
+    None where the message is durable, delayed, or has another shape: then it goes the long way.
+    """
+    at, start, size = 0, 0, len(data)
+    try:
+        while data[at] == 0 and data[at + 1] == 0x53:
+            code, kind = data[at + 2], data[at + 3]
+            if kind in (0xA0, 0xA1):
+                start = at + 5
+                end = start + data[at + 4]
+            elif kind in (0xB0, 0xB1):
+                start = at + 8
+                end = start + int.from_bytes(data[at + 4 : start], "big")
+            elif kind in (0xC0, 0xC1):
+                end = at + 5 + data[at + 4]
+            elif kind in (0xD0, 0xD1):
+                end = at + 8 + int.from_bytes(data[at + 4 : at + 8], "big")
+            elif kind == 0x45:
+                end = at + 4
+            else:
+                return None
+            if code == sections.DATA:
+                return (at, start, "b") if kind in (0xA0, 0xB0) and end == size else None
+            if code == sections.VALUE:
+                return (at, start, "t") if kind in (0xA1, 0xB1) and end == size else None
+            if code == sections.HEADER:
+                header = data[at:end]
+                durable = _durable.get(header)
+                if durable is None:
+                    durable = _is_durable(header)
+                if durable:
+                    return None
+            elif code == sections.ANNOTATIONS:
+                if _DUE.encode() in data[at:end]:
+                    return None
+            elif not sections.HEADER < code <= sections.APPLICATION:
+                return None
+            at = end
+    except IndexError:
+        return None
+    return None
+
+
+def _is_durable(header: bytes) -> bool:
+    try:
+        fields = sections.fields(header, 3)
+    except sections.MALFORMED:
+        return True  # the long way says what is wrong with it
+    found = bool(fields and fields[0].value)
+    if len(_durable) > 4096:
+        _durable.clear()
+    _durable[header] = found
+    return found
+
+
+def foreign(data: bytes, at: int, kind: str, origin: str) -> str:
+    """The header of a message whose body's section begins at ``at``; ``origin`` is `origin_token`."""
+    return f"{messages.FOREIGN}{kind}{origin}.{binascii.b2a_base64(data[:at], newline=False).decode()}"
+
+
+def origin_token(origin: str) -> str:
+    return base64.b64encode(origin.encode()).decode()
+
+
+def origin_of(raw: str) -> str:
+    return base64.b64decode(raw[2 : raw.index(".")]).decode()
+
+
+def unwrapped(raw: str, data: bytes) -> bytes:
+    """The AMQP message of a `foreign` header and a body."""
+    return binascii.a2b_base64(raw[raw.index(".") + 1 :]) + _body_section(raw[1], data)
+
+
+def _body_section(kind: str, data: bytes) -> bytes:
+    small = len(data) < 256
+    if kind == "b":
+        return (b"\x00\x53\x75\xa0%c" % len(data) if small else b"\x00\x53\x75\xb0" + _size(data)) + data
+    return (b"\x00\x53\x77\xa1%c" % len(data) if small else b"\x00\x53\x77\xb1" + _size(data)) + data
+
+
+def _size(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big")
+
+
+def meta_of_foreign(raw: str, data: bytes) -> messages.Meta:
+    """What a `foreign` header says, in full."""
+    try:
+        meta, _, _ = decode(unwrapped(raw, data), None, 0)
+        meta.origin = origin_of(raw)
+    except sections.MALFORMED as error:
+        raise faults.FormatError(f"the header {messages.HEADER} is malformed: {error}") from error
+    return meta
+
+
+# -- the long way in ---------------------------------------------------------------------------------------
 
 
 def decode(
     data: bytes, destination: destinations.Destination | None, now_ms: int
-) -> tuple[messages.Message, destinations.Destination]:
-    """The message, and where it goes: ``destination`` of its link, or what it says itself."""
-    given = proton.Message()
+) -> tuple[messages.Meta, bytes, destinations.Destination | None]:
+    """Of an AMQP message the meta, the body and where it goes: ``destination``, or what it says itself."""
     try:
-        given.decode(data)
-    except (proton.ProtonException, UnicodeDecodeError) as error:
+        return _decode(data, destination, now_ms)
+    except sections.MALFORMED as error:
         raise faults.FormatError(f"no AMQP message: {error}") from error
-    annotations = {str(name): value for name, value in (given.annotations or {}).items()}
-    if destination is None:
-        if not given.address:
-            raise faults.InvalidDestination("the message says no address, and its link has none")
-        destination = _annotated(given.address, annotations.get(_DESTINATION))
-    message = _body(given, annotations)
+
+
+def _decode(
+    data: bytes, destination: destinations.Destination | None, now_ms: int
+) -> tuple[messages.Meta, bytes, destinations.Destination | None]:
+    header: list[Any] = []
+    annotations: dict[str, Any] = {}
+    properties: list[Any] = []
+    application: dict[str, Any] = {}
+    bodies: list[tuple[int, Any]] = []
+    body_at = len(data)
+    for code, at, value, _ in sections.split(data):
+        match code:
+            case sections.HEADER:
+                header = sections.fields(data, value)
+            case sections.ANNOTATIONS:
+                annotations = sections.entries(data, value)
+            case sections.PROPERTIES:
+                properties = sections.fields(data, value)
+            case sections.APPLICATION:
+                application = sections.entries(data, value)
+            case sections.DATA | sections.SEQUENCE | sections.VALUE:
+                body_at = min(body_at, at)
+                bodies.append((code, sections.read(data, value)[0]))
+            case sections.DELIVERY_ANNOTATIONS | sections.FOOTER:
+                pass
+            case _:
+                raise ValueError(f"section {code:#x} is unknown")
+    of = _Fields(properties)
+    to = of.text(2)
+    if destination is None and to is not None:
+        destination = _annotated(to, _int(annotations.get(_DESTINATION)))
+    message = _message(bodies, _int(annotations.get(_TYPE)), of.text(6) or "")
     message.destination = destination
-    message.message_id = _identifier(given.id)
-    message.correlation_id = _identifier(given.correlation_id)
-    message.type = given.subject
-    message.persistent = bool(given.durable)
-    message.priority = min(int(given.priority), 9)
-    message.timestamp_ms = round(given.creation_time * 1000)
-    message.expiration_ms = round(given.expiry_time * 1000)
-    if not message.expiration_ms and given.ttl:
-        message.expiration_ms = now_ms + round(given.ttl * 1000)
-    if due := annotations.get(_DUE):
-        message.delivery_time_ms = int(due)
-    if given.reply_to:
-        message.reply_to = _annotated(given.reply_to, annotations.get(_REPLY))
-    message.properties.typed = {str(name): typed(value) for name, value in (given.properties or {}).items()}
-    if given.group_id:
-        message.properties.typed["JMSXGroupID"] = values.Typed(values.Kind.STRING, given.group_id)
-        message.properties.typed["JMSXGroupSeq"] = values.Typed(values.Kind.INT, int(given.group_sequence))
-    if given.user_id:
-        name = bytes(given.user_id).decode("utf-8", "replace")
-        message.properties.typed["JMSXUserID"] = values.Typed(values.Kind.STRING, name)
-    return message, destination
+    head = _Fields(header)
+    message.message_id = _identifier(of.at(0))
+    message.correlation_id = _identifier(of.at(5))
+    message.type = of.text(3)
+    message.persistent = bool(head.plain(0))
+    priority = head.plain(1)
+    message.priority = 4 if priority is None else min(int(priority), 9)
+    message.timestamp_ms = int(of.plain(9) or 0)
+    message.expiration_ms = int(of.plain(8) or 0)
+    if not message.expiration_ms and (ttl_ms := head.plain(2)):
+        message.expiration_ms = now_ms + int(ttl_ms)
+    message.delivery_time_ms = _int(annotations.get(_DUE)) or 0
+    if (reply_to := of.text(4)) is not None:
+        message.reply_to = _annotated(reply_to, _int(annotations.get(_REPLY)))
+    typed = message.properties.typed = {name: _typed(value) for name, value in application.items()}
+    if (group := of.text(10)) is not None:
+        typed["JMSXGroupID"] = values.Typed(values.Kind.STRING, group)
+        typed["JMSXGroupSeq"] = values.Typed(values.Kind.INT, _int32(int(of.plain(11) or 0)))
+    if isinstance(user := of.plain(1), bytes):
+        typed["JMSXUserID"] = values.Typed(values.Kind.STRING, user.decode("utf-8", "replace"))
+    meta, body = message.meta()
+    if len(bodies) == 1 and data[body_at + 3] in (0xA0, 0xA1, 0xB0, 0xB1) and meta.kind in "tbo":
+        kind = "b" if bodies[0][0] == sections.DATA else "t"
+        meta.amqp = kind + base64.b64encode(data[:body_at]).decode()
+    return meta, body, destination
 
 
-def _body(given: proton.Message, annotations: dict[str, Any]) -> messages.Message:
-    body = given.body
-    said = annotations.get(_TYPE)
-    kind = _TYPES[int(said)] if said is not None and 0 <= int(said) < len(_TYPES) else _guess(given)
-    match kind:
+class _Fields:
+    """The fields of a section, of which the last may be left out."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: list[Any]) -> None:
+        self._fields = fields
+
+    def at(self, place: int) -> Any:
+        return self._fields[place] if place < len(self._fields) else None
+
+    def plain(self, place: int) -> Any:
+        found = self.at(place)
+        return found.value if isinstance(found, values.Typed) else None
+
+    def text(self, place: int) -> str | None:
+        found = self.plain(place)
+        return found if isinstance(found, str) else None
+
+
+def _int(item: Any) -> int | None:
+    return item.value if isinstance(item, values.Typed) and type(item.value) is int else None
+
+
+def _int32(value: int) -> int:
+    """A group's number is unsigned there and signed in JMS."""
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def _typed(value: Any) -> values.Typed:
+    if isinstance(value, values.Typed):
+        return value
+    if isinstance(value, uuid.UUID):
+        return values.Typed(values.Kind.STRING, str(value))
+    raise faults.FormatError(f"an AMQP {type(value).__name__} cannot be a value of a message")
+
+
+def _message(bodies: list[tuple[int, Any]], said: int | None, content_type: str) -> messages.Message:
+    kind = bodies[0][0] if bodies else None
+    body: Any
+    if kind == sections.DATA:
+        body = values.Typed(values.Kind.BYTES, b"".join(one.value for _, one in bodies))
+    elif kind == sections.SEQUENCE:
+        body = [item for _, one in bodies for item in one]
+    else:
+        body = bodies[0][1] if bodies else None
+    plain = body.value if isinstance(body, values.Typed) else body
+    type_ = _TYPES[said] if said is not None and 0 <= said < len(_TYPES) else _guess(plain, content_type)
+    match type_:
         case "t":
-            if isinstance(body, bytes | memoryview):
-                return messages.TextMessage(bytes(body).decode("utf-8", "replace"))
-            return messages.TextMessage(None if body is None else str(body))
+            text = plain.decode("utf-8", "replace") if isinstance(plain, bytes) else plain
+            return messages.TextMessage(None if text is None else str(text))
         case "b":
-            return messages.BytesMessage(bytes(body) if body is not None else b"")
+            return messages.BytesMessage(plain if isinstance(plain, bytes) else b"")
         case "m":
             found = messages.MapMessage()
-            found.items.typed = {str(name): typed(value) for name, value in (body or {}).items()}
+            if isinstance(body, dict):
+                found.items.typed = {name: _typed(value) for name, value in body.items()}
             return found
         case "s":
             stream = messages.StreamMessage()
-            stream.items = [typed(value) for value in (body or [])]
+            stream.items = [_typed(value) for value in body] if isinstance(body, list) else []
             return stream
         case "o":
-            if isinstance(body, bytes | memoryview):
-                made = messages.ObjectMessage()
-                made.serialized = bytes(body)
-                made.content_type = str(given.content_type or "") or _JAVA
-                return made
-            return messages.ObjectMessage(_json(body))
+            made = messages.ObjectMessage()
+            if isinstance(plain, bytes):
+                made.serialized = plain
+                made.content_type = content_type or _JAVA
+            else:
+                made.value = _json(body)
+            return made
         case _:
             return messages.Message()
 
 
-def _guess(given: proton.Message) -> str:
-    match given.body:
-        case bytes() | memoryview():
-            return "t" if str(given.content_type or "").startswith("text/") else "b"
+def _guess(plain: Any, content_type: str) -> str:
+    match plain:
+        case bytes():
+            return "t" if content_type.startswith("text/") else "b"
         case str() | None:
             return "t"
         case dict():
@@ -214,67 +317,133 @@ def _guess(given: proton.Message) -> str:
 def _json(value: Any) -> Any:
     match value:
         case dict():
-            return {str(name): _json(one) for name, one in value.items()}
-        case list() | tuple():
+            return {name: _json(one) for name, one in value.items()}
+        case list():
             return [_json(one) for one in value]
         case None:
             return None
         case _:
-            found = typed(value).value
+            found = _typed(value).value
             return found.hex() if isinstance(found, bytes) else found
 
 
-def encode(message: messages.Message, deliveries: int) -> bytes:
+def _identifier(value: Any) -> str | None:
+    """Message and correlation ids as JMS writes those that are no strings."""
+    if isinstance(value, uuid.UUID):
+        return f"ID:AMQP_UUID:{value}"
+    match value.value if isinstance(value, values.Typed) else None:
+        case None:
+            return None
+        case str() as text:
+            return text
+        case bytes() as data:
+            return f"ID:AMQP_BINARY:{data.hex().upper()}"
+        case number:
+            return f"ID:AMQP_ULONG:{number}"
+
+
+# -- the way out -------------------------------------------------------------------------------------------
+
+_headers: dict[tuple[bool, int, int], bytes] = {}
+
+
+def _header(persistent: bool, priority: int, deliveries: int) -> bytes:
+    key = (persistent, priority, deliveries)
+    found = _headers.get(key)
+    if found is None:
+        fields = [
+            b"\x41" if persistent else b"\x42",
+            bytes((0x50, priority)),
+            b"\x40",
+            b"\x41" if not deliveries else b"\x42",
+            sections.uint(deliveries),
+        ]
+        found = sections.section(sections.HEADER, sections.sequence(fields))
+        if len(_headers) < 4096:
+            _headers[key] = found
+    return found
+
+
+def encode(meta: messages.Meta, data: bytes, deliveries: int) -> bytes:
     """``deliveries``: how often it was delivered before."""
-    made = proton.Message()
-    made.id = _from_identifier(message.message_id)
-    made.correlation_id = _from_identifier(message.correlation_id)
-    made.durable = message.persistent
-    made.priority = message.priority
-    made.delivery_count = deliveries
-    if message.type is not None:
-        made.subject = message.type
-    if message.timestamp_ms:
-        made.creation_time = message.timestamp_ms / 1000
-    if message.expiration_ms:
-        made.expiry_time = message.expiration_ms / 1000
+    header = _header(meta.persistent, min(max(meta.priority, 0), 9), deliveries)
+    if meta.amqp:
+        said = base64.b64decode(meta.amqp[1:])
+        rest = said[sections.skip(said, 0) :] if said[:3] == _HEADER else said
+        return header + rest + _body_section(meta.amqp[0], data)
+    return header + _sections(messages.rebuild(meta, data))
+
+
+def _sections(message: messages.Message) -> bytes:
     # A byte, not an int: the Java client casts.
-    annotations: dict[Any, Any] = {proton.symbol(_TYPE): proton.byte(_TYPES.index(message.kind))}
+    annotations = {_TYPE: bytes((0x51, _TYPES.index(message.kind)))}
+    fields = [b"\x40"] * 12
+    if message.message_id is not None:
+        fields[0] = _from_identifier(message.message_id)
     if message.destination is not None:
-        made.address = message.destination.name
-        annotations[proton.symbol(_DESTINATION)] = proton.byte(_KINDS.index(message.destination.kind))
+        fields[2] = sections.text(message.destination.name)
+        annotations[_DESTINATION] = bytes((0x51, _KINDS.index(message.destination.kind)))
+    if message.type is not None:
+        fields[3] = sections.text(message.type)
     if message.reply_to is not None:
-        made.reply_to = message.reply_to.name
-        annotations[proton.symbol(_REPLY)] = proton.byte(_KINDS.index(message.reply_to.kind))
+        fields[4] = sections.text(message.reply_to.name)
+        annotations[_REPLY] = bytes((0x51, _KINDS.index(message.reply_to.kind)))
+    if message.correlation_id is not None:
+        fields[5] = _from_identifier(message.correlation_id)
+    if isinstance(message, messages.ObjectMessage) and message.serialized is not None:
+        fields[6] = sections.text(message.content_type, symbol=True)
+    if message.expiration_ms:
+        fields[8] = sections.timestamp(message.expiration_ms)
+    if message.timestamp_ms:
+        fields[9] = sections.timestamp(message.timestamp_ms)
     if message.delivery_time_ms:
-        annotations[proton.symbol(_DUE)] = message.delivery_time_ms
-    made.annotations = annotations
-    properties = {}
+        annotations[_DUE] = b"\x81" + message.delivery_time_ms.to_bytes(8, "big")
+    properties: dict[str, bytes] = {}
     for name, item in message.properties.typed.items():
         match name:
             case "JMSXGroupID":
-                made.group_id = str(item.value)
+                fields[10] = sections.text(str(item.value))
             case "JMSXGroupSeq":
-                made.group_sequence = int(item.value or 0)
+                fields[11] = sections.uint(int(item.value or 0) & 0xFFFFFFFF)
             case "JMSXUserID":
-                made.user_id = str(item.value).encode()
+                fields[1] = sections.binary(str(item.value).encode())
             case _:
-                properties[name] = untyped(item)
-    made.properties = properties or None
+                properties[name] = sections.primitive(item)
+    made = sections.section(sections.ANNOTATIONS, sections.mapping(annotations, symbols=True))
+    made += sections.section(sections.PROPERTIES, sections.sequence(fields))
+    if properties:
+        made += sections.section(sections.APPLICATION, sections.mapping(properties))
+    return made + _body(message)
+
+
+def _body(message: messages.Message) -> bytes:
     match message:
+        case messages.TextMessage(text=None):
+            return sections.section(sections.VALUE, b"\x40")
         case messages.TextMessage():
-            made.body = message.text
+            return _body_section("t", (message.text or "").encode())
         case messages.BytesMessage():
-            made.inferred, made.body = True, message.data
+            return _body_section("b", message.data)
         case messages.MapMessage():
-            made.body = {name: untyped(item) for name, item in message.items.typed.items()}
+            return sections.section(sections.VALUE, sections.anything(message.items.typed))
         case messages.StreamMessage():
-            made.inferred, made.body = True, [untyped(item) for item in message.items]
+            return sections.section(sections.SEQUENCE, sections.anything(message.items))
+        case messages.ObjectMessage() if message.serialized is not None:
+            return _body_section("b", message.serialized)
         case messages.ObjectMessage():
-            if message.serialized is not None:
-                made.inferred, made.body = True, message.serialized
-                made.content_type = proton.symbol(message.content_type)
-            else:
-                made.body = message.value
-    encoded: bytes = made.encode()
-    return encoded
+            return sections.section(sections.VALUE, sections.anything(message.value))
+        case _:
+            return b""
+
+
+def _from_identifier(text: str) -> bytes:
+    try:
+        if text.startswith("ID:AMQP_UUID:"):
+            return b"\x98" + uuid.UUID(text.removeprefix("ID:AMQP_UUID:")).bytes
+        if text.startswith("ID:AMQP_BINARY:"):
+            return sections.binary(bytes.fromhex(text.removeprefix("ID:AMQP_BINARY:")))
+        if text.startswith("ID:AMQP_ULONG:"):
+            return sections.ulong(int(text.removeprefix("ID:AMQP_ULONG:")))
+    except (ValueError, OverflowError):
+        pass
+    return sections.text(text)

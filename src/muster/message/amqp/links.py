@@ -1,7 +1,6 @@
-"""What stands at our end of a link: a queue or subscription, a topic's listener, a browser.
+"""Where clients receive: a queue or subscription, a topic's listener, a browser.
 
-Each is told when its client grants credit, drains, settles or goes, and hands messages to the bridge to
-transmit.
+Each is told when its client grants credit, drains or goes, and hands messages to the bridge to transmit.
 """
 
 from __future__ import annotations
@@ -9,35 +8,45 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import proton
 
 from muster.bus import api
 from muster.core import errors, topics
-from muster.message import destinations, messages, protocol, selectors
-from muster.message.amqp import codec
+from muster.message import destinations, messages, protocol, selectors, slowing
+from muster.message.amqp import codec, engine
 
 if TYPE_CHECKING:
     from muster.message.amqp import bridge
 
-BACKLOG_MAX: Final = 10_000  # messages of a topic that wait for a slow client; then the oldest go
-
 
 class Outlet:
-    """Nothing: what a link without a message source has."""
+    """Nothing: what a link without a message source has. ``pointer`` is None once it is closed."""
 
     def __init__(self, owner: bridge.Bridge, link: Any) -> None:
         self.bridge = owner
         self.link = link
+        self.pointer: engine.Pointer | None = link._impl
+        self.presettled = link.remote_snd_settle_mode == proton.Link.SND_SETTLED
 
     async def open(self) -> None:
         pass
 
+    def flowed(self) -> None:
+        """The client's credit has changed."""
+        self.bridge.spawn(self.flow())
+
     async def flow(self) -> None:
-        if self.link.drain_mode:
-            self.link.drained()
+        self._drained()
+
+    def _drained(self) -> None:
+        if self.pointer is not None and engine.is_draining(self.pointer):
+            engine.drained(self.pointer)
 
     async def close(self, *, destroy: bool) -> None:
-        pass
+        self.pointer = None
 
 
 class Fed(Outlet):
@@ -50,55 +59,42 @@ class Fed(Outlet):
         self._granted = 0
 
     def request(self) -> protocol.Attach:
-        self._granted = self.link.credit
-        return protocol.Attach(
-            self._attach.connection,
-            self.number,
-            self._attach.destination,
-            subscription=self._attach.subscription,
-            durable=self._attach.durable,
-            shared=self._attach.shared,
-            selector=self._attach.selector,
-            no_local=self._attach.no_local,
-            credit=self._granted,
-            everyone=self._attach.everyone,
-        )
+        self._granted = engine.link_credit(self.pointer) if self.pointer is not None else 0
+        return msgspec.structs.replace(self._attach, credit=self._granted)
 
     async def open(self) -> None:
         await self.bridge.jms.attach(self)
 
     def deliver(self, delivery: protocol.Delivery) -> None:
         self._granted -= 1
-        if self.link is None or (delivery.key, delivery.sequence) in self.bridge.unsettled:
-            self.bridge.spawn(self.flow())
+        if self.pointer is None or self.bridge.has(delivery.key, delivery.sequence):
+            self.flowed()
             return  # a new dispatcher repeats what the client has
         try:
-            message = messages.rebuild(messages.decode_meta(delivery.meta), delivery.data)
-            data = codec.encode(message, delivery.count)
+            data = codec.encode(messages.decode_meta(delivery.meta), delivery.data, delivery.count)
         except errors.MusterError as error:
             release = protocol.Release(
                 self.bridge.jms.name, {delivery.key: [delivery.sequence]}, reason=error.message
             )
             self.bridge.spawn(self.bridge.jms.tell(release))
             return
-        self.bridge.transmit(self.link, data, (delivery.key, delivery.sequence))
+        self.bridge.transmit(self, data, delivery.key, delivery.sequence)
 
     async def flow(self) -> None:
         jms = self.bridge.jms
-        if self.link is None:
+        if self.pointer is None:
             return
-        more = self.link.credit - self._granted
+        more = engine.link_credit(self.pointer) - self._granted
         if more > 0:
             self._granted += more
             await jms.tell(protocol.Credit(jms.name, self.number, more))
-        if self.link is not None and self.link.drain_mode:
+        if self.pointer is not None and engine.is_draining(self.pointer):
             await jms.ask(protocol.Stop(jms.name, [self.number]))
             self._granted = 0
-            if self.link is not None:
-                self.link.drained()
+            self._drained()
 
     async def close(self, *, destroy: bool) -> None:
-        self.link = None
+        self.pointer = None
         await self.bridge.jms.detach(self.number, {})
         if destroy and self._attach.durable and not self._attach.shared:
             jms = self.bridge.jms
@@ -119,13 +115,17 @@ class Tap(Outlet):
         group: str | None,
     ) -> None:
         super().__init__(owner, link)
+        self.destination = destination
         self._pattern = topics.Pattern.parse(destination.name)
+        self._several = len(self._pattern.subjects) > 1
         self._matches = selectors.compiled(selector) if selector else None
         self._not_from = owner.jms.origin if no_local else None
         self._group = group
         self._subscriptions: list[api.Subscription] = []
-        self._waiting: deque[bytes] = deque(maxlen=BACKLOG_MAX)
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
         self.rejected = 0
+        self.dropped = 0
 
     async def open(self) -> None:
         for via, subject in enumerate(self._pattern.subjects):
@@ -136,39 +136,69 @@ class Tap(Outlet):
             )
 
     def _heard(self, via: int, message: api.Message) -> None:
-        if self.link is None or (
-            len(self._pattern.subjects) > 1 and self._pattern.take(message.subject, via) is None
-        ):
+        if self.pointer is None or (self._several and self._pattern.take(message.subject, via) is None):
             return
+        data = self._amqp(message)
+        if data is None:
+            return
+        if not self._waiting and engine.link_credit(self.pointer) > 0:
+            self.bridge.transmit(self, data)
+            return
+        self._waiting.append(data)
+        self._bytes += len(data)
+        if len(self._waiting) > slowing.WAITING_SLOW or self._bytes > slowing.WAITING_SLOW_BYTES:
+            self.bridge.jms.slow(self)
+            if len(self._waiting) > slowing.WAITING_MAX or self._bytes > slowing.WAITING_BYTES_MAX:
+                self._bytes -= len(self._waiting.popleft())
+                self.dropped += 1
+
+    def is_slow(self) -> bool:
+        return self.pointer is not None and (
+            len(self._waiting) > slowing.WAITING_SLOW // 2 or self._bytes > slowing.WAITING_SLOW_BYTES // 2
+        )
+
+    def _amqp(self, message: api.Message) -> bytes | None:
+        """The message as AMQP, if the client wants it."""
         try:
+            raw = message.headers.get(messages.HEADER)
+            if raw is not None and raw[0] == messages.FOREIGN and self._matches is None:
+                if self._not_from is None or codec.origin_of(raw) != self._not_from:
+                    return codec.unwrapped(raw, message.data)
+                self.rejected += 1
+                return None
             meta = messages.meta_of(message.data, message.headers)
             if (self._not_from is not None and meta.origin == self._not_from) or (
                 self._matches is not None and not self._matches(meta.lookup())
             ):
                 self.rejected += 1
-                return
-            name = meta.destination or str(topics.Topic.from_subject(message.subject))
-            found = messages.rebuild(meta, message.data, destinations.Destination.parse(name))
-            data = codec.encode(found, 0)
-        except errors.MusterError:
-            return
-        self._waiting.append(data)
-        self._pump()
+                return None
+            if meta.destination is None:
+                meta.destination = str(destinations.topic(str(topics.Topic.from_subject(message.subject))))
+            return codec.encode(meta, message.data, 0)
+        except (errors.MusterError, ValueError):
+            self.dropped += 1
+            return None
 
     def _pump(self) -> None:
-        while self._waiting and self.link is not None and self.link.credit > 0:
-            self.bridge.transmit(self.link, self._waiting.popleft(), None)
+        while self._waiting and self.pointer is not None and engine.link_credit(self.pointer) > 0:
+            data = self._waiting.popleft()
+            self._bytes -= len(data)
+            self.bridge.transmit(self, data)
+
+    def flowed(self) -> None:
+        self._pump()
+        if self.pointer is not None and engine.is_draining(self.pointer):
+            self.bridge.spawn(self.flow())
 
     async def flow(self) -> None:
         self._pump()
-        if self.link is not None and self.link.drain_mode:
+        if self.pointer is not None and engine.is_draining(self.pointer):
             await self.bridge.jms.bus.flush()
             self._pump()
-            if self.link is not None:
-                self.link.drained()
+            self._drained()
 
     async def close(self, *, destroy: bool) -> None:
-        self.link = None
+        self.pointer = None
         for one in self._subscriptions:
             await one.close()
 
@@ -190,23 +220,18 @@ class Browser(Outlet):
             await self._send()
 
     async def _send(self) -> None:
-        while self.link is not None and self.link.credit > 0:
+        while self.pointer is not None and engine.link_credit(self.pointer) > 0:
             if not self._waiting and not self._ended:
                 asked = protocol.Browse(self._queue, self._selector, self._after)
                 found = (await self.bridge.jms.ask(asked)).messages
                 self._ended = not found
                 for one in found:
                     self._after = one.sequence
-                    message = messages.rebuild(messages.decode_meta(one.meta), one.data)
-                    self._waiting.append(codec.encode(message, one.count))
-            if not self._waiting:
+                    self._waiting.append(codec.encode(messages.decode_meta(one.meta), one.data, one.count))
+            if not self._waiting or self.pointer is None:
                 break
-            self.bridge.transmit(self.link, self._waiting.popleft(), None)
-        if self.link is not None and self.link.drain_mode:
-            self.link.drained()
-
-    async def close(self, *, destroy: bool) -> None:
-        self.link = None
+            self.bridge.transmit(self, self._waiting.popleft())
+        self._drained()
 
 
 class Ending(Outlet):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 
 from muster.bus import api
+from muster.message import desk
 from muster.message.amqp import bridge, sasl
 from muster.trust import passwords
 
@@ -16,7 +17,10 @@ Connect = Callable[[passwords.Login], Awaitable[api.Bus]]
 
 
 class Gateway:
-    """``anonymous``: the identity of those who log in without a name; None: they may not."""
+    """``anonymous``: the identity of those who log in without a name; None: they may not.
+
+    ``may`` says which topics an identity may send to: the broker refuses what it must not, but tells no one.
+    """
 
     def __init__(
         self,
@@ -28,10 +32,12 @@ class Gateway:
         host: str = "127.0.0.1",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        may: desk.May = desk.anything,
     ) -> None:
         self.connect = connect
         self.verifiers = verifiers
         self.anonymous = anonymous
+        self.may = may
         self.name = name
         self.host = host
         self.port = port

@@ -1,0 +1,171 @@
+"""The dispatcher for people: what there is, and taking it away or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from muster.core import errors
+from muster.message import (
+    delivering,
+    desk,
+    destinations,
+    journal,
+    ledger,
+    messages,
+    pages,
+    protocol,
+    selectors,
+)
+
+BROWSE_MAX: Final = 1000
+TOGETHER: Final = 500  # messages moved or purged in one batch
+
+Waiting = list[tuple[int, messages.Meta, pages.Held]]
+
+
+class Caring:
+    def __init__(self, over: desk.Desk, deliver: delivering.Delivering) -> None:
+        self._desk = over
+        self._ledger = over.ledger
+        self._deliver = deliver
+        self._counted_at = 0.0
+        self._counts: dict[str, tuple[int, int]] = {}  # by queue: stored and delivered so far
+        self._rates: dict[str, tuple[float, float]] = {}
+
+    def count(self, now: float) -> None:
+        """Called regularly: the rates are those since the last call."""
+        took_s, self._counted_at = now - self._counted_at, now
+        counts, rates = {}, {}
+        for key in self._ledger.depths:
+            stored, delivered = self._ledger.stored.get(key, 0), self._ledger.backlogs[key].delivered
+            before = self._counts.get(key, (stored, delivered))
+            counts[key] = (stored, delivered)
+            rates[key] = (round((stored - before[0]) / took_s, 1), round((delivered - before[1]) / took_s, 1))
+        self._counts, self._rates = counts, rates
+
+    def queue_rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for key, depth in sorted(self._ledger.depths.items()):
+            one = self._ledger.backlogs[key]
+            rows.append(
+                {
+                    "queue": key.removeprefix(ledger.QUEUE_MARK),
+                    "depth": depth,
+                    "consumers": len(one.consumers),
+                    "in_flight": sum(len(consumer.held) for consumer in one.consumers.values()),
+                    "in_a_second": self._rates.get(key, (0.0, 0.0))[0],
+                    "out_a_second": self._rates.get(key, (0.0, 0.0))[1],
+                    "delivered": one.delivered,
+                    "expired": one.expired,
+                    "matched": one.matched,
+                    "rejected": one.rejected,
+                }
+            )
+        return rows
+
+    def subscription_rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for key, subscription in sorted(self._ledger.subscriptions.items()):
+            one = self._ledger.backlogs[key]
+            rows.append(
+                {
+                    "subscription": subscription.name,
+                    "client_id": subscription.client_id,
+                    "topic": subscription.topic,
+                    "selector": subscription.selector,
+                    "shared": subscription.shared,
+                    "consumers": len(one.consumers),
+                    "waiting": len(one.entries),
+                    "behind": 0 if one.live else self._ledger.head - pages.sequence_of(one.position),
+                    "delivered": one.delivered,
+                    "matched": one.matched,
+                    "rejected": one.rejected,
+                }
+            )
+        return rows
+
+    async def _waiting(self, queue: str, selector: str | None, after: int, limit: int) -> Waiting:
+        """What nobody has acknowledged, in the order of the log."""
+        one = self._ledger.queue(queue)
+        found: Waiting = []
+        begin = max(after, one.floor) + 1
+        async for page in self._desk.read(pages.sequence_of(begin), protocol.queue_subject(queue)):
+            for number, held in pages.read(page.sequence, page.data):
+                if number < begin or number in one.done or number <= one.floor:
+                    continue
+                meta = messages.decode_meta(held.raw)
+                if meta.expiration_ms and meta.expiration_ms <= self._desk.now_ms():
+                    continue
+                if selectors.accepts(selector, meta):
+                    found.append((number, meta, held))
+                    if len(found) >= limit:
+                        return found
+        return found
+
+    async def browse(self, asked: protocol.Browse) -> protocol.Answer:
+        if asked.selector:
+            selectors.compiled(asked.selector)
+        limit = min(max(asked.limit, 1), BROWSE_MAX)
+        key = ledger.queue_key(asked.queue)
+        found: list[protocol.Delivery] = []
+        total = 0
+        if key in self._ledger.backlogs:
+            for number, _, held in await self._waiting(asked.queue, asked.selector, asked.after, limit):
+                total += len(held.data) + len(held.raw)
+                if found and total > delivering.BATCH_BYTES:
+                    break
+                found.append(protocol.Delivery(0, key, number, 0, held.raw, held.data))
+        return protocol.Answer(messages=found)
+
+    async def purge(self, asked: protocol.Purge) -> protocol.Answer:
+        return protocol.Answer(
+            count=await self._take_all(asked.queue, asked.selector, 1 << 30, lambda *_: None)
+        )
+
+    async def move(self, asked: protocol.Move) -> protocol.Answer:
+        def to(meta: messages.Meta, held: pages.Held) -> journal.Copy:
+            origin = meta.properties.pop(delivering.FROM, None)
+            meta.properties.pop(delivering.REASON, None)
+            meta.destination, meta.amqp = asked.to or origin, None
+            if meta.destination is None:
+                raise errors.InvalidInput("a message that did not die needs a destination to move to")
+            target = destinations.Destination.parse(meta.destination)
+            raw = messages.encode_meta(meta).decode()
+            return self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)
+
+        return protocol.Answer(count=await self._take_all(asked.queue, asked.selector, asked.limit, to))
+
+    async def _take_all(
+        self,
+        queue: str,
+        selector: str | None,
+        limit: int,
+        to: Callable[[messages.Meta, pages.Held], journal.Copy | None],
+    ) -> int:
+        """Acknowledge what waits and is in nobody's hands, each together with what ``to`` makes of it."""
+        if selector:
+            selectors.compiled(selector)
+        key = ledger.queue_key(queue)
+        one = self._ledger.backlogs.get(key)
+        count = after = 0
+        while one is not None and count < limit:
+            found = await self._waiting(queue, selector, after, min(TOGETHER, limit - count))
+            if not found:
+                break
+            after = found[-1][0]
+            taken: list[int] = []
+            copies: list[journal.Copy] = []
+            for number, meta, held in found:
+                if not one.withdraw(number):
+                    continue
+                taken.append(number)
+                if (copy := to(meta, held)) is not None:
+                    copies.append(copy)
+            if not taken:
+                continue
+            record = ledger.Record(acked={key: taken}, stored=journal.counts(copies))
+            self._deliver.stored(copies, await self._desk.store(journal.Item(copies, record)))
+            count += len(taken)
+        self._deliver.refill(key)
+        return count

@@ -1,0 +1,61 @@
+"""Checkpoints: from time to time the sum of all records is written, and the log cut where nobody needs it.
+
+Whatever is cut lies before the checkpoint's head: a page after it may hold a record that a successor needs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.core import subjects
+from muster.message import desk, destinations, journal, ledger, messages, pages, protocol
+
+
+async def recover(over: desk.Desk) -> None:
+    """What the log says, from the last checkpoint on."""
+    state = await over.stream.state()
+    last = await over.stream.last_for(protocol.CHECKPOINT)
+    start = 1
+    if last is not None:
+        chunks = _chunks(last.sequence, last.data)[0].chunks
+        found: list[ledger.Checkpoint] = []
+        async for page in over.read(last.sequence - chunks + 1, protocol.CHECKPOINT):
+            found += _chunks(page.sequence, page.data)
+        over.ledger.restore(found)
+        start = found[0].head + 1
+    async for page in over.read(start):
+        if (record := pages.record_of(page.sequence, page.data)) is not None:
+            over.ledger.apply(record, pages.end(page.sequence))
+    over.journal.head = state.last_sequence
+    over.ledger.reach(state.last_sequence, pages.end(state.last_sequence))
+    over.ledger.suspect()
+    for subscription in over.ledger.subscriptions.values():
+        over.patterns.add(subscription.topic)
+
+
+def _chunks(sequence: int, data: bytes) -> list[ledger.Checkpoint]:
+    return [msgspec.json.decode(held.data, type=ledger.Checkpoint) for _, held in pages.read(sequence, data)]
+
+
+async def write(over: desk.Desk) -> None:
+    over.records = 0
+    target = destinations.topic("checkpoint")
+    head = over.ledger.head
+    dropped, over.ledger.dropped = over.ledger.dropped, set()
+    copies = [
+        journal.Copy(target, messages.Meta(), "{}", msgspec.json.encode(chunk), protocol.CHECKPOINT)
+        for chunk in over.ledger.checkpoint()
+    ]
+    cuts = {
+        key: min(pages.sequence_of(one.floor + 1), head + 1)
+        for key, one in over.ledger.backlogs.items()
+        if key.startswith(ledger.QUEUE_MARK) and one.floor
+    } | dict.fromkeys(dropped - over.ledger.backlogs.keys(), head + 1)
+    topics_cut = min(pages.sequence_of(over.ledger.floor_of_topics() + 1), head + 1)
+    first = pages.sequence_of((await over.store(journal.Item(copies)))[0])
+    purge = over.stream.purge
+    await purge(subject=protocol.CHECKPOINT, before=first)
+    await purge(subject=protocol.RECORD, before=head + 1)
+    for key, before in cuts.items():
+        await purge(subject=protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK)), before=before)
+    await purge(subject=protocol.topic_subject(f"{subjects.TOPIC_PREFIX}.>"), before=topics_cut)

@@ -1,0 +1,73 @@
+"""Messages whose time has not come: they stand aside in the log, and go to their destination when it has."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from typing import TYPE_CHECKING, Final
+
+from muster.message import desk, destinations, journal, ledger, messages, pages, protocol
+
+if TYPE_CHECKING:
+    from muster.message import delivering
+
+TOGETHER: Final = 500  # due at one time
+
+
+class Delays:
+    def __init__(self, over: desk.Desk, deliver: delivering.Delivering) -> None:
+        self._desk = over
+        self._deliver = deliver
+        self._waiting: list[tuple[int, int]] = []  # due, number
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def recover(self) -> None:
+        """What waits in the log."""
+        done = self._desk.ledger.delayed_done
+        async for page in self._desk.read(1, protocol.DELAY):
+            for number, held in pages.read(page.sequence, page.data):
+                if number not in done:
+                    due = messages.decode_meta(held.raw).delivery_time_ms
+                    heapq.heappush(self._waiting, (due, number))
+        self._set_alarm()
+
+    def add(self, due_ms: int, number: int) -> None:
+        heapq.heappush(self._waiting, (due_ms, number))
+        self._set_alarm()
+
+    def stop(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _set_alarm(self) -> None:
+        self.stop()
+        if self._waiting:
+            wait_s = max(0.0, (self._waiting[0][0] - self._desk.now_ms()) / 1000)
+            self._alarm = self._desk.loop.call_later(wait_s, self._due)
+
+    def _due(self) -> None:
+        now = self._desk.now_ms()
+        due: list[int] = []
+        while self._waiting and self._waiting[0][0] <= now and len(due) < TOGETHER:
+            due.append(heapq.heappop(self._waiting)[1])
+        if due:
+            self._desk.spawn(self._release(due))
+        self._set_alarm()
+
+    async def _release(self, due: list[int]) -> None:
+        for number in due:
+            sequence = pages.sequence_of(number)
+            page = await self._desk.stream.get(sequence)
+            held = dict(pages.read(sequence, page.data))[number]
+            meta = messages.decode_meta(held.raw)
+            if meta.destination is None:
+                continue
+            meta.sequence = number  # subscriptions made since do not get it
+            raw = messages.encode_meta(meta).decode()
+            target = destinations.Destination.parse(meta.destination)
+            copies = [self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)]
+            record = ledger.Record(acked={ledger.DELAY_KEY: [number]}, stored=journal.counts(copies))
+            self._deliver.stored(copies, await self._desk.store(journal.Item(copies, record)))
+            await self._desk.stream.delete(sequence)
+            self._desk.ledger.delayed_done.discard(number)

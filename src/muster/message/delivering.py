@@ -1,0 +1,270 @@
+"""From the log to the consumers: what is stored arrives in backlogs, and what they hand out is sent.
+
+Everything that goes out leaves in one order, at the end of a turn of the loop: deliveries, one message for
+each connection; then what those hear who listen to topics; then answers, which therefore come after the
+deliveries that were decided before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from muster.core import topics
+from muster.message import (
+    backlog,
+    delays,
+    desk,
+    destinations,
+    journal,
+    ledger,
+    messages,
+    pages,
+    protocol,
+    selectors,
+)
+
+REASON: Final = "JMS_MUSTER_DEAD_REASON"
+FROM: Final = "JMS_MUSTER_DEAD_FROM"
+BATCH_BYTES: Final = 512 << 10
+
+
+class Delivering:
+    def __init__(self, over: desk.Desk) -> None:
+        self._desk = over
+        self._ledger = over.ledger
+        self.delays = delays.Delays(over, self)
+        self._loading: set[str] = set()
+        self._dirty: set[str] = set()
+        self._heard: list[tuple[str, bytes, dict[str, str]]] = []
+        self._answers: list[tuple[str, protocol.Answer]] = []
+        self._flush = asyncio.Event()
+
+    # Into the log.
+
+    def copy_to(
+        self,
+        destination: destinations.Destination,
+        meta: messages.Meta,
+        raw: str,
+        data: bytes,
+        *,
+        republish: bool = False,
+        due: bool = False,
+    ) -> journal.Copy:
+        """``republish``: those who listen to the topic have not heard it. ``due``: at once, in any case."""
+        subject: str | None
+        if not due and meta.delivery_time_ms > self._desk.now_ms():
+            subject = protocol.DELAY
+        elif destination.is_queue:
+            subject = protocol.queue_subject(destination.name)
+        else:
+            topic = destination.topic
+            kept = self._desk.patterns.matching(topic)
+            subject = protocol.topic_subject(topic.subject) if kept else None
+        return journal.Copy(destination, meta, raw, data, subject, republish)
+
+    def stored(self, copies: Iterable[journal.Copy], numbers: Iterable[int]) -> None:
+        """They are in the log: to those who wait for them."""
+        touched: dict[str, backlog.Backlog] = {}
+        head = self._desk.journal.head
+        self._ledger.reach(head, pages.end(head))
+        for copy, number in zip(copies, numbers, strict=True):
+            if copy.subject == protocol.DELAY:
+                self.delays.add(copy.meta.delivery_time_ms, number)
+                continue
+            if copy.destination.is_queue:
+                one = self._ledger.queue(copy.destination.name)
+                if self._arrived(one, number, copy):
+                    touched[one.key] = one
+                continue
+            topic = copy.destination.topic
+            if number:
+                for pattern in self._desk.patterns.matching(topic):
+                    if index := self._desk.indexes.get(pattern):
+                        for key in list(index.matching(copy.meta)):
+                            if self._ledger.wants(key, copy.meta):
+                                one = self._ledger.backlogs[key]
+                                if self._arrived(one, number, copy):
+                                    touched[key] = one
+            if copy.republish:
+                headers = {messages.HEADER: copy.raw, protocol.LOGGED: str(number)}
+                self._heard.append((topic.subject, copy.data, headers))
+                self._flush.set()
+        for one in touched.values():
+            self.pump(one)
+
+    def _arrived(self, one: backlog.Backlog, number: int, copy: journal.Copy) -> bool:
+        if not one.live:
+            return False
+        if one.room <= 0:
+            one.overflow(number)
+            self.set_live(one, live=False)
+            return False
+        one.arrive(number, copy.meta, copy.raw, copy.data)
+        return True
+
+    def set_live(self, one: backlog.Backlog, *, live: bool) -> None:
+        one.live = live
+        if subscription := self._ledger.subscriptions.get(one.key):
+            if live:
+                index = self._desk.indexes.setdefault(subscription.topic, selectors.Index())
+                index.add(one.key, subscription.selector)
+            elif subscription.topic in self._desk.indexes:
+                self._desk.indexes[subscription.topic].remove(one.key)
+
+    # Out of backlogs.
+
+    def pump(self, one: backlog.Backlog) -> None:
+        self.obey(one, one.pump(self._desk.now_ms()))
+
+    def obey(self, one: backlog.Backlog, found: list[backlog.Instruction]) -> None:
+        expired: list[int] = []
+        for instruction in found:
+            entry = instruction.entry
+            match instruction:
+                case backlog.Deliver(consumer=(name, number)):
+                    self._desk.connections[name].outbox.append(
+                        protocol.Delivery(number, one.key, entry.sequence, entry.count, entry.raw, entry.data)
+                    )
+                    self._dirty.add(name)
+                    self._flush.set()
+                case backlog.Expired():
+                    expired.append(entry.sequence)
+                case backlog.DeadLetter(reason=reason):
+                    self._bury(one, entry, reason)
+        if expired:
+            record = ledger.Record(acked={one.key: expired})
+            self._desk.journal.add(journal.Item([], record, lambda _: self.refill(one.key)))
+
+    def _bury(self, one: backlog.Backlog, entry: backlog.Entry, reason: str) -> None:
+        meta = msgspec.structs.replace(
+            entry.meta,
+            expiration_ms=0,
+            destination=None,
+            amqp=None,
+            properties=entry.meta.properties | {REASON: reason, FROM: entry.meta.destination or one.key},
+        )
+        raw = messages.encode_meta(meta).decode()
+        target = destinations.queue(destinations.DEAD_LETTERS)
+        copies = [self.copy_to(target, meta, raw, entry.data, due=True)]
+        record = ledger.Record(acked={one.key: [entry.sequence]}, stored=journal.counts(copies))
+
+        def stored(numbers: list[int]) -> None:
+            self.stored(copies, numbers)
+            self.refill(one.key)
+
+        self._desk.journal.add(journal.Item(copies, record, stored))
+
+    # Out of the log.
+
+    def refill(self, key: str) -> None:
+        one = self._ledger.backlogs.get(key)
+        if (
+            one
+            and one.consumers
+            and not one.live
+            and one.room >= one.window // 2
+            and key not in self._loading
+        ):
+            self._loading.add(key)
+            self._desk.spawn(self._load(one))
+
+    async def _load(self, one: backlog.Backlog) -> None:
+        generation = one.generation
+        try:
+            while one.consumers and one.room > 0:
+                if one.position >= self._ledger.end:
+                    self.set_live(one, live=True)
+                    break
+                end = self._ledger.end
+                full = await self._load_until(one, end, generation)
+                if one.generation != generation:
+                    return
+                if not full:
+                    one.position = max(one.position, end)
+                self.pump(one)
+        finally:
+            self._loading.discard(one.key)
+            if one.generation != generation:
+                self.refill(one.key)
+
+    async def _load_until(self, one: backlog.Backlog, end: int, generation: int) -> bool:
+        """Take in what there is up to ``end``; True if there was no room for all of it."""
+        subscription = self._ledger.subscriptions.get(one.key)
+        if subscription is None:
+            subject = protocol.queue_subject(one.key.removeprefix(ledger.QUEUE_MARK))
+        else:
+            subject = protocol.topic_subject(subscription.pattern.cover)
+        async for page in self._desk.read(pages.sequence_of(one.position + 1), subject):
+            if subscription is not None:
+                topic = topics.Topic.from_subject(page.subject.removeprefix(protocol.topic_subject("")))
+                if not subscription.pattern.matches(topic):
+                    continue
+            for number, held in pages.read(page.sequence, page.data):
+                if one.generation != generation:
+                    return False
+                if number <= one.position:
+                    continue
+                if one.room <= 0:
+                    return True
+                if number > end:
+                    return False
+                meta = messages.decode_meta(held.raw)
+                if subscription is not None and not (
+                    self._ledger.wants(one.key, meta) and selectors.accepts(subscription.selector, meta)
+                ):
+                    one.position = number
+                    continue
+                one.arrive(number, meta, held.raw, held.data)
+        return False
+
+    # Out of the door.
+
+    def announce(self, subject: str, data: bytes) -> None:
+        self._heard.append((subject, data, {}))
+        self._flush.set()
+
+    def answer(self, reply: str, found: protocol.Answer) -> None:
+        self._answers.append((reply, found))
+        self._flush.set()
+
+    async def send(self) -> None:
+        """Without end: what there is to send, at each turn of the loop."""
+        publish = self._desk.bus.publish
+        while True:
+            await self._flush.wait()
+            self._flush.clear()
+            dirty, self._dirty = self._dirty, set()
+            heard, self._heard = self._heard, []
+            answers, self._answers = self._answers, []
+            for name in dirty:
+                connection = self._desk.connections.get(name)
+                if connection is None:
+                    continue
+                waiting, connection.outbox = connection.outbox, []
+                subject = protocol.deliver_subject(connection.identity, name)
+                for batch in _split(waiting):
+                    await publish(subject, protocol.encode(protocol.Deliveries(self._desk.epoch, batch)))
+            for subject, data, headers in heard:
+                await publish(subject, data, headers=headers)
+            for reply, found in answers:
+                await publish(reply, protocol.encode(found))
+
+
+def _split(deliveries: list[protocol.Delivery]) -> Iterable[list[protocol.Delivery]]:
+    """In batches that fit into a message of the bus."""
+    batch: list[protocol.Delivery] = []
+    total = 0
+    for one in deliveries:
+        size = len(one.data) + len(one.meta) + 64
+        if batch and total + size > BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+        batch.append(one)
+        total += size
+    if batch:
+        yield batch

@@ -1,0 +1,113 @@
+"""What the parts of one dispatcher share: the log and what it says, who is served, and the tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.bus import api
+from muster.core import errors
+from muster.message import journal, ledger, pages, protocol, selectors, settings
+
+#: Whether an identity may publish on (``"pub"``), or subscribe to (``"sub"``), a users' subject.
+May = Callable[[str, str, str], bool]
+Answer = Callable[[protocol.Answer], None]
+
+
+def anything(identity: str, action: str, subject: str) -> bool:
+    return True
+
+
+@dataclass(slots=True)
+class Connection:
+    name: str
+    identity: str
+    client_id: str | None
+    heard_at: float
+    at: api.ConnectionId | None
+    consumers: dict[int, str] = field(default_factory=dict)  # number -> backlog
+    outbox: list[protocol.Delivery] = field(default_factory=list)
+
+    @property
+    def origin(self) -> str:
+        return self.client_id or self.name
+
+
+class Desk:
+    def __init__(
+        self,
+        bus: api.Bus,
+        stream: api.Stream,
+        epoch: int,
+        wanted: settings.Message,
+        may: May = anything,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.bus = bus
+        self.stream = stream
+        self.epoch = epoch
+        self.settings = wanted
+        self.may = may
+        self.now_ms = now_ms
+        self.loop = asyncio.get_running_loop()
+        self.ledger = ledger.Ledger(window=wanted.window, max_deliveries=wanted.max_deliveries)
+        self.journal = journal.Journal(stream, 0, self._applied)
+        self.connections: dict[str, Connection] = {}
+        self.patterns = ledger.Patterns()
+        self.indexes: dict[str, selectors.Index[str]] = {}  # live subscriptions by pattern
+        self.records = 0  # since the last checkpoint
+        self.failure: asyncio.Future[None] = self.loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _applied(self, record: ledger.Record, sequence: int) -> None:
+        end = pages.end(sequence)
+        self.ledger.apply(record, end)
+        self.ledger.reach(sequence, end)
+        self.records += 1
+
+    # Tasks: the first that fails ends the dispatcher.
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self.failure.done():
+            self.failure.set_exception(error)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.journal.abandon(errors.NotConnected("the dispatcher has stopped"))
+
+    def answering(self, work: Coroutine[Any, Any, protocol.Answer], answer: Answer) -> None:
+        """Answer when ``work`` is done, with what it says or what went wrong."""
+
+        async def run() -> None:
+            try:
+                answer(await work)
+            except errors.MusterError as error:
+                answer(protocol.failed(error))
+
+        self.spawn(run())
+
+    async def store(self, item: journal.Item) -> list[int]:
+        """Add it to the log, and wait until it is there: the number of each copy."""
+        done: asyncio.Future[list[int]] = self.loop.create_future()
+        item.stored, item.failed = done.set_result, done.set_exception
+        self.journal.add(item)
+        return await done
+
+    async def read(self, first: int, subject: str | None = None) -> AsyncIterator[api.StoredMessage]:
+        """The pages there are now from sequence ``first`` on."""
+        state = await self.stream.state()
+        first = max(first, state.first_sequence)
+        if first <= state.last_sequence:
+            async for one in self.stream.read(first, state.last_sequence, subject=subject, gaps=True):
+                yield one

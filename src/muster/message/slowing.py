@@ -1,0 +1,104 @@
+"""Slow consumers of topics slow the producers down.
+
+The bus itself has no back-pressure: who reads too slowly loses messages.  So a consumer with too much
+waiting says so to the dispatcher, again and again as long as it is true, the dispatcher tells everyone, and
+those who send to the topic wait.  A consumer that stays slow for `PATIENCE_S` on end is no longer waited
+for: then its oldest messages go, and are counted.  Without a dispatcher nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
+
+from muster.core import errors, topics
+from muster.message import destinations, protocol
+
+HOLD_S: Final = 0.5
+RENEW_S: Final = 0.2
+PATIENCE_S: Final = 10.0
+WAITING_SLOW: Final = 2_000  # messages that wait for a slow consumer before it says so,
+WAITING_SLOW_BYTES: Final = 8 << 20
+WAITING_MAX: Final = 20_000  # and before the oldest go
+WAITING_BYTES_MAX: Final = 64 << 20
+
+
+class Consumer(Protocol):
+    @property
+    def destination(self) -> destinations.Destination: ...
+    def is_slow(self) -> bool: ...
+
+
+class Complaints:
+    """The slow consumers of one connection."""
+
+    def __init__(
+        self,
+        tell: Callable[[str], Coroutine[Any, Any, None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._tell = tell
+        self._spawn = spawn
+        self._complaining: set[Consumer] = set()
+
+    def add(self, consumer: Consumer) -> None:
+        """It is slow: say so until it is not."""
+        if consumer not in self._complaining:
+            self._complaining.add(consumer)
+            self._spawn(self._complain(consumer))
+
+    async def _complain(self, consumer: Consumer) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE_S
+        try:
+            while consumer.is_slow():
+                if loop.time() < until:
+                    await self._tell(consumer.destination.name)
+                await asyncio.sleep(RENEW_S)
+        finally:
+            self._complaining.discard(consumer)
+
+
+class Holds:
+    """What one connection may not send now, because somebody cannot keep up."""
+
+    def __init__(self, on_ease: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_ease = on_ease
+        self._until: dict[str, tuple[topics.Pattern, float]] = {}
+        self._eased = asyncio.Event()
+        self.held = 0  # times that somebody had to wait
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    def heard(self, said: protocol.Slow) -> None:
+        try:
+            pattern = topics.Pattern.parse(said.topic)
+        except errors.MusterError:
+            return
+        if said.topic not in self._until:
+            self._loop.call_later(HOLD_S, self._expire, said.topic)
+        self._until[said.topic] = (pattern, self._loop.time() + HOLD_S)
+
+    def _expire(self, topic: str) -> None:
+        left_s = self._until[topic][1] - self._loop.time()
+        if left_s > 0:
+            self._loop.call_later(left_s, self._expire, topic)
+            return
+        del self._until[topic]
+        self._eased.set()
+        self._on_ease()
+
+    def on(self, destination: destinations.Destination | None) -> bool:
+        if not self._until or destination is None or destination.is_queue:
+            return False
+        return any(pattern.matches(destination.topic) for pattern, _ in self._until.values())
+
+    async def ease(self, destination: destinations.Destination) -> None:
+        """Until it may be sent to."""
+        while self.on(destination):
+            self.held += 1
+            self._eased.clear()
+            await self._eased.wait()

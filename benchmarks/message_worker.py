@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from muster.bus import api
 from muster.bus import client as bus_client
 from muster.message import client, consuming, destinations, service
 
@@ -30,6 +31,20 @@ async def dispatcher(url: str) -> None:
     await asyncio.to_thread(sys.stdin.read)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def gateway(url: str) -> None:
+    """Listens on a free port, and says at each line how much CPU time it has used."""
+    from muster.message.amqp import server
+    from muster.trust import passwords
+
+    async def dial(login: passwords.Login) -> api.Bus:
+        return await bus_client.connect((url,), identity=login.name)
+
+    async with server.Gateway(dial, None, anonymous="bench-client") as started:
+        say({"port": started.port})
+        while await hear() is not None:
+            say({"cpu_s": time.process_time()})
 
 
 async def subscriber(url: str) -> None:
@@ -113,6 +128,7 @@ def say(answer: dict[str, Any]) -> None:
 
 ROLES: dict[str, Callable[[str], Awaitable[None]]] = {
     "dispatcher": dispatcher,
+    "gateway": gateway,
     "subscriber": subscriber,
     "publisher": publisher,
     "sender": sender,

@@ -50,9 +50,7 @@ class Client:
 
     def _log_in(self) -> None:
         init = b"\x00\x53\x41\xc0\x0c\x01\xa3\x09ANONYMOUS"
-        self._socket.sendall(
-            sasl.HEADER + struct.pack(">IBBH", len(init) + 8, 2, 1, 0) + init
-        )
+        self._socket.sendall(sasl.HEADER + struct.pack(">IBBH", len(init) + 8, 2, 1, 0) + init)
         got = b""
         while b"\x00\x53\x44" not in got:
             got += self._socket.recv(4096)

@@ -167,8 +167,7 @@ class Bridge(asyncio.Protocol):
             case kinds.CONNECTION_REMOTE_OPEN:
                 self.spawn(self._open())
             case kinds.SESSION_REMOTE_OPEN:
-                event.session.incoming_capacity = SESSION_BYTES_MAX
-                event.session.open()
+                self.spawn(self._begin(event.session))
             case kinds.SESSION_REMOTE_CLOSE:
                 for pointer, outlet in list(self._outlets.items()):
                     if outlet.link.session == event.session:
@@ -267,6 +266,12 @@ class Bridge(asyncio.Protocol):
         connection.open()
         self._opened.set()
         self.spawn(self.straight.run())
+
+    async def _begin(self, session: Any) -> None:
+        """Not before our own open: what a client says behind its open without waiting, waits here."""
+        await self._opened.wait()
+        session.incoming_capacity = SESSION_BYTES_MAX
+        session.open()
 
     async def _closed(self) -> None:
         assert self._engine is not None

@@ -1,5 +1,17 @@
-"""``python -m muster``."""
+"""``python -m muster``, and the ``muster`` command."""
 
-from muster.cli import main
+from __future__ import annotations
 
-main.main()
+import signal
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is begun yet (`muster.cli.interrupts`)
+    from muster.cli import main as cli
+
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

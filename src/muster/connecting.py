@@ -9,7 +9,7 @@ from pathlib import Path
 
 from muster.bus import client
 from muster.bus import locator as locators
-from muster.core import errors
+from muster.core import errors, metrics
 from muster.trust import credentials
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
@@ -23,6 +23,7 @@ async def connect(
     creds: str | Path | credentials.Credentials | None = None,
     tls: ssl.SSLContext | None = None,
     proxy: str | None = None,
+    measure: metrics.Metrics | None = None,
 ) -> client.Client:
     """A connection to the bus: ``async with await muster.connect("nats://…") as bus: …``.
 
@@ -33,7 +34,8 @@ async def connect(
     or their file, which is read again for each new connection.  ``identity``: the name to go by; otherwise
     the one in the credentials.
     ``tls``: whom to believe, where the system's certificate authorities are not meant.  ``proxy``: an HTTP
-    proxy (``http://HOST:PORT``) by way of which brokers are reached.
+    proxy (``http://HOST:PORT``) by way of which brokers are reached.  ``measure``: where it counts what it
+    drops, refuses and renews.
     """
     addresses = [servers] if isinstance(servers, str) else list(servers or ())
     if locator is not None:
@@ -48,6 +50,7 @@ async def connect(
         identity=identity,
         creds=given,
         tls=tls,
+        measure=measure,
         in_order=locator is not None,
         proxy=proxy,
     )

@@ -459,6 +459,27 @@ class Streams:
         assert 0.8 < budgets["r"].used_ratio <= 1
         assert 0.8 < budgets["f"].used_ratio <= 1
 
+    async def test_only_limit_changes_the_budget_of_a_stream_that_is_there(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(small("r", api.OnFull.REFUSE))
+        with pytest.raises(errors.LimitExceeded):
+            await fill(lambda _: stream.publish("r.a", b"x" * 1000), 100)
+        before = (await stream.state()).messages
+        # Somebody who thinks of another budget, and of another subject.
+        opened = await bus.stream(
+            api.StreamSettings("r", ("r.>", "s.>"), max_bytes=1_000, max_age_s=1.0, duplicate_window_s=1.0)
+        )
+        assert (await stream.state()).messages == before
+        await bus.limit("r", max_bytes=200_000, max_age_s=3600.0, on_full=api.OnFull.REFUSE, replicas=1)
+        await opened.publish("s.a", b"x" * 1000)
+        (budget,) = await bus.budgets()
+        assert (budget.limit_bytes, budget.max_age_s, budget.replicas) == (200_000, 3600.0, 1)
+        await bus.limit("r", max_bytes=5_000, max_age_s=0.0, on_full=api.OnFull.DROP_OLDEST, replicas=1)
+        await opened.publish("s.a", b"x")
+        assert (await stream.state()).bytes <= 5_000
+        with pytest.raises(errors.NotFound):
+            await bus.limit("none", max_bytes=1, max_age_s=0.0, on_full=api.OnFull.REFUSE, replicas=1)
+
     async def test_a_big_message_that_does_not_fit_does_not_hurt_small_ones(self, connect: Connect):
         bus = await connect("one")
         stream = await bus.stream(small("r", api.OnFull.REFUSE))

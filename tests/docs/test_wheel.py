@@ -37,7 +37,7 @@ def test_it_holds_the_package_its_licence_and_its_doors(wheel: Path):
     }
     assert names == tree
     assert "licenses/LICENSE" in about
-    assert "muster = muster.cli.main:main" in doors
+    assert "muster = muster.__main__:main" in doors
     assert "[pytest11]" in doors
     assert "Requires-Python: >=3.11" in metadata
 

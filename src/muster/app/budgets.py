@@ -1,8 +1,9 @@
-"""The watch over budgets: streams, key/value buckets, the store, log files, the disk itself.
+"""The watch over budgets: streams, key/value buckets, the store, files, the disk itself.
 
-A budget that is used beyond ``retention.alert_at`` is an alert, announced on the bus as a
-`muster.core.messages.Alert` and cleared when there is room again; one that is full is also counted.  Nothing
-is deleted here: the owner of each budget has said what happens when it is full.
+Whoever opens a stream first makes it; how much it may hold is said here, from ``[retention]``, also after
+a change of the settings.  A budget that is used beyond ``retention.alert_at`` is an alert, announced on the
+bus as a `muster.core.messages.Alert` and cleared when there is room again; one that is full is also counted.
+Nothing is deleted here: the owner of each budget has said what happens when it is full.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from muster.app import context as context_
 from muster.app import team
 from muster.bus import api
-from muster.core import errors, messages, metrics, subjects
+from muster.core import errors, ground, messages, metrics, subjects
 
 PERIOD_S = 10.0
 RULE = "budget"
@@ -36,6 +37,14 @@ class Use:
     @property
     def ratio(self) -> float:
         return self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Files below a folder that keep to a budget by themselves."""
+
+    folder: Path
+    limit_bytes: int
 
 
 Levels = Mapping[str, messages.Level]
@@ -78,6 +87,22 @@ def _reason(use: Use) -> str:
     return f"{use.used_bytes:,} of {use.limit_bytes:,} bytes are used; {consequence}"
 
 
+def other_than_wanted(
+    found: Iterable[api.Budget], wanted: ground.Ground
+) -> Iterator[tuple[str, ground.Budget]]:
+    """Streams whose budget is not that of the settings, and what it should be."""
+    ours = wanted.retention.streams()
+    for budget in found:
+        should = ours.get(budget.stream)
+        if should is not None and (
+            budget.limit_bytes,
+            budget.max_age_s,
+            budget.on_full.value,
+            budget.replicas,
+        ) != (should.max_bytes, should.max_age_s, should.on_full, wanted.bus.replicas):
+            yield budget.stream, should
+
+
 class BudgetWatch:
     """The part that looks, and tells."""
 
@@ -90,9 +115,15 @@ class BudgetWatch:
         self._context: context_.Context
         self._uses: list[Use] = []
         self._levels: dict[str, messages.Level] = {}
+        self._folders: dict[str, Kept] = {}
+        self._unsettled: dict[str, str] = {}  # streams that could not be brought to their budget, and why
         self._used: metrics.Gauge
         self._limit: metrics.Gauge
         self._full: metrics.Counter
+
+    def watch_folder(self, name: str, folder: Path, limit_bytes: int) -> None:
+        """Look at these files as well; their owner drops the oldest when there are too many."""
+        self._folders[name] = Kept(folder, limit_bytes)
 
     async def start(self, context: context_.Context) -> None:
         self._context = context
@@ -117,15 +148,18 @@ class BudgetWatch:
             for use in sorted(self._uses, key=lambda use: -use.ratio)
         ]
         above = ", ".join(f"{name} ({level.value})" for name, level in sorted(self._levels.items()))
-        return team.Health(reason=f"nearly full: {above}" if above else "", facts={"budgets": rows})
+        reasons = [f"nearly full: {above}"] if above else []
+        reasons += [f"{name} is not within its budget: {why}" for name, why in self._unsettled.items()]
+        return team.Health(reason="; ".join(reasons), facts={"budgets": rows})
 
     async def look(self) -> None:
         """Once, now."""
         context = self._context
+        streams = await self._settle(await context.bus.budgets())
         self._uses = [
-            *(_of_stream(budget) for budget in await context.bus.budgets()),
+            *map(_of_stream, streams),
             await _of_store(context),
-            *await asyncio.to_thread(_of_files, context),
+            *await asyncio.to_thread(_of_files, context, self._folders),
         ]
         now = levels(self._uses, context.settings.retention.alert_at)
         for use in self._uses:
@@ -138,12 +172,37 @@ class BudgetWatch:
             await context.bus.publish(subjects.announced("bus", "alert"), messages.encode(alert))
         self._levels = now
 
+    async def _settle(self, found: list[api.Budget]) -> list[api.Budget]:
+        """Bring streams to the budgets of the settings; how they are then."""
+        settings = self._context.settings
+        others = dict(other_than_wanted(found, settings))
+        self._unsettled = {name: why for name, why in self._unsettled.items() if name in others}
+        for name, should in others.items():
+            try:
+                await self._context.bus.limit(
+                    name,
+                    max_bytes=should.max_bytes,
+                    max_age_s=should.max_age_s,
+                    on_full=api.OnFull(should.on_full),
+                    replicas=settings.bus.replicas,
+                )
+            except errors.NotFound:
+                continue  # it has just gone
+            except (errors.InvalidInput, errors.Refused) as error:
+                if self._unsettled.get(name) != error.message:
+                    self._context.log.error("budget-not-set", stream=name, error=error)
+                self._unsettled[name] = error.message
+            else:
+                self._context.log.info("budget-set", stream=name, max_bytes=should.max_bytes)
+                self._unsettled.pop(name, None)
+        return await self._context.bus.budgets() if others else found
+
     async def _look_always(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
             try:
                 await self.look()
-            except errors.Unavailable as error:
+            except (errors.MusterError, OSError) as error:  # not known this time; the watch goes on
                 self._context.log.warning("budgets-unknown", error=error)
 
 
@@ -158,13 +217,18 @@ async def _of_store(context: context_.Context) -> Use:
     return Use("store", used.record_bytes, context.settings.store.max_bytes, refuses=True)
 
 
-def _of_files(context: context_.Context) -> list[Use]:
+def _of_files(context: context_.Context, folders: Mapping[str, Kept]) -> list[Use]:
     disk = shutil.disk_usage(context.folder.root)
     logs = [*context.folder.logs.iterdir(), *context.folder.brokers.glob("*/broker.log*")]
     limit = context.settings.retention.logs.max_bytes
     return [
         Use("log files", sum(map(_size, logs)), limit, refuses=False),
         Use("disk", disk.total - disk.free, disk.total, refuses=True),
+        *(
+            Use(name, sum(map(_size, kept.folder.rglob("*"))), kept.limit_bytes, refuses=False)
+            for name, kept in folders.items()
+            if kept.limit_bytes
+        ),
     ]
 
 

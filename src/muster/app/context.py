@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from muster.app import home
@@ -34,3 +35,4 @@ class Context:
     log: log.Events
     spawn: Spawn  # a task that ends with the part, and whose failure is the part's
     servers: Callable[[], tuple[str, ...]] = tuple  # where the domain's brokers are now
+    watch_folder: Callable[[str, Path, int], None] = lambda *_: None  # a name, files, and their budget

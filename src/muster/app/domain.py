@@ -26,19 +26,20 @@ from muster.app import (
     certificates,
     context,
     control,
-    health,
     home,
     identities,
     locating,
     team,
 )
-from muster.bus import api, client, http
+from muster.bus import api, client, http, pages
 from muster.core import errors, ground, log, metrics, settings
 from muster.store import api as store_api
 from muster.store import database
 from muster.trust import keyring, roles
 
 P = TypeVar("P")
+
+PROCESS = "domain"  # as which it tells where its pages are
 
 
 class State(enum.Enum):
@@ -60,6 +61,7 @@ class Domain:
         self.bus: api.Bus
         self._locator = locating.Locator(lambda: self.servers) if settings.bus.locator else None
         self._log = log.Events("app", domain=settings.domain.name)
+        self._budgets = budgets.BudgetWatch()
         self._parts = (*self._own_parts(), *parts)
         self._team: team.Team
         self._stack = contextlib.AsyncExitStack()
@@ -68,7 +70,7 @@ class Domain:
         self._started_at_s = 0.0
 
     def _own_parts(self) -> list[team.Part]:
-        own: list[team.Part] = [budgets.BudgetWatch()]
+        own: list[team.Part] = [self._budgets]
         if self._locator is not None:
             own.append(self._locator)
         if self.brokers is not None:
@@ -179,6 +181,7 @@ class Domain:
             "parts": [
                 {"name": name, "state": one.state.value, "reason": one.reason} for name, one in found.items()
             ],
+            "pages": await asyncio.to_thread(self._told),
         }
         for one in found.values():
             status |= one.facts
@@ -224,6 +227,7 @@ class Domain:
             log=self._log.bind(in_part=part.name),
             spawn=spawn,
             servers=lambda: self.servers,
+            watch_folder=self._budgets.watch_folder,
         )
 
     def _part_failed(self, part: team.Part, error: BaseException) -> None:
@@ -243,7 +247,7 @@ class Domain:
         self._stack.push_async_callback(asyncio.to_thread, lock.__exit__, None, None, None)
 
     async def _serve_pages(self) -> None:
-        self._pages = await health.serve(
+        self._pages = await pages.serve(
             self.settings.health,
             ready=lambda: self.ready,
             health=self._team.health,
@@ -252,9 +256,16 @@ class Domain:
         )
         if self._pages is not None:
             self._stack.push_async_callback(self._pages.close)
+            told = await asyncio.to_thread(pages.tell, self.folder.pages, PROCESS, self._pages)
+            self._stack.push_async_callback(asyncio.to_thread, told.unlink, missing_ok=True)
 
     async def _status_page(self, _: http.Request) -> http.Response:
         return http.json_response(await self.status())
+
+    def _told(self) -> list[dict[str, Any]]:
+        return [
+            {"process": one.process, "pid": one.pid, "url": one.url} for one in pages.told(self.folder.pages)
+        ]
 
     async def _open_store(self) -> None:
         wanted = self.settings.store

@@ -7,7 +7,8 @@
       brokers/       what the brokers keep
       store.db       system state
       logs/          what processes say when they run detached
-      run/           what is true only while the domain runs: the lock, and where its doors are
+      run/           what is true only while the domain runs: the lock, where its doors are, and in pages/
+                     where each of its processes says how it is
 
 The lock in ``run/`` is held by the kernel for the process that runs the domain, so it cannot go stale: after
 ``kill -9`` it is free.  The pid written into it is only for telling people.
@@ -88,6 +89,11 @@ class Folder:
     @property
     def run(self) -> Path:
         return self.root / "run"
+
+    @property
+    def pages(self) -> Path:
+        """Where each process tells at which address it says how it is (`muster.bus.pages`)."""
+        return self.run / "pages"
 
     @property
     def lock_file(self) -> Path:

@@ -2,11 +2,13 @@
 
 The file is kept in a few pieces: the current one and older ones with a number.  Together they never exceed
 their share of ``retention.logs``, and older pieces go when they are past its age.  Brokers write their own
-files; `broker_file_bytes` is their share of the same budget.
+files; `broker_file_bytes` is their share of the same budget.  What other processes of the domain say,
+whatever it is, goes through a pipe to the domain's process, which keeps it in such a file for each (`keep`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import logging
@@ -19,12 +21,15 @@ from typing import TextIO, cast
 from muster.core import ground, log
 
 PIECES = 4  # of one log: the current and three older ones
+CHUNK_BYTES = 64 << 10
+LINGER_S = 2.0
 _BROKER_PIECES = 4  # as many as the engine is told to keep, and the current one
 
 
-def file_bytes(settings: ground.Ground) -> int:
-    """The size at which our own log turns to a new piece: half of the budget is ours."""
-    return settings.retention.logs.max_bytes // 2 // PIECES
+def file_bytes(settings: ground.Ground, processes: int = 1) -> int:
+    """The size at which a log turns to a new piece: a quarter of the budget is the domain's own process's,
+    and a quarter that of the ``processes`` it started."""
+    return settings.retention.logs.max_bytes // 4 // PIECES // processes
 
 
 def broker_file_bytes(settings: ground.Ground, brokers: int) -> int:
@@ -49,6 +54,27 @@ def configure(settings: ground.Ground, file: Path | None = None) -> Callable[[],
             stream.close()
 
     return end
+
+
+async def keep(said: asyncio.StreamReader, file: Path, settings: ground.Ground, *, processes: int) -> None:
+    """Write what a process says into ``file``, until it says no more."""
+    kept = await asyncio.to_thread(
+        RotatingFile, file, file_bytes(settings, processes), settings.retention.logs.max_age_s
+    )
+    try:
+        while data := await said.read(CHUNK_BYTES):
+            await asyncio.to_thread(kept.write, data.decode(errors="replace"))
+    finally:
+        kept.close()
+
+
+async def end(*keeping: asyncio.Task[None]) -> None:
+    """End tasks of `keep` whose processes have ended. What those started may still hold the pipe."""
+    if keeping:
+        await asyncio.wait(keeping, timeout=LINGER_S)
+    for task in keeping:
+        task.cancel()
+    await asyncio.gather(*keeping, return_exceptions=True)
 
 
 class RotatingFile(io.TextIOBase):

@@ -16,6 +16,8 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from muster.app import certificates, enrolment, identities, logs, managing, nursery, team
 from muster.app import context as context_
 from muster.bus import api
@@ -243,7 +245,11 @@ def _task(context: context_.Context, wanted: settings.Manage, name: str) -> mana
         manager_ttl_s=wanted.manager_ttl_s,
         known_as=name,
         log_file=str(context.folder.logs / f"{name}.log"),
-        log_bytes_max=logs.file_bytes(whole) // len(_names(wanted)),
+        log_bytes_max=logs.file_bytes(whole, 2 * len(_names(wanted))),
         log_age_s=whole.retention.logs.max_age_s,
+        replicas=whole.bus.replicas,
+        audit_bytes_max=whole.retention.decisions.max_bytes,
         log_level=whole.log.level,
+        health=msgspec.structs.replace(whole.health, port=0),
+        pages=str(context.folder.pages),
     )

@@ -18,8 +18,8 @@ from typing import Any, TextIO, cast
 import msgspec
 
 from muster.app import logs
-from muster.bus import api, client
-from muster.core import errors, log, settings
+from muster.bus import api, client, pages
+from muster.core import errors, ground, health, log, metrics, settings
 from muster.manage import agent, manager, service
 from muster.store import api as store_api
 from muster.store import database
@@ -51,18 +51,33 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     log_file: str = ""
     log_bytes_max: int = 1 << 20
     log_age_s: float = 30 * 86400.0
+    audit_bytes_max: int = 256 << 20
     log_level: str = "info"
+    health: ground.Health = msgspec.field(default_factory=ground.Health)
+    pages: str = ""  # the folder in which it tells where its pages are
 
 
-async def connect(task: Task) -> api.Bus:
+async def connect(task: Task, measure: metrics.Metrics) -> api.Bus:
     creds = await asyncio.to_thread(credentials.Credentials.load, pathlib.Path(task.creds))
     tls = await asyncio.to_thread(ssl.create_default_context, cafile=task.ca) if task.ca else None
-    return await client.connect(task.servers, creds=creds, tls=tls)
+    return await client.connect(task.servers, creds=creds, tls=tls, measure=measure)
 
 
 async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+    measure = metrics.Metrics(process=True)
+    conditions: dict[str, Callable[[], pages.Told]] = {"bus": _starting, task.kind: _starting}
     async with contextlib.AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(await connect(task))
+        await stack.enter_async_context(
+            pages.of_process(
+                task.health,
+                process=task.known_as or task.name,
+                conditions=lambda: {name: told() for name, told in conditions.items()},
+                metrics=measure,
+                folder=pathlib.Path(task.pages) if task.pages else None,
+            )
+        )
+        bus = await stack.enter_async_context(await connect(task, measure))
+        conditions["bus"] = lambda: pages.of_bus(bus)
         match task.kind:
             case "registry":
                 password = None
@@ -81,6 +96,7 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
                     manager_ttl_s=task.manager_ttl_s,
                     authorize=Gate(pathlib.Path(task.keys)),
                     replicas=task.replicas,
+                    audit_bytes_max=task.audit_bytes_max,
                 )
             case "manager":
                 part = manager.Manager(bus)
@@ -91,8 +107,13 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
             case _:
                 raise errors.InvalidInput(f"no process of kind {task.kind!r}")
         await stack.enter_async_context(part)
+        conditions[task.kind] = pages.Told
         ready()
         await stop.wait()
+
+
+def _starting() -> pages.Told:
+    return pages.Told(health.State.STARTING)
 
 
 class Gate:

@@ -55,6 +55,7 @@ class Dispatcher:
             self._settings,
             max_bytes=context.settings.retention.messages.max_bytes,
             may=Permissions(context.trust),
+            replicas=context.settings.bus.replicas,
         )
         context.spawn(self._service.run())
 

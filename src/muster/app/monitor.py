@@ -45,6 +45,9 @@ class Channel:
                 subscriptions=(to,),
                 compression=None if wanted.compression == "none" else wanted.compression,
                 sensors=wanted.sensors,
+                stream_bytes_max=context.settings.retention.reports.max_bytes,
+                stream_age_s_max=context.settings.retention.reports.max_age_s,
+                replicas=context.settings.bus.replicas,
             ),
             measure=context.metrics,
         )
@@ -79,11 +82,13 @@ class Sensor:
         from muster.monitor import sensor
 
         wanted = self._wanted
+        buffer_dir = context.folder.root / "sensor"
+        context.watch_folder("sensor's buffer", buffer_dir, wanted.buffer_bytes)
         self._bus = await context.connect(wanted.name, roles.Role.AGENT)
         self._sensor = sensor.Sensor(
             self._bus,
             sensor.Settings(
-                buffer_dir=context.folder.root / "sensor",
+                buffer_dir=buffer_dir,
                 group=wanted.group,
                 zone=wanted.zone,
                 period_s=wanted.period_s,

@@ -40,6 +40,7 @@ class Notifier:
             settings,
             root=await asyncio.to_thread(context.trust.root_of_grants),
             domain=context.settings.domain.name,
+            replicas=context.settings.bus.replicas,
             measure=context.metrics,
         )
         await self._notifier.start()

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from muster.app import context as context_
-from muster.app import home, identities, team
+from muster.app import home, identities, logs, team
 from muster.core import ground, health
 from muster.pipeline import settings as settings_
 from muster.trust import keyring, roles
@@ -24,6 +23,8 @@ from muster.trust import keyring, roles
 STOP_S = 60.0
 WAIT_MAX_S = 60.0
 OPTIONS_NAME = "options.json"
+LOG_NAME = "pipeline.log"
+PROCESSES = 2  # its share of the log budget: as much as all processes of management
 
 
 def options(
@@ -41,6 +42,12 @@ def options(
         "ca": running.ca,
         "history_max_bytes": settings.retention.history.max_bytes,
         "history_max_age_s": settings.retention.history.max_age_s,
+        "system_max_bytes": settings.retention.system.max_bytes,
+        "alerts_max_bytes": settings.retention.alerts.max_bytes,
+        "alerts_max_age_s": settings.retention.alerts.max_age_s,
+        "replicas": settings.bus.replicas,
+        "health": msgspec.structs.replace(settings.health, port=0),
+        "pages": str(folder.pages),
         "settings": pipeline,
     }
 
@@ -54,10 +61,13 @@ class PipelinePart:
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
+        self._log: asyncio.Task[None] | None = None
         self._restarts = 0
         self._reason = "starting"
 
     async def start(self, context: context_.Context) -> None:
+        history = Path(self._settings.history_dir or context.folder.root / "history")
+        context.watch_folder("history", history, context.settings.retention.history.max_bytes)
         self._task = context.spawn(self._keep_running(context))
 
     async def stop(self) -> None:
@@ -72,6 +82,8 @@ class PipelinePart:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
+        if self._log is not None:
+            await logs.end(self._log)
 
     def health(self) -> team.Health:
         if self._process is not None and self._process.returncode is None:
@@ -82,23 +94,27 @@ class PipelinePart:
         wait_s = 1.0
         while True:
             path = await self._write_options(context)
-            log = await asyncio.to_thread(_open_log, context.folder.logs / "pipeline.log")
-            with log:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "muster.pipeline.run",
-                    str(path),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "muster.pipeline.run",
+                str(path),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            assert self._process.stdout is not None
+            file = context.folder.logs / LOG_NAME
+            self._log = asyncio.create_task(
+                logs.keep(self._process.stdout, file, context.settings, processes=PROCESSES)
+            )
             code = await self._process.wait()
+            await logs.end(self._log)
             if code == 0:
                 self._reason = "stopped on request"
                 return
             self._restarts += 1
-            self._reason = f"ended with code {code}; see {context.folder.logs / 'pipeline.log'}"
+            self._reason = f"ended with code {code}; see {file}"
             context.log.error("pipeline-ended", code=code, restarts=self._restarts)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, WAIT_MAX_S)
@@ -114,10 +130,5 @@ class PipelinePart:
         told = options(context.settings, self._settings, context.folder, context.trust, running)
         path = context.folder.root / "pipeline" / OPTIONS_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(told))
+        path.write_bytes(msgspec.json.encode(told | {"leashed": True}))
         return path
-
-
-def _open_log(path: Path) -> BinaryIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")

@@ -24,6 +24,7 @@ from muster.app import domain, home
 from muster.core import errors
 
 FORCED = 130
+STOP_S = 15.0
 ERRORS_NAME = "domain.err"
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: the terminal was closed
 
@@ -45,7 +46,8 @@ async def run(
 
     async def live() -> None:
         async with running:
-            await running.guard(work())
+            if not asked.is_set():  # something on the way up may have swallowed the cancellation
+                await running.guard(work())
 
     for number in _STOP:
         loop.add_signal_handler(number, on_signal)
@@ -85,6 +87,8 @@ def detach(arguments: Sequence[str], folder: home.Folder, *, timeout_s: float) -
             return _when_ready(started, ready, last_words, timeout_s)
         except BaseException:
             started.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                started.wait(STOP_S)
             raise
 
 

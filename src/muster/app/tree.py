@@ -101,10 +101,11 @@ class Passive:
             await asyncio.sleep(BEAT_S / 4)
 
     async def _begin(self, name: str) -> None:
-        command = [sys.executable, "-m", "muster", "up", "--home", name]
+        command = [sys.executable, "-m", "muster", "up", "--log-file", "--home", name]
         command += ["--set", f"manage.parent=127.0.0.1:{self._port}", "--set", f"manage.known_as={name}"]
         try:
-            pid = await asyncio.to_thread(_spawn, command, self._context.folder.logs / "children.log")
+            last_words = self._context.folder.logs / f"child-{1 + self._homes.index(name)}.err"
+            pid = await asyncio.to_thread(_spawn, command, last_words)
         except OSError as error:
             self._care.ended(name, asyncio.get_running_loop().time(), str(error))
             return
@@ -186,8 +187,9 @@ def _pid_of(home_: str) -> int | None:
     return None
 
 
-def _spawn(command: list[str], log: pathlib.Path) -> int:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _spawn(command: list[str], last_words: pathlib.Path) -> int:
+    """It keeps a log of its own; what it says besides, of one run, is in ``last_words``."""
+    output = os.open(last_words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         return os.posix_spawnp(
             command[0],

@@ -169,6 +169,8 @@ class Budget:
     limit_bytes: int
     messages: int
     on_full: OnFull
+    max_age_s: float = 0.0
+    replicas: int = 1
 
     @property
     def used_ratio(self) -> float:
@@ -427,7 +429,11 @@ class Bus(Protocol):
         ...
 
     async def stream(self, settings: StreamSettings) -> Stream:
-        """The stream, created or brought to these settings."""
+        """The stream, created or brought to these settings.
+
+        One that is there keeps its budget (bytes, age, what it does when full) and its replicas: of many who
+        open it only one knows what the domain can afford, and says so with `limit`.
+        """
         ...
 
     async def open_stream(self, name: str) -> Stream:
@@ -439,6 +445,12 @@ class Bus(Protocol):
     async def key_value(self, settings: KeyValueSettings) -> KeyValue: ...
     async def budgets(self) -> list[Budget]:
         """Used and allowed bytes of every stream of the domain, fullest first."""
+        ...
+
+    async def limit(
+        self, stream: str, *, max_bytes: int, max_age_s: float, on_full: OnFull, replicas: int
+    ) -> None:
+        """Change the budget of a stream that is there (or a bucket: ``KV_`` and its name)."""
         ...
 
     async def flush(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None: ...

@@ -314,6 +314,11 @@ class Client:
     async def budgets(self) -> list[api.Budget]:
         return await self._durable.budgets()
 
+    async def limit(
+        self, stream: str, *, max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int
+    ) -> None:
+        await self._durable.limit(stream, streams.budget(max_bytes, max_age_s, on_full, replicas))
+
     # Looking after itself.
 
     async def _audit_always(self) -> None:

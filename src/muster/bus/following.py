@@ -118,6 +118,10 @@ class Following:
         except errors.MusterError as error:
             self._error = error
             self._arrived.set()
+        except Exception as error:  # else its reader would wait for ever
+            self._error = errors.InvariantBroken(f"following {self._stream}: {error!r}")
+            self._arrived.set()
+            raise
 
     async def _once(self) -> None:
         """One consumer, from its making until it can be trusted no more."""

@@ -57,16 +57,33 @@ class Streams:
         return Stream(self, await self.configure(wanted(settings)))
 
     async def configure(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Create the stream, or bring it to ``config``. Returns what the broker made of it."""
+        """Create the stream, or bring it to ``config`` but for its budget. Returns what the broker made of
+        it."""
         name = config["name"]
+        kept = {key: value for key, value in config.items() if key not in _BUDGET}
+        try:
+            return await self._update(name, kept)
+        except errors.NotFound:
+            pass  # and not the other way round: where room is scarce, a second creation is refused for that
         try:
             return (await self.api.call(f"STREAM.CREATE.{name}", config))["config"]  # type: ignore[no-any-return]
         except jetstream.Refusal as error:
             if error.err_code != jetstream.NAME_IN_USE:
                 raise errors.InvalidInput(error.message) from error
+        return await self._update(name, kept)  # somebody was quicker
+
+    async def limit(self, name: str, config: dict[str, Any]) -> None:
+        await self._update(subjects.token(name), config)
+
+    async def _update(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         there = (await self.api.call(f"STREAM.INFO.{name}"))["config"]
+        changed = there | config
+        if changed["max_age"]:  # the broker wants the window to be no longer
+            changed["duplicate_window"] = min(changed["duplicate_window"], changed["max_age"])
+        if changed == there:
+            return there  # type: ignore[no-any-return]
         try:
-            return (await self.api.call(f"STREAM.UPDATE.{name}", there | config))["config"]  # type: ignore[no-any-return]
+            return (await self.api.call(f"STREAM.UPDATE.{name}", changed))["config"]  # type: ignore[no-any-return]
         except jetstream.Refusal as error:
             raise errors.InvalidInput(
                 error.message,
@@ -95,6 +112,8 @@ class Streams:
                 limit_bytes=max(0, info["config"]["max_bytes"]),
                 messages=info["state"]["messages"],
                 on_full=_on_full(info["config"]),
+                max_age_s=info["config"]["max_age"] / 1e9,
+                replicas=info["config"]["num_replicas"],
             )
             for page in await self._pages("STREAM.LIST")
             for info in page
@@ -116,6 +135,19 @@ class Streams:
         await self.api.call(f"STREAM.DELETE.{subjects.token(name)}")
 
 
+def budget(max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int) -> dict[str, Any]:
+    """The part of a stream's configuration that says how much it may hold."""
+    return {
+        "max_bytes": max_bytes,
+        "max_age": round(max_age_s * 1e9),
+        "discard": "new" if on_full is api.OnFull.REFUSE else "old",
+        "num_replicas": replicas,
+    }
+
+
+_BUDGET = ("max_bytes", "max_age", "discard", "num_replicas")
+
+
 def wanted(settings: api.StreamSettings) -> dict[str, Any]:
     """The broker's configuration for our settings."""
     if settings.max_bytes <= 0:
@@ -128,13 +160,10 @@ def wanted(settings: api.StreamSettings) -> dict[str, Any]:
         "name": subjects.token(settings.name),
         "subjects": list(settings.subjects),
         "retention": settings.retention.value,
-        "max_bytes": settings.max_bytes,
-        "max_age": age_ns,
+        **budget(settings.max_bytes, settings.max_age_s, settings.on_full, settings.replicas),
         "max_msgs": settings.max_messages or -1,
         "max_msgs_per_subject": settings.max_messages_per_subject or -1,
-        "discard": "new" if settings.on_full is api.OnFull.REFUSE else "old",
         "storage": "memory" if settings.memory_only else "file",
-        "num_replicas": settings.replicas,
         "duplicate_window": min(window_ns, age_ns) if age_ns else window_ns,
         "deny_delete": not settings.allow_delete,
         "deny_purge": not settings.allow_delete,

@@ -113,7 +113,7 @@ class Wire(nats_client.Client):
         self._inbox = inbox
         self._mux_prefix = f"{inbox}.{self._nuid.next().decode()}."
         self._mux_start = len(self._mux_prefix)
-        self._mux_started: asyncio.Future[None] | None = None
+        self._mux_started: asyncio.Future[bool] | None = None
         self._tokens = itertools.count(1)
         self._calls: dict[bytes, _Call] = {}
         self._refused_subjects: set[str] = set()
@@ -461,18 +461,19 @@ class Wire(nats_client.Client):
 
     async def _start_mux(self) -> None:
         """One wildcard subscription receives all answers; shared by all who ask first at once."""
-        if self._mux_started is None:
-            self._mux_started = asyncio.get_running_loop().create_future()
-            try:
-                await self.listen(self._mux_prefix + "*", "", self._answered, timeout_s=10.0)
-            except BaseException as error:
-                started, self._mux_started = self._mux_started, None
-                started.set_exception(error)
-                started.exception()
-                raise
-            self._mux_started.set_result(None)
-        else:
-            await asyncio.shield(self._mux_started)
+        started = self._mux_started = asyncio.get_running_loop().create_future()
+        try:
+            await self.listen(self._mux_prefix + "*", "", self._answered, timeout_s=10.0)
+        except errors.MusterError as error:
+            self._mux_started = None
+            started.set_exception(error)
+            started.exception()
+            raise
+        except BaseException:  # this asker was given up, which is no news for the others
+            self._mux_started = None
+            started.set_result(False)
+            raise
+        started.set_result(True)
 
     def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         call = self._calls.get(subject[self._mux_start :])
@@ -481,8 +482,10 @@ class Wire(nats_client.Client):
 
     async def ready(self) -> None:
         """Answers can be received when this returns."""
-        if self._mux_started is None or not self._mux_started.done():
-            await self._start_mux()
+        while (started := self._mux_started) is not None:
+            if started.done() or await asyncio.shield(started):
+                return
+        await self._start_mux()
 
     def expect(
         self,

@@ -12,6 +12,7 @@ from muster.cli import base, connection, managing, monitoring
 
 if TYPE_CHECKING:
     from muster.bus import api
+    from muster.core import metrics
 
 FOLDER = "~/.local/share/muster-agent"
 RETRY_S = 2.0
@@ -66,11 +67,16 @@ async def _run(
     beat_s: float,
 ) -> None:
     from muster.app import managing as app_managing
+    from muster.core import metrics
     from muster.manage import agent
 
     if token is not None:
         await _enrol(invocation, token, folder)
-    async with await _connect(folder) as bus, monitoring.until_signal() as asked:
+    measure = metrics.Metrics(process=True)
+    async with (
+        await _connect(folder, measure) as bus,
+        monitoring.serving(invocation, bus, measure, folder=folder / "run" / "pages") as asked,
+    ):
         running = agent.Agent(
             bus,
             folder / "resources",
@@ -122,7 +128,7 @@ async def _enrol(invocation: base.Invocation, text: str, folder: Path) -> None:
     await asyncio.to_thread((folder / "domain.json").write_bytes, msgspec.json.encode(where))
 
 
-async def _connect(folder: Path) -> api.Bus:
+async def _connect(folder: Path, measure: metrics.Metrics) -> api.Bus:
     import ssl
 
     import msgspec
@@ -139,7 +145,7 @@ async def _connect(folder: Path) -> api.Bus:
         ) from error
     creds = await asyncio.to_thread(credentials.Credentials.load, folder / "agent.creds")
     tls = ssl.create_default_context(cadata=where["ca"]) if where["ca"] else None
-    return await connecting.connect(where["servers"], creds=creds, tls=tls)
+    return await connecting.connect(where["servers"], creds=creds, tls=tls, measure=measure)
 
 
 @agent.command(

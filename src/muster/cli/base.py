@@ -141,6 +141,15 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     import asyncio
     import logging
 
+    from muster.cli import interrupts
+
+    async def heeded() -> T:
+        with interrupts.heeding():
+            return await work
+
     # A command says itself what went wrong; a long-running one configures its log (`muster.app.logs`).
     logging.getLogger("muster").addHandler(logging.NullHandler())
-    return asyncio.run(work)
+    try:
+        return asyncio.run(heeded())
+    finally:
+        work.close()  # if it was never begun

@@ -58,7 +58,7 @@ async def _run(
     measure = metrics.Metrics(process=True)
     up = interpreters.Subscription("up", parents or (protocol.ROOT,), interpreter=interpreter, where=where)
     async with (
-        await monitoring.connect_as(invocation, to, name, roles.Role.CHANNEL) as bus,
+        await monitoring.connect_as(invocation, to, name, roles.Role.CHANNEL, measure) as bus,
         monitoring.serving(invocation, bus, measure) as asked,
         service.Channel(bus, service.Settings(subscriptions=(up,), **more), measure=measure) as running,
     ):

@@ -15,6 +15,7 @@ from muster.cli import config as config_
 if TYPE_CHECKING:
     from muster.bus import api
     from muster.cli import profiles
+    from muster.core import metrics
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,7 +60,9 @@ def options(command: F) -> F:
     return found
 
 
-async def connect(invocation: base.Invocation, to: Options) -> api.Bus:
+async def connect(
+    invocation: base.Invocation, to: Options, measure: metrics.Metrics | None = None
+) -> api.Bus:
     """A connection by the first source there is; flags override its settings one by one."""
     import ssl
 
@@ -70,7 +73,7 @@ async def connect(invocation: base.Invocation, to: Options) -> api.Bus:
     ca = str(to.ca or profile.ca or "")
     tls = ssl.create_default_context(cafile=ca) if ca else None
     servers, locator = (to.servers, to.locator) if _named(to) else (profile.servers, profile.locator or None)
-    return await connecting.connect(servers, locator=locator, creds=creds, tls=tls)
+    return await connecting.connect(servers, locator=locator, creds=creds, tls=tls, measure=measure)
 
 
 def _resolve(invocation: base.Invocation, to: Options) -> profiles.Profile:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli import base
+from muster.cli import base, monitoring
 from muster.cli import config as config_
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ async def _serve(
 
     from muster.app import home, identities
     from muster.bus import client
-    from muster.core import errors
+    from muster.core import errors, metrics
 
     try:
         from muster.message.amqp import server
@@ -106,9 +106,11 @@ async def _serve(
     trust = await asyncio.to_thread(identities.open_, settings)
     believed = ssl.create_default_context(cafile=running.ca) if running.ca else None
 
+    measure = metrics.Metrics(process=True)
+
     async def connect(login: passwords.Login) -> api.Bus:
         creds = await asyncio.to_thread(identities.credentials, trust, login.name, login.role)
-        return await client.connect(running.servers, creds=creds, tls=believed)
+        return await client.connect(running.servers, creds=creds, tls=believed, measure=measure)
 
     door = None
     if cert is not None:
@@ -118,10 +120,16 @@ async def _serve(
         raise errors.Refused(
             f"passwords would cross the network in the clear on {host}", hint="give --cert and --key"
         )
-    async with server.Gateway(
-        connect, trust.passwords(), anonymous=anonymous, host=host, port=port, tls=door
-    ) as started:
+    async with (
+        server.Gateway(
+            connect, trust.passwords(), anonymous=anonymous, host=host, port=port, tls=door
+        ) as started,
+        monitoring.serving(invocation, None, measure, process=f"amqp-{started.port}") as asked,
+    ):
+        measure.gauge("amqp_connections", "Clients that are connected.").read_from(
+            lambda: float(len(started.bridges))
+        )
         scheme = "amqp" if door is None else "amqps"
         facts = {"url": f"{scheme}://{host}:{started.port}"}
         invocation.printer.done(facts, f"serving {facts['url']}; Ctrl-C ends it")
-        await asyncio.Event().wait()
+        await asked.wait()

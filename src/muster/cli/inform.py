@@ -319,10 +319,11 @@ async def _run_node(
         wanted = msgspec.convert(given, settings.Inform, strict=False)
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"--set: {error}") from error
+    measure = metrics.Metrics(process=True)
     async with (
-        await monitoring.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE) as bus,
+        await monitoring.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE, measure) as bus,
         await database.open(url) as store,
-        monitoring.serving(invocation, bus, metrics.Metrics(process=True)) as asked,
+        monitoring.serving(invocation, bus, measure) as asked,
         await service.start(bus, name=name, settings=wanted, store=store) as running,
     ):
         held = running.desk.copies.permanent

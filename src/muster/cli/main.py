@@ -11,12 +11,13 @@ import errno
 import importlib
 import json
 import os
+import signal
 import sys
 from typing import Any, NamedTuple, NoReturn, cast
 
 import click
 
-from muster.cli import base, output
+from muster.cli import base, interrupts, output
 from muster.core import errors
 
 INTERRUPTED = 130
@@ -203,4 +204,10 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
 def main() -> NoReturn:
     if os.environ.get(COMPLETION_VARIABLE):  # a shell asks what could stand here
         muster.main(prog_name="muster", complete_var=COMPLETION_VARIABLE)
-    sys.exit(call())
+    interrupts.listen()
+    try:
+        code = call()
+    except KeyboardInterrupt:  # between two of its lines
+        code = INTERRUPTED
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left needs no order
+    sys.exit(code)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -62,19 +63,25 @@ def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
 
 
 async def connect_as(
-    invocation: base.Invocation, to: connection.Options, name: str, role: roles.Role
+    invocation: base.Invocation,
+    to: connection.Options,
+    name: str,
+    role: roles.Role,
+    measure: metrics.Metrics | None = None,
 ) -> api.Bus:
     """A connection named ``name``. In a home it is given credentials for ``role`` if it has none."""
     from muster import connecting
 
     if to.servers and to.creds is None:
-        return await connecting.connect(to.servers, identity=name)
+        return await connecting.connect(to.servers, identity=name, measure=measure)
     if to.servers or to.creds or invocation.profile:
-        return await connection.connect(invocation, to)
-    return await _from_home(invocation, name, role)
+        return await connection.connect(invocation, to, measure)
+    return await _from_home(invocation, name, role, measure)
 
 
-async def _from_home(invocation: base.Invocation, name: str, role: roles.Role) -> api.Bus:
+async def _from_home(
+    invocation: base.Invocation, name: str, role: roles.Role, measure: metrics.Metrics | None
+) -> api.Bus:
     import ssl
 
     from muster import connecting
@@ -91,7 +98,7 @@ async def _from_home(invocation: base.Invocation, name: str, role: roles.Role) -
     trust = await asyncio.to_thread(identities.open_, settings)
     creds = await asyncio.to_thread(identities.credentials, trust, name, role)
     tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
-    return await connecting.connect(running.servers, creds=creds, tls=tls)
+    return await connecting.connect(running.servers, creds=creds, tls=tls, measure=measure)
 
 
 @contextlib.asynccontextmanager
@@ -111,32 +118,33 @@ async def until_signal() -> AsyncIterator[asyncio.Event]:
 
 @contextlib.asynccontextmanager
 async def serving(
-    invocation: base.Invocation, bus: api.Bus, measure: metrics.Metrics
+    invocation: base.Invocation,
+    bus: api.Bus | None,
+    measure: metrics.Metrics,
+    *,
+    process: str | None = None,
+    folder: Path | None = None,
 ) -> AsyncIterator[asyncio.Event]:
-    """As `until_signal`, with the pages that every process of Muster has (`muster.app.health`)."""
+    """As `until_signal`, with the pages that every process of Muster has (`muster.bus.pages`).
+
+    ``folder``: where it tells of them, unless in the home's domain.
+    """
     import os
 
-    from muster.app import catalogue, health, team
-    from muster.bus import api
-    from muster.core import health as health_
+    from muster.app import catalogue, home
+    from muster.bus import pages
     from muster.core import settings
 
-    def state() -> team.Health:
-        if bus.state is api.ConnectionState.CONNECTED:
-            return team.Health()
-        return team.Health(health_.State.DOWN, f"the connection is {bus.state.value}")
-
-    pages = await health.serve(
+    if folder is None and home.Home.find(invocation.home).settings_file.is_file():
+        folder = home.Folder(config_.load(invocation).domain.folder).pages
+    async with pages.of_process(
         settings.load(catalogue.Settings, env=os.environ).health,
-        ready=lambda: state().is_working,
-        health=lambda: {"bus": state()},
+        process=process or (bus.identity if bus is not None else "muster"),
+        conditions=lambda: {} if bus is None else {"bus": pages.of_bus(bus)},
         metrics=measure,
-    )
-    try:
-        if pages is not None:
-            invocation.printer.note(f"health pages: {pages.url}")
+        folder=folder,
+    ) as server:
+        if server is not None:
+            invocation.printer.note(f"health pages: {server.url}")
         async with until_signal() as asked:
             yield asked
-    finally:
-        if pages is not None:
-            await pages.close()

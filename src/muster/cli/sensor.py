@@ -80,9 +80,10 @@ async def _run(
     from muster.monitor import sensor
     from muster.trust import roles
 
+    measure = metrics.Metrics(process=True)
     async with (
-        await monitoring.connect_as(invocation, to, machine, roles.Role.AGENT) as bus,
-        monitoring.serving(invocation, bus, metrics.Metrics(process=True)) as asked,
+        await monitoring.connect_as(invocation, to, machine, roles.Role.AGENT, measure) as bus,
+        monitoring.serving(invocation, bus, measure) as asked,
         sensor.Sensor(bus, sensor.Settings(**wanted)) as running,
     ):
         ports = {"http_port": running.doors.http_port, "statsd_port": running.doors.statsd_port}

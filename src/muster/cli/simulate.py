@@ -82,12 +82,14 @@ async def _play(
     import dataclasses
     import math
 
+    from muster.core import metrics
     from muster.simulate import sensors
     from muster.trust import roles
 
+    measure = metrics.Metrics(process=True)
     async with (
-        await monitoring.connect_as(invocation, to, name, roles.Role.CHANNEL) as bus,
-        monitoring.until_signal() as asked,
+        await monitoring.connect_as(invocation, to, name, roles.Role.CHANNEL, measure) as bus,
+        monitoring.serving(invocation, bus, measure) as asked,
     ):
         player = sensors.Player(bus, made, form=form, channel=channel)
         ticks = None if lasts_s is None else max(1, math.ceil(lasts_s / made.plan.period_s))

@@ -14,6 +14,7 @@ _TABLES = {
     "brokers": ("broker", ("name", "state", "url", "connections", "restarts", "pid")),
     "parts": ("part", ("name", "state", "reason")),
     "budgets": ("budget", ("name", "used", "limit", "full", "when_full")),
+    "pages": ("health pages of", ("process", "url", "pid")),
     "certificates": ("certificate", ("name", "days_left", "due")),
 }
 

@@ -35,6 +35,7 @@ LOG_NAME = "domain.log"
     help="Seconds to wait with --detach.",
 )
 @click.option("--ready-fd", type=int, hidden=True)
+@click.option("--log-file", is_flag=True, help="Write the log into the domain's folder, within its budget.")
 @config_.set_option
 @base.pass_invocation
 def up(
@@ -42,6 +43,7 @@ def up(
     detach: bool,
     timeout_s: float,
     ready_fd: int | None,
+    log_file: bool,
     overrides: tuple[str, ...],
 ) -> None:
     """Start the domain of a home.
@@ -53,7 +55,7 @@ def up(
     settings = config_.load(invocation, overrides)
     folder = home.Folder(settings.domain.folder)
     if not detach:
-        _in_front(invocation, settings, ready_fd)
+        _in_front(invocation, settings, ready_fd, log_file=log_file or ready_fd is not None)
         return
     from muster.app import process
 
@@ -71,7 +73,9 @@ def up(
     )
 
 
-def _in_front(invocation: base.Invocation, settings: catalogue.Settings, ready_fd: int | None) -> None:
+def _in_front(
+    invocation: base.Invocation, settings: catalogue.Settings, ready_fd: int | None, *, log_file: bool
+) -> None:
     from muster.app import catalogue, domain, logs, process
 
     running = domain.Domain(settings, parts=catalogue.parts(settings))
@@ -89,7 +93,7 @@ def _in_front(invocation: base.Invocation, settings: catalogue.Settings, ready_f
         await running.wait()
 
     file = None
-    if ready_fd is not None:
+    if log_file:
         running.folder.create()
         file = running.folder.logs / LOG_NAME
     end_log = logs.configure(settings, file)

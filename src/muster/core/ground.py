@@ -425,7 +425,7 @@ class Retention(settings.Section, frozen=True, kw_only=True):
         Budget, doc("Stream: persistent JMS messages, until every durable subscriber and queue has had them.")
     ] = _budget(4 * _GIB, 0.0, "refuse")
     events: Annotated[Budget, doc("Stream: durable notification events, until acknowledged.")] = _budget(
-        _GIB, 7 * _DAY_S, "refuse"
+        _GIB, 0.0, "refuse"
     )
     states: Annotated[Budget, doc("Stream: changes of parties' models, states and policies.")] = _budget(
         _GIB, 0.0, "refuse"
@@ -436,13 +436,23 @@ class Retention(settings.Section, frozen=True, kw_only=True):
     reports: Annotated[
         Budget, doc("Stream: reports on their way to the pipeline; the history itself is files.")
     ] = _budget(4 * _GIB, _DAY_S)
+    summaries: Annotated[
+        Budget, doc('Stream: reports that channels with `interpreter = "merge"` made into summaries.')
+    ] = _budget(512 * _MIB, _DAY_S)
+    system: Annotated[
+        Budget, doc("Stream: the pipeline's latest reports of groups, zones and the system.")
+    ] = _budget(256 * _MIB, 7 * _DAY_S)
+    notifications: Annotated[Budget, doc("Stream: which events went to whom.")] = _budget(
+        256 * _MIB, 30 * _DAY_S
+    )
     alerts: Annotated[Budget, doc("Stream: alerts, raised and cleared.")] = _budget(256 * _MIB, 30 * _DAY_S)
     decisions: Annotated[Budget, doc("Stream: the audit: who decided or did what, and why.")] = _budget(
         256 * _MIB, 365 * _DAY_S
     )
-    records: Annotated[Budget, doc("Key/value: leases and other small records under compare-and-set.")] = (
-        _budget(64 * _MIB, 0.0, "refuse")
-    )
+    records: Annotated[
+        Budget,
+        doc("Each key/value bucket: leases and other small records under compare-and-set."),
+    ] = _budget(64 * _MIB, 0.0, "refuse")
     topics: Annotated[
         Budget, doc("Stream: each durable topic that a user makes without naming a budget.")
     ] = _budget(_GIB, 7 * _DAY_S)
@@ -453,10 +463,25 @@ class Retention(settings.Section, frozen=True, kw_only=True):
         256 * _MIB, 14 * _DAY_S
     )
 
+    def streams(self) -> dict[str, Budget]:
+        """The budget of each stream and bucket of Muster's own, by its name on the broker."""
+        return {
+            "messages": self.messages,
+            "events": self.events,
+            "parties": self.states,
+            "notifications": self.notifications,
+            "contexts": self.contexts,
+            "reports": self.reports,
+            "summaries": self.summaries,
+            "system": self.system,
+            "alerts": self.alerts,
+            "decisions": self.decisions,
+            **{f"KV_{bucket}": self.records for bucket in ("leases", "monitor", "notify")},
+        }
+
     def reserved_bytes(self) -> int:
         """What the streams of a domain with every part running reserve on a broker's disk."""
-        streams = ("messages", "events", "states", "contexts", "reports", "alerts", "decisions", "records")
-        return sum(getattr(self, name).max_bytes for name in streams)
+        return sum(budget.max_bytes for budget in self.streams().values())
 
 
 class Log(settings.Section, frozen=True, kw_only=True):

@@ -47,6 +47,7 @@ class Registry:
         manager_ttl_s: float = MANAGER_TTL_S,
         authorize: Authorize = allow_all,
         replicas: int = 1,
+        audit_bytes_max: int = 256 << 20,
     ) -> None:
         self.name = bus.identity
         self.processor: processor.Processor | None = None  # while it acts
@@ -57,6 +58,7 @@ class Registry:
         self._manager_ttl_s = manager_ttl_s
         self._authorize = authorize
         self._replicas = replicas
+        self._audit_bytes_max = audit_bytes_max
         self._lease: leases.Lease | None = None
         self._leases: leases.Leases | None = None
         self._write = asyncio.Lock()
@@ -359,7 +361,7 @@ class Registry:
             api.StreamSettings(
                 name=messages.DECISIONS_STREAM,
                 subjects=(messages.DECISIONS_SUBJECTS,),
-                max_bytes=256 << 20,
+                max_bytes=self._audit_bytes_max,
                 max_age_s=365 * 86400.0,
                 replicas=self._replicas,
             )

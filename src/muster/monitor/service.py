@@ -44,6 +44,7 @@ class Settings:
     waiting_bytes_max: int = 256 << 20  # that may wait to be forwarded
     replicas: int = 1
     stream_bytes_max: int = 4 << 30
+    stream_age_s_max: float = 86400.0
 
 
 @dataclass(slots=True)
@@ -92,10 +93,14 @@ class Channel:
     async def start(self) -> None:
         if any(protocol.ROOT in one.parents for one in self._settings.subscriptions):
             for wanted in protocol.streams(
-                max_bytes=self._settings.stream_bytes_max, replicas=self._settings.replicas
+                max_bytes=self._settings.stream_bytes_max,
+                max_age_s=self._settings.stream_age_s_max,
+                replicas=self._settings.replicas,
             ):
                 self._streams[wanted.name] = await self._bus.stream(wanted)
-        self._registry = await self._bus.key_value(api.KeyValueSettings(bucket=protocol.BUCKET))
+        self._registry = await self._bus.key_value(
+            api.KeyValueSettings(bucket=protocol.BUCKET, replicas=self._settings.replicas)
+        )
         await self._listen(protocol.BEATS, self._take_beat, 10_000)
         for subject in protocol.batches_to(self.name):
             await self._listen(subject, self._take_batch, 10_000)

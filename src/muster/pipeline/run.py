@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from muster import connecting
-from muster.core import errors, log
-from muster.pipeline import protocol, service
+from muster.bus import client, pages
+from muster.core import errors, ground, log, metrics
+from muster.pipeline import measuring, protocol, service
 from muster.pipeline import settings as settings_
 
 
@@ -30,6 +31,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ca: str | None = None
     history_max_bytes: int = 0
     history_max_age_s: float = 0.0
+    system_max_bytes: int = 256 << 20
+    alerts_max_bytes: int = 256 << 20
+    alerts_max_age_s: float = 30 * 86400.0
+    replicas: int = 1
+    health: ground.Health = msgspec.field(default_factory=ground.Health)
+    pages: str | None = None  # the folder in which it tells where its pages are
+    leashed: bool = False  # ends with its standard input: nobody starts a second one beside an orphan
     settings: settings_.Pipeline = msgspec.field(default_factory=settings_.Pipeline)
 
 
@@ -41,17 +49,59 @@ async def run(options: Options, *, on_progress: Callable[[protocol.Progress], No
         options.ca,
         options.history_max_bytes,
         options.history_max_age_s,
+        tuple(
+            protocol.streams(
+                system_max_bytes=options.system_max_bytes,
+                alerts_max_bytes=options.alerts_max_bytes,
+                alerts_max_age_s=options.alerts_max_age_s,
+                replicas=options.replicas,
+            )
+        ),
     )
     tls = ssl.create_default_context(cafile=options.ca) if options.ca else None
     identity = None if options.credentials else options.settings.name
-    async with await connecting.connect(
-        options.servers, identity=identity, creds=options.credentials, tls=tls
-    ) as bus:
-        running = await asyncio.to_thread(
-            service.Service, bus, options.settings, places, on_progress=on_progress
+    measure = metrics.Metrics(process=True)
+    measured = measuring.Measured(measure)
+    bus: client.Client | None = None
+
+    def hear(progress: protocol.Progress) -> None:
+        measured.take(progress)
+        if on_progress is not None:
+            on_progress(progress)
+
+    async with pages.of_process(
+        options.health,
+        process=options.settings.name,
+        conditions=lambda: measured.conditions(bus),
+        metrics=measure,
+        folder=Path(options.pages) if options.pages else None,
+    ):
+        bus = await connecting.connect(
+            options.servers, identity=identity, creds=options.credentials, tls=tls, measure=measure
         )
-        with _stopping(running):
-            await running.run()
+        async with bus:
+            running = await asyncio.to_thread(
+                service.Service, bus, options.settings, places, on_progress=hear
+            )
+            with _stopping(running):
+                holding = asyncio.create_task(_leash(running)) if options.leashed else None
+                try:
+                    await running.run()
+                finally:
+                    if holding is not None:
+                        holding.cancel()
+                        await asyncio.gather(holding, return_exceptions=True)
+
+
+async def _leash(running: service.Service) -> None:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        await reader.read()
+        running.stop()
+    finally:
+        transport.close()
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,7 @@ class Places:
     ca: str | None = None
     history_max_bytes: int = 0  # 0: no limit
     history_max_age_s: float = 0.0
+    streams: tuple[api.StreamSettings, ...] = field(default_factory=lambda: tuple(protocol.streams()))
 
     def checkpoint(self, settings: settings_.Pipeline) -> Path:
         return Path(settings.checkpoint_dir or self.folder / "pipeline" / "checkpoint")
@@ -122,7 +123,7 @@ class Service:
     async def run(self) -> None:
         """Until `stop` is called or asked for."""
         self._loop = asyncio.get_running_loop()
-        self._results, self._alerts = [await self._bus.stream(wanted) for wanted in protocol.streams()]
+        self._results, self._alerts = [await self._bus.stream(wanted) for wanted in self._places.streams]
         async with contextlib.AsyncExitStack() as stack:
             for pattern in (protocol.READS, protocol.REQUESTS):
                 await stack.enter_async_context(await self._bus.subscribe(pattern, handler=self._answer))

@@ -102,7 +102,7 @@ DUTIES = {
         "starts the domain and its brokers, and watches budgets",
         serves=("manage", "bus"),
         hears=("pipeline",),  # its responder turns alerts into notifications
-        publish=("$JS.API.STREAM.LIST",),
+        publish=("$JS.API.STREAM.LIST", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.UPDATE.*"),
     ),
     Role.NOTIFIER: Duty("matches events with receivers", serves=("notify",)),
     Role.CHANNEL: Duty("merges reports and passes them on", serves=("monitor",)),

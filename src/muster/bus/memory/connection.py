@@ -408,6 +408,15 @@ class Bus:
 
         return sorted(await self.call(operation), key=lambda budget: -budget.used_ratio)
 
+    async def limit(
+        self, stream: str, *, max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int
+    ) -> None:
+        await self.call(
+            lambda: self.net.log(stream).limit(
+                max_bytes=max_bytes, max_age_s=max_age_s, on_full=on_full, replicas=replicas
+            )
+        )
+
     # The end.
 
     async def close(self) -> None:

@@ -57,15 +57,38 @@ class Log:
         return any(matching.matches(pattern, subject) for pattern in self.settings.subjects)
 
     def reconfigure(self, settings: api.StreamSettings) -> None:
-        self.settings = settings
+        """To new settings, but for the budget."""
+        there = self.settings
+        self.settings = dataclasses.replace(
+            settings,
+            max_bytes=there.max_bytes,
+            max_age_s=there.max_age_s,
+            on_full=there.on_full,
+            replicas=there.replicas,
+        )
         for sequences in list(self._by_subject.values()):
             while 0 < settings.max_messages_per_subject < len(sequences):
                 self.remove(sequences[0])
         self._keep_within_budget()
 
+    def limit(self, *, max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int) -> None:
+        self.settings = dataclasses.replace(
+            self.settings, max_bytes=max_bytes, max_age_s=max_age_s, on_full=on_full, replicas=replicas
+        )
+        if on_full is api.OnFull.DROP_OLDEST:
+            self._keep_within_budget()
+
     def budget(self) -> api.Budget:
         settings = self.settings
-        return api.Budget(settings.name, self.bytes, settings.max_bytes, len(self.messages), settings.on_full)
+        return api.Budget(
+            settings.name,
+            self.bytes,
+            settings.max_bytes,
+            len(self.messages),
+            settings.on_full,
+            settings.max_age_s,
+            settings.replicas,
+        )
 
     # Writing.
 

@@ -1,0 +1,120 @@
+"""Every kind of process says how it is, in the same three pages, and tells where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from muster.app import home
+from muster.bus import http, pages
+from muster.core import ground, health, metrics, settings
+from muster.testing import process
+from muster.testing.eventually import eventually
+from tests.cli import driver
+
+BESIDE = {  # processes that a user starts beside the domain's own
+    "amqp": ("gateway", "amqp"),
+    "n9": ("inform", "node", "--name", "n9"),
+    "m9": ("sensor", "--name", "m9"),
+    "c9": ("channel", "--name", "c9"),
+    "sim": ("simulate", "sensors", "--machines", "3"),
+}
+STARTED = ("domain", "registry-1", "manager-1", "agent-local", "pipeline")
+SLOW = {"pipeline", "sim", "c9"}  # it takes Spark, and those who make and feed the stream it reads
+
+
+async def read(url: str) -> tuple[int, dict[str, object]]:
+    """All three pages; the status and the body of /readyz."""
+    assert (await http.get(f"{url}/livez")).body == b"ok\n"
+    told = (await http.get(f"{url}/metrics")).body
+    assert b"process_resident_memory_bytes" in told
+    assert b"\nmuster_" in told
+    ready = await http.get(f"{url}/readyz")
+    return ready.status, ready.json()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("without", [SLOW, pytest.param(set(), marks=pytest.mark.slow, id="all")])
+async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str]):
+    pytest.importorskip("proton", reason="the AMQP gateway's engine is not installed")
+    place = tmp_path / "home"
+    env = {**driver.environment(place), "PYTHONPATH": str(driver.SOURCE)}
+    assert (await asyncio.to_thread(driver.run, "init", "--port", "0", home=place)).code == 0
+    wanted = ["manage.enabled=true", "manage.registries=1", "manage.managers=1"]
+    wanted += [] if "pipeline" in without else ["pipeline.enabled=true"]
+    beside = {name: words for name, words in BESIDE.items() if name not in without}
+    options = [word for one in wanted for word in ("--set", one)]
+    folder = home.Folder(place / "local")
+    async with contextlib.AsyncExitStack() as stack:
+        up = await stack.enter_async_context(await process.start_muster("up", *options, env=env))
+        await up.line("is up", timeout_s=60)
+        for words in beside.values():
+            await stack.enter_async_context(await process.start_muster(*words, env=env, cwd=tmp_path))
+
+        def all_told() -> dict[str, str]:
+            return {one.process: one.url for one in pages.told(folder.pages)}
+
+        def kind_of(name: str) -> str:
+            return "amqp" if name.startswith("amqp-") else name
+
+        everybody = {*STARTED, *BESIDE} - without
+
+        def all_are_there() -> bool:
+            missing = everybody - set(map(kind_of, all_told()))
+            assert not missing, missing
+            return True
+
+        await eventually(all_are_there, timeout_s=60)
+        for url in all_told().values():
+
+            async def ready(url: str = url) -> bool:
+                return (await read(url))[0] == 200
+
+            await eventually(ready, timeout_s=120)  # Spark takes its time, and says so meanwhile
+        shown = await asyncio.to_thread(driver.run, "status", "-o", "json", home=place)
+        assert {kind_of(one["process"]) for one in shown.json()["pages"]} == everybody
+        scraped = json.loads((folder.pages / "domain.json").read_text())
+        assert scraped[0]["targets"][0] in all_told()["domain"]
+        await up.terminate(timeout_s=60)
+        left = {kind_of(name) for name in all_told()}
+        assert left == set(beside)  # those of the domain have gone with it
+
+
+async def test_a_process_that_was_killed_is_not_told_of(tmp_path: Path):
+    child = await process.start("sleep", "60")
+    async with child, await http.serve({}) as server:
+        file = pages.tell(tmp_path, "gone", server)
+        file.write_text(file.read_text().replace(f'"{os.getpid()}"', f'"{child.pid}"'))
+        assert [one.process for one in pages.told(tmp_path)] == ["gone"]
+        await child.kill()
+        assert list(pages.told(tmp_path)) == []
+        assert not file.exists()
+
+
+async def test_ready_is_what_its_parts_are(tmp_path: Path):
+    told = {"one": pages.Told(), "two": pages.Told(health.State.STARTING, "not yet")}
+    wanted = settings.load(ground.Ground).health
+    async with pages.of_process(
+        wanted, process="p", conditions=lambda: told, metrics=metrics.Metrics(), folder=tmp_path
+    ) as server:
+        assert server is not None
+        answer = await http.get(f"{server.url}/readyz")
+        assert answer.status == 503
+        assert answer.json()["parts"]["two"] == {"state": "starting", "reason": "not yet"}
+        told["two"] = pages.Told()
+        assert (await http.get(f"{server.url}/readyz")).status == 200
+    assert os.listdir(tmp_path) == []
+
+
+async def test_who_wants_none_has_none(tmp_path: Path):
+    wanted = ground.Health(enabled=False)
+    async with pages.of_process(
+        wanted, process="p", conditions=dict, metrics=metrics.Metrics(), folder=tmp_path
+    ) as server:
+        assert server is None
+    assert os.listdir(tmp_path) == []

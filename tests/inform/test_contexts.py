@@ -161,7 +161,7 @@ async def test_memory_is_bounded_and_what_was_evicted_is_read_again(start_node, 
             assert (await inform.get(f"k{number}")).value.startswith(b"%d" % number)
 
 
-async def test_large_contexts_are_watched_and_listed_and_too_much_for_an_answer_is_told(start_node, inform):
+async def test_large_contexts_are_watched_listed_and_found_over_several_answers(start_node, inform):
     await start_node()
     large = b"x" * (1 << 20)
     for number in range(3):
@@ -174,8 +174,10 @@ async def test_large_contexts_are_watched_and_listed_and_too_much_for_an_answer_
         if len(heard) == 3:
             break
     assert heard == [b"0", b"1", b"2"]
-    with pytest.raises(errors.LimitExceeded, match="too much"):
-        await inform.find("a = 1")
+    found = await inform.find("a = 1")
+    assert [one.key for one in found.contexts] == ["k", "k0", "k1", "k2"]
+    assert all(len(one.value) == 1 << 20 for one in found.contexts)
+    assert [one.key for one in (await inform.find("a = 1", limit=3)).contexts] == ["k", "k0", "k1"]
 
 
 async def test_who_waits_for_what_never_comes_leaves_nothing_behind(start_node, connect):

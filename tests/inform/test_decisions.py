@@ -203,7 +203,7 @@ def test_the_first_rule_that_covers_a_key_decides():
 
     def may(key: str, act: str, who: str, role: str | None = "user", owner: str | None = None) -> bool:
         try:
-            rights.check(rules, key, act, identity=who, role=role, owner=owner)
+            rights.rule_for(rules, key).check(key, act, identity=who, role=role, owner=owner)
         except errors.Forbidden:
             return False
         return True

@@ -64,6 +64,10 @@ class Message(Protocol):
         """
         ...
 
+    def respond_now(self, data: bytes) -> bool:
+        """The same from a plain function, if it can be sent without waiting. False: use `respond`."""
+        ...
+
 
 Handler = Callable[[Message], Awaitable[None] | None]
 

@@ -71,6 +71,13 @@ class Message:
         if self._wire.send(reply, data, "", raw_headers):
             await self._wire.ease()
 
+    def respond_now(self, data: bytes) -> bool:
+        reply = forms.answer_subject(self.subject, self.reply)
+        if not self._wire.has_room:
+            return False
+        self._wire.send(reply, data, "", _raw_headers(None))
+        return True
+
     def __repr__(self) -> str:
         return f"<message {self.subject!r}, {len(self.data)} bytes>"
 

@@ -88,6 +88,30 @@ def header_lines(message: api.Outgoing) -> bytes:
     return forms.encode_headers(headers)[len(_PREFIX) : -2] if headers else b""
 
 
+Post = tuple[Callable[[str], None], Parts, Item | None]  # how to send it, what, and whose it is
+
+
+class _Flight:
+    """Posts under way, and what is known of their outcomes."""
+
+    __slots__ = ("done", "outcomes", "waiting")
+
+    def __init__(self, count: int) -> None:
+        self.outcomes: list[int | errors.MusterError] = [_UNKNOWN] * count
+        self.waiting = set(range(count))
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def land(self, place: int, outcome: int | errors.MusterError) -> bool:
+        """False if nobody waits for it any more."""
+        if place not in self.waiting or self.done.done():
+            return False
+        self.outcomes[place] = outcome
+        self.waiting.discard(place)
+        if not self.waiting:
+            self.done.set_result(None)
+        return True
+
+
 class Committer:
     """The publishes of one connection to one stream."""
 
@@ -111,10 +135,14 @@ class Committer:
                 f"{self._queued_bytes} bytes wait to be stored in {self._stream!r} already", retry_after_s=1.0
             )
         item.alarm = loop.call_later(timeout_s, self._expired, item, timeout_s)
-        self._queue.append(item)
-        self._queued_bytes += item.size
+        express = None
+        if self._task is None and self._wire.is_connected and self._wire.is_ready:
+            express = item, self._launch([(self._sender(item.parts), item.parts, item)])
+        else:
+            self._queue.append(item)
+            self._queued_bytes += item.size
         if self._task is None:
-            self._task = loop.create_task(self._run(), name=f"commits of {self._stream}")
+            self._task = loop.create_task(self._run(express), name=f"commits of {self._stream}")
         try:
             return await item.future
         except errors.LimitExceeded as error:
@@ -138,22 +166,29 @@ class Committer:
 
     # Rounds.
 
-    async def _run(self) -> None:
+    async def _run(self, express: tuple[Item, _Flight] | None) -> None:
+        """``express``: one that found nobody before it, and is on its way already."""
         try:
+            if express is not None:
+                item, flight = express
+                await self._again([] if self._settle(item, (await self._landed(flight))[0]) else [item])
             while self._queue:
                 await self._wire.connected()  # what was given up must not be stored when one is back
                 await self._wire.ready()
-                again = await self._round(*self._take_round())
-                if again:
-                    self._queue.extendleft(reversed(again))
-                    self._queued_bytes += sum(item.size for item in again)
-                    await asyncio.sleep(0.05 + random.random() * 0.1)
+                await self._again(await self._round(*self._take_round()))
         except errors.MusterError as error:
             while self._queue:
                 self._queue.popleft().fail(error)
         finally:
             self._queued_bytes = sum(item.size for item in self._queue)
             self._task = None
+
+    async def _again(self, items: list[Item]) -> None:
+        """Put them back in front, and take a breath."""
+        if items:
+            self._queue.extendleft(reversed(items))
+            self._queued_bytes += sum(item.size for item in items)
+            await asyncio.sleep(0.05 + random.random() * 0.1)
 
     def _take_round(self) -> tuple[list[Item], bool]:
         """The items of the next round, and whether they go as one batch."""
@@ -229,26 +264,22 @@ class Committer:
             )  # fmt: skip
             self._wire.send(subject, data, reply if place == last else "", raw_headers)
 
-    async def _post(
-        self, posts: Sequence[tuple[Callable[[str], None], Parts, Item | None]]
-    ) -> list[int | errors.MusterError]:
-        """Send all at once and wait for the outcome of each, no longer than patience lasts.
+    async def _post(self, posts: Sequence[Post]) -> list[int | errors.MusterError]:
+        """Send all at once and wait for the outcome of each, no longer than patience lasts."""
+        return await self._landed(self._launch(posts))
+
+    def _launch(self, posts: Sequence[Post]) -> _Flight:
+        """Send all. Who is acknowledged is told at once.
 
         The acknowledgement of an item that we may not send again is listened for until its own deadline.
         """
-        loop = asyncio.get_running_loop()
-        outcomes: list[int | errors.MusterError] = [_UNKNOWN] * len(posts)
-        done: asyncio.Future[None] = loop.create_future()
-        waiting = set(range(len(posts)))
+        flight = _Flight(len(posts))
 
         def settled(place: int, outcome: int | errors.MusterError) -> None:
             item = posts[place][2]
-            if place in waiting and not done.done():
-                outcomes[place] = outcome
-                waiting.discard(place)
-                if not waiting:
-                    done.set_result(None)
-            elif item is not None:
+            if item is not None and isinstance(outcome, int):
+                item.settle(outcome)
+            if not flight.land(place, outcome) and item is not None:
                 self._settle(item, outcome)
 
         def answered(place: int, answer: wire.Answer) -> None:
@@ -263,26 +294,30 @@ class Committer:
                 functools.partial(answered, place),
                 functools.partial(failed, place),
             )
-            ends_with = item.future if item is not None and not item.repeatable else done
+            ends_with = item.future if item is not None and not item.repeatable else flight.done
             ends_with.add_done_callback(functools.partial(_then, end))
             try:
                 send(reply)
             except errors.MusterError as error:
                 settled(place, error)
-        if waiting:
-            alarms = [loop.call_later(PATIENCE_S, done.cancel)]
+        return flight
+
+    async def _landed(self, flight: _Flight) -> list[int | errors.MusterError]:
+        loop = asyncio.get_running_loop()
+        if flight.waiting:
+            alarms = [loop.call_later(PATIENCE_S, flight.done.cancel)]
 
             def another_connection() -> None:
-                alarms.append(loop.call_later(GRACE_S, done.cancel))
+                alarms.append(loop.call_later(GRACE_S, flight.done.cancel))
 
             self._wire.on_news.add(another_connection)
             try:
-                await asyncio.wait([done])
+                await asyncio.wait([flight.done])
             finally:
                 self._wire.on_news.discard(another_connection)
                 for alarm in alarms:
                     alarm.cancel()
-        return outcomes
+        return flight.outcomes
 
     def _outcome(self, answer: wire.Answer) -> int | errors.MusterError:
         """The sequence, or what went wrong."""

@@ -43,6 +43,9 @@ class Tcp(transport.TcpTransport):
                 await super().wait_closed()  # type: ignore[no-untyped-call]
         self._abort()
 
+    def unsent_bytes(self) -> int:
+        return self._io_writer.transport.get_write_buffer_size() if self._io_writer is not None else 0
+
     def _abort(self) -> None:
         for writer in (self._io_writer, self._bare_io_writer):
             if writer is not None:

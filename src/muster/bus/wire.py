@@ -53,6 +53,7 @@ RECONNECT_BASE_S = 0.05
 RECONNECT_CAP_S = 5.0
 PING_INTERVAL_S = 20
 MAX_UNSENT_BYTES = 2 << 20
+AT_ONCE_BYTES_MAX = 64 << 10  # behind more than that nothing is sent out of turn
 
 
 class NobodyListens(errors.Unavailable):
@@ -121,6 +122,7 @@ class Wire(nats_client.Client):
         self._on_refused = on_refused
         self._counts = counts
         self._proxy: str | None = None
+        self._in_burst = False
         self._attempts = 0
         self._auth_failures = 0
         self.cause: errors.MusterError | None = None  # why it is closed, if not because we asked
@@ -232,6 +234,11 @@ class Wire(nats_client.Client):
         delay_s = min(RECONNECT_CAP_S, RECONNECT_BASE_S * 2 ** min(self._attempts, 20))
         self._attempts += 1
         return random.choice(others), delay_s * (0.5 + random.random() / 2)
+
+    async def _attempt_reconnect(self) -> None:
+        # Given up in the middle of it, nats-py marks its end twice: the last thing that it does.
+        with contextlib.suppress(asyncio.InvalidStateError):
+            await super()._attempt_reconnect()
 
     async def _failed(self, error: Exception) -> None:
         if _is_refusal(str(error)) and not self.is_connected:
@@ -385,11 +392,28 @@ class Wire(nats_client.Client):
             raise self.cause or errors.NotConnected("the connection is closed")
 
     def _append(self, command: bytes) -> None:
+        if not self._in_burst and not self._pending and self._writes_at_once():
+            # The first of a turn of the loop goes out at once: whoever asks and waits gains the turn that the
+            # flusher would need. What follows in the same turn goes together.
+            self._in_burst = True
+            asyncio.get_running_loop().call_soon(self._end_burst)
+            self._transport.write(command)  # type: ignore[union-attr]
+            return
         self._pending.append(command)
         self._pending_data_size += len(command)
         queue = self._flush_queue
         if queue is not None and queue.empty() and self.is_connected:
             queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    def _writes_at_once(self) -> bool:
+        return (
+            self.is_connected
+            and isinstance(self._transport, sockets.Tcp)
+            and self._transport.unsent_bytes() < AT_ONCE_BYTES_MAX
+        )
+
+    def _end_burst(self) -> None:
+        self._in_burst = False
 
     def send(self, subject: str, data: bytes, reply: str = "", raw_headers: bytes | None = None) -> bool:
         """Queue a message for the socket. True when so much is queued that the caller should `ease`."""
@@ -408,6 +432,11 @@ class Wire(nats_client.Client):
                 raise errors.NotConnected("not connected, and the buffer for what is to be sent is full")
         self._append(command)
         return self._pending_data_size > MAX_UNSENT_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether something can be sent without waiting: connected, and little is queued."""
+        return self.is_connected and self._pending_data_size < MAX_UNSENT_BYTES // 2
 
     async def ease(self) -> None:
         """Wait until what is queued has gone to the socket: this is how a slow network slows a publisher."""
@@ -479,6 +508,11 @@ class Wire(nats_client.Client):
         call = self._calls.get(subject[self._mux_start :])
         if call is not None:
             call.take(Answer(subject, reply, data, headers))
+
+    @property
+    def is_ready(self) -> bool:
+        """Answers can be received."""
+        return self._mux_started is not None and self._mux_started.done()
 
     async def ready(self) -> None:
         """Answers can be received when this returns."""

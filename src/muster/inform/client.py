@@ -23,11 +23,21 @@ WAIT_S = 5.0  # a node that dies while we wait there is noticed so late
 
 
 class Client:
-    def __init__(self, bus: api.Bus, *, node: str = protocol.ANY, timeout_s: float = TIMEOUT_S) -> None:
-        """``node``: always ask this one; else whichever the brokers find nearest."""
+    def __init__(
+        self, bus: api.Bus, *, node: str = protocol.ANY, timeout_s: float = TIMEOUT_S, name: str = ""
+    ) -> None:
+        """``node``: always ask this one; else whichever the brokers find nearest.
+
+        ``name``: ask in this name; only doors may.
+        """
         self._bus = bus
         self._node = node
         self._timeout_s = timeout_s
+        self._headers = {protocol.ACTING_FOR: name} if name else None
+
+    def acting_for(self, name: str) -> Client:
+        """The same, asking in the name of somebody who came in through a door."""
+        return Client(self._bus, node=self._node, timeout_s=self._timeout_s, name=name)
 
     async def put(
         self,
@@ -65,8 +75,17 @@ class Client:
         return await self._ask("get", protocol.Get(key, max_staleness_s), protocol.Context)
 
     async def find(self, predicate: str, *, limit: int = 100) -> protocol.Found:
+        """Those that satisfy the predicate, in the order of their keys; at most ``limit``, up to 10,000."""
         parser.parse(predicate)  # here its faults can be pointed at
-        return await self._ask("find", protocol.Find(predicate, limit), protocol.Found)
+        found = await self._ask("find", protocol.Find(predicate, limit), protocol.Found)
+        contexts, silent, more = list(found.contexts), set(found.silent), found.more
+        while more and len(contexts) < limit:
+            asked = protocol.Find(predicate, limit - len(contexts), contexts[-1].key)
+            found = await self._ask("find", asked, protocol.Found)
+            contexts += found.contexts
+            silent |= set(found.silent)
+            more = found.more and bool(found.contexts)
+        return protocol.Found(contexts, sorted(silent), more)
 
     async def history(self, key: str, *, after_version: int = 0) -> protocol.History:
         """Its changes after that version as far back as the log goes, oldest first."""
@@ -114,6 +133,7 @@ class Client:
             told = await self._bus.request(
                 protocol.asked(self._bus.identity, verb, self._node),
                 protocol.encode(asked),
+                headers=self._headers,
                 timeout_s=timeout_s or self._timeout_s,
             )
         except errors.TimedOut:

@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from muster.bus import api
-from muster.core import clock, errors, log
+from muster.core import clock, errors, log, subjects
 from muster.inform import contextlog, copies, directory, protocol, rights, views
 from muster.inform import settings as settings_
 
 events = log.Events("inform")
+
+OWN_MAX = 20_000
 
 
 class RoleOf(Protocol):
@@ -36,7 +38,7 @@ class Desk:
         settings: settings_.Inform,
         view: views.View | None,
         now_ns: Callable[[], int],
-        role_of: RoleOf,
+        role_of: RoleOf | None,
         zone: str,
     ) -> None:
         self.name = name
@@ -46,6 +48,7 @@ class Desk:
         self.view = view
         self.now_ns = now_ns
         self.role_of = role_of
+        self._rules = (*settings.rules, *rights.BUILT_IN)
         self.zone = zone
         self.copies = copies.Copies(name, memory_bytes_max=settings.memory_bytes)
         self.directory = directory.Directory(name, lost_after_s=settings.lost_after_s)
@@ -57,6 +60,7 @@ class Desk:
         self.dirty: dict[str, contextlog.Entry | None] = {}  # not yet in the view
         self.buckets_changed = asyncio.Event()
         self.short: set[str] = set()  # contexts of ours that have fewer copies than they should
+        self.own: dict[int, str] = {}  # what we appended and applied ourselves and shall meet in the log
         self.position = 0  # of the last record of the log that was seen
         self.fresh_at_s = -float("inf")  # when all that the log then held had been seen
         self.closing = False
@@ -107,6 +111,13 @@ class Desk:
             waiting.set()
         self._advanced.set()
         self._advanced = asyncio.Event()
+
+    def appended(self, sequence: int, key: str) -> None:
+        """By us, and applied: the follower need not look into it."""
+        if sequence > self.position:
+            self.own[sequence] = key
+            if len(self.own) > OWN_MAX:  # some went from the log before the follower came to them
+                self.own = {number: own for number, own in self.own.items() if number > self.position}
 
     def change_of(self, key: str) -> asyncio.Event:
         """Set when the log has a further record of ``key``."""
@@ -169,9 +180,19 @@ class Desk:
     # Others.
 
     def check(self, identity: str, act: str, key: str, owner: str | None) -> None:
-        if self.settings.rules:
-            role = self.role_of(identity)
-            rights.check(self.settings.rules, key, act, identity=identity, role=role, owner=owner)
+        rule = rights.rule_for(self._rules, key)
+        if not rule.lets_everybody(act):
+            role = self.role_of(identity) if self.role_of is not None else None
+            rule.check(key, act, identity=identity, role=role, owner=owner)
+
+    def acts_for(self, sender: str, other: str) -> str:
+        """``other``, if ``sender`` is a door that may ask in others' names."""
+        if self.role_of is not None and self.role_of(sender) not in rights.DOORS:
+            raise errors.Forbidden(
+                f"{sender} may not ask in the name of {other[:80]!r}",
+                hint=f"only {', '.join(sorted(rights.DOORS))} may",
+            )
+        return subjects.token(other)
 
     def count(self, key: str, origin: str) -> None:
         counts = self.demand.get(key)

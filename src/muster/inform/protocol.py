@@ -30,6 +30,7 @@ PART = "inform"
 STREAM = "contexts"
 BUCKETS = 1024
 ANY = "any"
+ACTING_FOR = "Muster-Acting-For"  # header of a door's request: in whose name it asks
 
 KEY_BYTES_MAX = 512
 VALUE_BYTES_MAX = 1 << 20
@@ -133,11 +134,23 @@ class Get(Frame, frozen=True):
 class Find(Frame, frozen=True):
     predicate: str
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+    after: str = ""  # only keys behind this one
 
 
 class Found(Frame, frozen=True):
+    """In the order of their keys."""
+
     contexts: list[Context]
     silent: list[str] = []  # nodes that did not answer: their primaries are not among the contexts
+    more: bool = False  # there are further ones: ask again after the last of these
+
+
+class FoundHere(Frame, frozen=True):
+    """What one node found among its primaries, as far as one answer holds it."""
+
+    node: str
+    contexts: list[Context]
+    more: bool = False
 
 
 class Changes(Frame, frozen=True):

@@ -9,6 +9,8 @@ found".
 from __future__ import annotations
 
 import asyncio
+import heapq
+from typing import TypeVar
 
 import msgspec
 
@@ -176,15 +178,18 @@ class Reader:
         told = await shared.bus.gather(  # we are one of those asked
             protocol.to_all("find"), question, enough=len(others) + 1, timeout_s=FIND_TIMEOUT_S
         )
-        found: list[protocol.Context] = []
-        heard: set[str] = set()
-        for message in told:
-            node, contexts = protocol.result_of(message.data, tuple[str, list[protocol.Context]])
-            heard.add(node)
-            found += contexts
-        allowed = [one for one in found if self._may_read(identity, one)]
-        allowed.sort(key=lambda one: one.key)
-        return protocol.Found(allowed[: asked.limit], [node for node in others if node not in heard])
+        answers = [protocol.result_of(message.data, protocol.FoundHere) for message in told]
+        # A node that had more to say than one answer holds has told all up to its last key, and so have we.
+        ends = [one.contexts[-1].key for one in answers if one.more]
+        found = [one for each in answers for one in each.contexts if not ends or one.key <= min(ends)]
+        found.sort(key=lambda one: one.key)
+        shown = _fitting(found[: asked.limit])
+        more = bool(ends) or len(shown) < len(found)
+        heard = {one.node for one in answers}
+        allowed = [one for one in shown if self._may_read(identity, one)]
+        if more and not allowed and shown:
+            return await self.find(msgspec.structs.replace(asked, after=shown[-1].key), identity)
+        return protocol.Found(allowed, [node for node in others if node not in heard], more)
 
     def _may_read(self, identity: str, context: protocol.Context) -> bool:
         try:
@@ -193,15 +198,15 @@ class Reader:
             return False
         return True
 
-    async def find_here(self, asked: protocol.Find) -> list[protocol.Context]:
+    async def find_here(self, asked: protocol.Find) -> protocol.FoundHere:
         """Among the contexts whose primary we are."""
         shared = self._desk
         matches = closure.compile(parser.parse(asked.predicate))
-        found: list[protocol.Context] = []
+        keys: list[str] = []
         for number, (key, copy) in enumerate(shared.copies.primaries(), 1):
             if number % SCAN_CHUNK == 0:
                 await asyncio.sleep(0)
-            if not copy.is_live(shared.now_ns()):
+            if key <= asked.after or not copy.is_live(shared.now_ns()):
                 continue
             attributes = {
                 **_searchable(copy.attributes),
@@ -210,12 +215,19 @@ class Reader:
                 "writer": copy.writer,
             }
             if matches(attributes.get):
-                value = await shared.value_of(key, copy)
-                if value is not None:
-                    found.append(self._context(key, copy, value, shared.age_s(copy)))
-                if len(found) >= asked.limit:
-                    break
-        return found
+                keys.append(key)
+        found: list[protocol.Context] = []
+        size = 0
+        for key in heapq.nsmallest(asked.limit, keys):
+            held = shared.copies.index.get(key)
+            value = await shared.value_of(key, held) if held is not None else None
+            if held is None or value is None:
+                continue
+            size += len(value) + len(held.attributes) + 256
+            if found and size > protocol.ANSWER_BYTES_MAX:
+                return protocol.FoundHere(shared.name, found, more=True)
+            found.append(self._context(key, held, value, shared.age_s(held)))
+        return protocol.FoundHere(shared.name, found, more=len(keys) > asked.limit and bool(found))
 
     async def where(self, key: str) -> list[protocol.CopyView]:
         shared = self._desk
@@ -241,14 +253,17 @@ class Reader:
         return [protocol.CopyView(shared.name, kind, copy.version, shared.age_s(copy), counts)]
 
 
-def _fitting(changes: list[protocol.Change]) -> list[protocol.Change]:
+Sized = TypeVar("Sized", protocol.Change, protocol.Context)
+
+
+def _fitting(found: list[Sized]) -> list[Sized]:
     """The first of them, as many as one answer holds."""
     size = 0
-    for number, change in enumerate(changes):
-        size += len(change.value or b"") + 256
+    for number, one in enumerate(found):
+        size += len(one.value or b"") + 256
         if number and size > protocol.ANSWER_BYTES_MAX:
-            return changes[:number]
-    return changes
+            return found[:number]
+    return found
 
 
 def _searchable(attributes: bytes) -> dict[str, object]:

@@ -1,9 +1,10 @@
 """Who may read and write which contexts, by identity and role.
 
-Rules are looked at in their order, and the first whose pattern covers the key decides; where none does,
-`DEFAULT` holds: everybody in the domain reads and writes (the broker keeps a viewer from asking to write at
-all).  A pattern is a key, or a prefix with a ``*`` at its end.  Names are identities, ``role:<role>``,
-``owner`` (whoever wrote the context) or ``*``.
+Rules are looked at in their order, and the first whose pattern covers the key decides; where none of the
+settings' does, `BUILT_IN` ones and then `DEFAULT` hold: everybody in the domain reads and writes (the broker
+keeps a viewer from asking to write at all), and what was published as a service is its owner's.  A pattern is a
+key, or a prefix with a ``*`` at its end.  Names are identities, ``role:<role>``, ``owner`` (whoever wrote the
+context) or ``*``.
 
 Pure.
 """
@@ -28,24 +29,32 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def covers(self, key: str) -> bool:
         return key.startswith(self.keys[:-1]) if self.keys.endswith("*") else key == self.keys
 
+    def lets_everybody(self, act: str) -> bool:
+        return EVERYBODY in (self.read if act == "read" else self.write)
 
+    def check(self, key: str, act: str, *, identity: str, role: str | None, owner: str | None) -> None:
+        """``act``: read or write. ``owner``: who wrote what is there; None where nothing is (all are)."""
+        names = self.read if act == "read" else self.write
+        if EVERYBODY in names or identity in names or (role is not None and f"role:{role}" in names):
+            return
+        if OWNER in names and (owner is None or owner == identity):
+            return
+        raise errors.Forbidden(
+            f"{identity} may not {act} {key[:80]!r}",
+            hint=f"the rule for {self.keys!r} names {', '.join(names)}",
+        )
+
+
+#: After the settings' own: what somebody published is theirs, unless the settings say otherwise.
+BUILT_IN = (
+    Rule("service/*", write=(OWNER, "role:operator")),
+    Rule("uddi/*", write=(OWNER, "role:operator")),
+)
 DEFAULT = Rule("*")
+
+#: Roles that let others in by doors of their own, and ask in their names.
+DOORS = frozenset({"gateway", "information-node", "bootstrap"})
 
 
 def rule_for(rules: Sequence[Rule], key: str) -> Rule:
     return next((rule for rule in rules if rule.covers(key)), DEFAULT)
-
-
-def check(
-    rules: Sequence[Rule], key: str, act: str, *, identity: str, role: str | None, owner: str | None
-) -> None:
-    """``act``: read or write. ``owner``: who wrote what is there; None where nothing is (then all are)."""
-    rule = rule_for(rules, key)
-    names = rule.read if act == "read" else rule.write
-    if EVERYBODY in names or identity in names or (role is not None and f"role:{role}" in names):
-        return
-    if OWNER in names and (owner is None or owner == identity):
-        return
-    raise errors.Forbidden(
-        f"{identity} may not {act} {key[:80]!r}", hint=f"the rule for {rule.keys!r} names {', '.join(names)}"
-    )

@@ -27,14 +27,10 @@ SAVE_ENTRIES = 5_000
 SAVE_BYTES = 16 << 20
 UNSAVED_MAX = 20_000
 DRAIN_S = 2.0
+AT_ONCE_BYTES_MAX = 64 << 10
 GROUP = "nodes"
 
 Answer = Callable[[str, bytes], Awaitable[object]]  # from the asker's identity and the question
-
-
-def _no_role(identity: str) -> str | None:
-    del identity
-    return None
 
 
 async def start(
@@ -46,10 +42,13 @@ async def start(
     max_bytes: int = contextlog.MAX_BYTES,
     replicas: int = 1,
     now_ns: Callable[[], int] = time.time_ns,
-    role_of: desk.RoleOf = _no_role,
+    role_of: desk.RoleOf | None = None,
     zone: str = "default",
 ) -> Node:
-    """A node that serves: it has read its view and all the log there was. ``name``: or the bus's identity."""
+    """A node that serves: it has read its view and all the log there was. ``name``: or the bus's identity.
+
+    ``role_of``: None where identities have no roles: on a bus without trust, where everybody may be anybody.
+    """
     name = subjects.token(name or bus.identity)
     log = await contextlog.ContextLog.open(
         bus, history=settings.history, max_bytes=max_bytes, replicas=replicas
@@ -211,7 +210,9 @@ class Node:
                 async with shared.log.follow(shared.position + 1) as following:
                     number = 0
                     async for stored in following:
-                        self._take(stored)
+                        told = self._take(stored)
+                        if told is not None:
+                            await self._tell(*told)
                         number += 1
                         if number % 200 == 0:
                             await self._breathe()
@@ -235,21 +236,29 @@ class Node:
             await asyncio.sleep(RETRY_S)
             return 0
 
-    def _take(self, stored: api.StoredMessage) -> None:
+    def _take(self, stored: api.StoredMessage) -> tuple[str, bytes] | None:
+        """Apply a record. What is to be said of it, and where."""
         shared = self.desk
+        own = shared.own.pop(stored.sequence, None)
+        if own is not None:
+            shared.seen(stored.sequence, own)
+            return None
         try:
             entry = contextlog.entry_of(stored)
         except errors.InvalidInput as error:
             self.malformed += 1
             desk.events.error("strange-record", sequence=stored.sequence, error=error)
             shared.seen(stored.sequence, "")
-            return
+            return None
         record = entry.record
         shared.apply(entry)
         shared.seen(entry.sequence, record.key)
-        if record.acknowledge and record.holders[0] != self.name and self.name in record.holders:
+        if self.name not in record.holders:
+            self.writer.heard_of(record.key, record.holders)
+        elif record.acknowledge and record.holders[0] != self.name:
             told = protocol.Applied(self.name, record.key, record.stamp)
-            self._spawn(self._tell(protocol.to_node(record.holders[0], "applied"), protocol.encode(told)))
+            return protocol.to_node(record.holders[0], "applied"), protocol.encode(told)
+        return None
 
     async def _tell(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(errors.Unavailable):
@@ -308,7 +317,7 @@ class Node:
         for bucket in [bucket for bucket in self._topics if bucket not in held]:
             await self._topics.pop(bucket).close()
 
-    async def _topic(self, message: api.Message) -> None:
+    def _topic(self, message: api.Message) -> None:
         """A question to the holders of a context: who holds nothing of that name keeps silent."""
         kind = message.subject.rpartition(".")[2]
         try:
@@ -322,15 +331,19 @@ class Node:
                     self._spawn(self._answer_access(message, asked))
                     return
                 self.desk.count(asked.key, asked.origin)
-                await message.respond(protocol.reply(found))
+                self._respond(message, protocol.reply(found))
             elif kind == "select":
                 name = protocol.decode(message.data, protocol.Name)
                 copy = self.desk.copies.index.get(name.key)
                 if copy is not None and not copy.temporary and name.silent != self.name:
-                    await message.respond(protocol.reply(self.desk.information()))
+                    self._respond(message, protocol.reply(self.desk.information()))
         except errors.InvalidInput as error:
             self.malformed += 1
             desk.events.warning("malformed", subject=message.subject, error=error)
+
+    def _respond(self, message: api.Message, data: bytes) -> None:
+        if not message.respond_now(data):
+            self._spawn(self._guarded(message.respond(data)))
 
     async def _answer_access(self, message: api.Message, asked: protocol.Get) -> None:
         with contextlib.suppress(errors.Unavailable):
@@ -348,13 +361,35 @@ class Node:
             self.malformed += 1
             return
         self.desk.requests += 1
+        if message.subject.endswith(".get") and self._answered_at_once(sender, message):
+            return
         kind, verb = message.subject.split(".")[4], message.subject.rpartition(".")[2]
         answer = self._verbs.get(verb) if (verb in protocol.READS) == (kind == "read") else None
         if answer is None:
             unknown = errors.InvalidInput(f"no verb {verb!r}: there are {', '.join(self._verbs)}")
             self._spawn(self._answer(message, lambda: _raise(unknown)))
         else:
-            self._spawn_bounded(message, lambda: answer(sender, message.data))
+            self._spawn_bounded(message, lambda: answer(self._in_whose_name(sender, message), message.data))
+
+    def _answered_at_once(self, sender: str, message: api.Message) -> bool:
+        """A read from memory needs no task. Whatever is out of the ordinary takes the long way."""
+        try:
+            asked = protocol.decode(message.data, protocol.Get)
+            found = self.reader.local(asked.key, asked.max_staleness_s)
+            if found is None or len(found.value) > AT_ONCE_BYTES_MAX:
+                return False
+            self.desk.check(self._in_whose_name(sender, message), "read", asked.key, found.writer)
+            if not message.respond_now(protocol.reply(found)):
+                return False
+        except errors.MusterError:
+            return False
+        self.desk.count(asked.key, self.name)
+        return True
+
+    def _in_whose_name(self, sender: str, message: api.Message) -> str:
+        """A door asks for those who came in through it."""
+        other = message.headers.get(protocol.ACTING_FOR)
+        return sender if other is None else self.desk.acts_for(sender, other)
 
     def _told(self, message: api.Message) -> None:
         """By another node."""
@@ -419,8 +454,8 @@ class Node:
         name = protocol.decode(data, protocol.Name)
         await self.writer.become_primary(name.key, name.silent)
 
-    async def _find_here(self, data: bytes) -> tuple[str, list[protocol.Context]]:
-        return self.name, await self.reader.find_here(protocol.decode(data, protocol.Find))
+    async def _find_here(self, data: bytes) -> protocol.FoundHere:
+        return await self.reader.find_here(protocol.decode(data, protocol.Find))
 
     async def _where_here(self, data: bytes) -> list[protocol.CopyView]:
         return self.reader.where_here(protocol.decode(data, protocol.Name).key)

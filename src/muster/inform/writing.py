@@ -7,6 +7,9 @@ itself the primary by an append under compare-and-set.  So two initiators that a
 primary, and the old one, if it lives after all, cannot append any more: it learns from the conflict that it
 has been deposed.
 
+A context that this node has never heard of is most likely new, so it is written as if it were: if it is not,
+the log refuses the append, which costs no more than having asked first.
+
 A write has an id of its own.  When its outcome was unknown and it is tried again, the id in the last record
 tells that it is done already.
 """
@@ -23,6 +26,7 @@ from muster.core import clock, errors
 from muster.inform import contextlog, desk, placement, protocol
 
 ATTEMPTS = 8
+HINTS_MAX = 10_000
 
 
 class _Base(NamedTuple):
@@ -51,8 +55,13 @@ class Writer:
     async def write(self, asked: protocol.Put | protocol.Delete, writer: str) -> protocol.Written:
         asked = _checked(asked)
         shared, key = self._desk, asked.key
+        may_be_new = isinstance(asked, protocol.Put) and not asked.expected_version
         for _ in range(ATTEMPTS):
-            holders = await self._holders(key)
+            holders = self._known_holders(key)
+            if not holders and not may_be_new:
+                entry = await shared.log.last(key)
+                holders = self.heard_of(key, entry.record.holders) if entry is not None else ()
+            may_be_new = False
             if holders:
                 update = protocol.Update(asked, writer)
             elif isinstance(asked, protocol.Delete):
@@ -66,7 +75,8 @@ class Writer:
                     return await self.update(update)
                 return await shared.ask(primary, "update", update, protocol.Written)
             except protocol.Moved:
-                self._hints.pop(key, None)
+                if primary != shared.name:  # we found out ourselves who it is now
+                    self._hints.pop(key, None)
             except errors.Unavailable as error:
                 if primary == shared.name or not _is_silence(error):
                     raise
@@ -80,21 +90,19 @@ class Writer:
         candidates = shared.directory.candidates(shared.information())
         return placement.rank(candidates, shared.copies_wanted(), watermark=shared.settings.watermark)
 
-    async def _holders(self, key: str) -> tuple[str, ...]:
-        """The primary first; empty for a context that is new."""
+    def _known_holders(self, key: str) -> tuple[str, ...]:
+        """The primary first; empty for a context that we have not heard of."""
         copy = self._desk.copies.index.get(key)
         if copy is not None and not copy.temporary:
             return copy.holders
-        hint = self._hints.get(key)
-        if hint:
-            return hint
-        entry = await self._desk.log.last(key)
-        if entry is None:
-            return ()
-        if len(self._hints) > 10_000:
+        return self._hints.get(key, ())
+
+    def heard_of(self, key: str, holders: tuple[str, ...]) -> tuple[str, ...]:
+        """Remember where a context is that is not here."""
+        if len(self._hints) >= HINTS_MAX:
             self._hints.clear()
-        self._hints[key] = entry.record.holders
-        return entry.record.holders
+        self._hints[key] = holders
+        return holders
 
     async def _select_primary(self, key: str, *, silent: str) -> None:
         shared = self._desk
@@ -136,7 +144,10 @@ class Writer:
         async with shared.turn(asked.key):
             fresh = False
             for _ in range(ATTEMPTS):
-                base = await self._base(asked.key, fresh=fresh)
+                base = self._base_here(asked.key) if not fresh else None
+                if base is None:
+                    # Who sends us holders has not heard of it either.
+                    base = NOTHING if update.holders and not fresh else await self._base_in_log(asked.key)
                 record = self._next_record(update, base)
                 if record is None:  # done already
                     return self._written(asked.key, base.version, base.stamp, base.holders, 1)
@@ -195,19 +206,25 @@ class Writer:
             acknowledge=asked.ack == "replicated" and len(holders) > 1,
         )
 
-    async def _base(self, key: str, *, fresh: bool = False) -> _Base:
+    def _base_here(self, key: str) -> _Base | None:
         shared = self._desk
         copy = shared.copies.index.get(key)
-        if not fresh and copy is not None and not copy.temporary:
-            stamp = clock.Stamp(copy.stamp, copy.stamped_by)
-            live = copy.is_live(shared.now_ns())
-            return _Base(copy.sequence, copy.version, copy.holders, stamp, copy.writer, copy.request, live)
+        if copy is None or copy.temporary:
+            return None
+        stamp = clock.Stamp(copy.stamp, copy.stamped_by)
+        live = copy.is_live(shared.now_ns())
+        return _Base(copy.sequence, copy.version, copy.holders, stamp, copy.writer, copy.request, live)
+
+    async def _base_in_log(self, key: str) -> _Base:
+        shared = self._desk
         entry = await shared.log.last(key)
         if entry is None:
             shared.drop(key)
             return NOTHING
         shared.apply(entry)
         record = entry.record
+        if shared.name not in record.holders:
+            self.heard_of(key, record.holders)
         live = record.value is not None and not 0 < record.expires_at_ns <= shared.now_ns()
         return _Base(
             entry.sequence, entry.version, record.holders, _stamp(record), record.writer, record.request, live
@@ -224,6 +241,7 @@ class Writer:
                 raise
             sequence = entry.sequence
         shared.apply(contextlog.Entry(record, sequence))
+        shared.appended(sequence, record.key)
         return sequence
 
     def _expect(self, record: protocol.Record) -> asyncio.Event:

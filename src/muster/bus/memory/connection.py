@@ -43,6 +43,10 @@ class Message:
     async def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
         await self._bus.publish(forms.answer_subject(self.subject, self.reply), data, headers=headers)
 
+    def respond_now(self, data: bytes) -> bool:
+        del data
+        return False  # here everything takes its time
+
 
 @dataclass(slots=True, eq=False)
 class Ear:

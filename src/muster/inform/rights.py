@@ -3,8 +3,8 @@
 Rules are looked at in their order, and the first whose pattern covers the key decides; where none of the
 settings' does, `BUILT_IN` ones and then `DEFAULT` hold: everybody in the domain reads and writes (the broker
 keeps a viewer from asking to write at all), and what was published as a service is its owner's.  A pattern is
-a key, or a prefix with a ``*`` at its end.  Names are identities, ``role:<role>``, ``owner`` (whoever wrote the
-context) or ``*``.
+a key, or a prefix with a ``*`` at its end.  Names are identities, ``role:<role>``, ``owner`` (whoever wrote
+the context) or ``*``.
 
 Pure.
 """

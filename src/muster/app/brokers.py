@@ -212,4 +212,8 @@ async def _describe(one: broker.Broker) -> dict[str, Any]:
         described["version"] = seen["version"]
         described["connections"] = seen["connections"]
         described["memory_bytes"] = seen["mem"]
+        described["cpu_percent"] = seen["cpu"]
+        described["in_messages"] = seen["in_msgs"]
+        described["out_messages"] = seen["out_msgs"]
+        described["slow_consumers"] = seen["slow_consumers"]
     return described

@@ -30,6 +30,7 @@ from muster.app import (
     identities,
     locating,
     team,
+    web,
 )
 from muster.bus import api, client, http, pages
 from muster.core import errors, ground, log, metrics, settings
@@ -169,6 +170,7 @@ class Domain:
             ca=str(certificates.bundle(self.settings)) if uses_tls else None,
             locator_url=self._locator.url if self._locator is not None else None,
             health_url=self._pages.url if self._pages is not None else None,
+            web_url=next((part.url for part in self._parts if isinstance(part, web.WebPart)), None),
         )
 
     async def status(self) -> dict[str, Any]:

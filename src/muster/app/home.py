@@ -44,6 +44,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     ca: str | None = None  # what to verify the brokers against, where they use TLS
     locator_url: str | None = None
     health_url: str | None = None
+    web_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ ROLES = (
     "authority",
     "operator",
     "viewer",
+    "web",
     "link",
 )
 

@@ -36,6 +36,7 @@ COMMANDS: dict[str, Entry] = {
     "up": Entry("up", "A domain", "Start the domain of a home."),
     "down": Entry("up", "A domain", "Stop the domain of a home."),
     "status": Entry("status", "A domain", "Say what runs, how it is, and where its things are."),
+    "web": Entry("web", "A domain", "Serve the dashboard and REST, and say who may log in."),
     "broker": Entry("broker", "A domain", "Start, link, unlink and list brokers."),
     "creds": Entry("creds", "A domain", "Issue, revoke and show credentials."),
     "config": Entry("config", "A domain", "Check and print settings."),

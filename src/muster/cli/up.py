@@ -87,6 +87,7 @@ def _in_front(
         invocation.printer.done(
             {"domain": settings.domain.name, "servers": list(running.servers)},
             f"the domain {settings.domain.name} is up: {', '.join(running.servers)}\n"
+            f"{_dashboard(running.running.web_url)}"
             "Ctrl-C stops it; `muster status` in another terminal shows more",
         )
         sys.stdout.flush()
@@ -101,6 +102,10 @@ def _in_front(
         base.run(process.run(running, work, stopping=invocation.printer.stopping))
     finally:
         end_log()
+
+
+def _dashboard(url: str | None) -> str:
+    return f"its dashboard: {url} (`muster web password` lets somebody in)\n" if url else ""
 
 
 @click.command(

@@ -93,9 +93,9 @@ class Client:
         found: Row = await self._ask("rename", name=name, to=to)
         return found
 
-    async def delete(self, *names: str) -> dict[str, Any]:
-        """Returns when it is noted; `wait_gone` waits for it."""
-        found: dict[str, Any] = await self._ask("delete", names=list(names))
+    async def delete(self, *names: str, generation: int | None = None) -> dict[str, Any]:
+        """Returns when it is noted; `wait_gone` waits for it. ``generation``: as in `put`."""
+        found: dict[str, Any] = await self._ask("delete", names=list(names), generation=generation)
         return found
 
     async def describe(self, name: str) -> Row:
@@ -208,6 +208,11 @@ class Client:
 
     async def forget(self, agent: str) -> dict[str, Any]:
         found: dict[str, Any] = await self._ask("forget", agent=agent)
+        return found
+
+    async def summary(self) -> dict[str, Any]:
+        """How many resources there are in each state, and of each group, type and manager."""
+        found: dict[str, Any] = await self._read("summary")
         return found
 
     async def agents(self) -> list[Row]:

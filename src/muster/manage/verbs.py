@@ -19,7 +19,7 @@ from muster.manage import orders, placement, plans, processor, protocol, rollout
 if TYPE_CHECKING:
     from muster.manage import service
 
-READS = ("plan", "get", "describe", "enumerate", "agents", "managers", "rollouts")
+READS = ("plan", "get", "describe", "enumerate", "summary", "agents", "managers", "rollouts")
 CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
     *("exec", "rollout", "pause", "resume"),
@@ -122,8 +122,15 @@ class Verbs:
             await self._registry.commit(state.rename(name, to, by))
             return views.description(state, to)
 
-    async def _delete(self, by: str, names: list[str]) -> dict[str, Any]:
+    async def _delete(self, by: str, names: list[str], generation: int | None = None) -> dict[str, Any]:
+        """``generation``: only if each still is that."""
         async with self._registry.writing() as state:
+            for known in filter(None, map(state.resources.get, names)):
+                if generation is not None and generation != known.generation:
+                    raise errors.Conflict(
+                        f"{known.spec.name!r} was changed meanwhile: it is generation {known.generation}",
+                        actual=known.generation,
+                    )
             changes = state.delete(names, by)
             await self._registry.commit(changes)
         return {"deleting": sorted(changes.resources)}
@@ -172,6 +179,9 @@ class Verbs:
 
     async def _describe(self, name: str) -> dict[str, Any]:
         return views.description(self._registry.state, name)
+
+    async def _summary(self) -> dict[str, Any]:
+        return views.summary(self._registry.state)
 
     async def _agents(self) -> list[dict[str, Any]]:
         return views.agents(self._registry.state)

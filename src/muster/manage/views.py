@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ import msgspec
 from muster.core import errors
 from muster.manage import processor
 from muster.predicates import closure, parser
+
+SUMMARY_MAX = 200  # groups, types and managers in one answer: those with most resources
 
 
 def attributes(state: processor.Processor, name: str) -> dict[str, Any]:
@@ -82,6 +85,27 @@ def description(state: processor.Processor, name: str) -> dict[str, Any]:
         "applied_by": resource.by,
         "waits_for": list(state.waits_for(name)),
         "status": msgspec.to_builtins(status) if status else None,
+    }
+
+
+def summary(state: processor.Processor) -> dict[str, Any]:
+    """How many resources there are in each state, and of each group, type and manager."""
+    counts: dict[str, collections.Counter[str]] = {
+        key: collections.Counter() for key in ("states", "groups", "types", "managers")
+    }
+    not_applied = 0
+    for name, resource in state.resources.items():
+        status, owner = state.statuses.get(name), state.owners.get(name)
+        counts["states"][status.state.value if status else "starting"] += 1
+        counts["groups"][resource.spec.group] += 1
+        counts["types"][resource.spec.type] += 1
+        counts["managers"][owner.manager if owner else ""] += 1
+        not_applied += not (status and status.generation == resource.generation)
+    return {
+        "resources": len(state.resources),
+        "agents": len(state.agents),
+        "not_applied": not_applied,
+        **{key: dict(found.most_common(SUMMARY_MAX)) for key, found in counts.items()},
     }
 
 

@@ -65,6 +65,7 @@ class Password(msgspec.Struct, frozen=True, kw_only=True):
     role: roles.Role
     created_at: int
     expires_at: int = 0  # 0: never
+    administers: bool = False  # an operator who also says who may log in
     scrypt: Scrypt
     scram: tuple[Scram, ...] = ()
 
@@ -149,6 +150,7 @@ class Passwords:
         *,
         lifetime_s: float | None = None,
         mechanisms: tuple[str, ...] = (),
+        administers: bool = False,
     ) -> None:
         """Make or replace; ``mechanisms`` names the SCRAM verifiers to keep as well."""
         if not LENGTH_MIN <= len(password) <= LENGTH_MAX:
@@ -160,6 +162,7 @@ class Passwords:
             role=role,
             created_at=int(now),
             expires_at=jwt.ends(now, lifetime_s) or 0,
+            administers=administers,
             scrypt=scrypt(prepared, secrets.token_bytes(_SALT_BYTES)),
             scram=tuple(scram(prepared, each, secrets.token_bytes(_SALT_BYTES)) for each in mechanisms),
         )

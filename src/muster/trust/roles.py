@@ -39,6 +39,7 @@ STREAMS = {
     "notify": ("events", "notifications", "parties"),
     "inform": ("contexts",),
     "message": ("messages",),
+    "web": ("decisions",),
 }
 
 # One answer to a question, within two minutes: the broker keeps a table of the open ones.
@@ -69,6 +70,7 @@ class Role(enum.StrEnum):
     USER = "user"
     OPERATOR = "operator"
     VIEWER = "viewer"
+    WEB = "web"
     LINK = "link"
     SYSTEM = "system"
 
@@ -119,6 +121,12 @@ DUTIES = {
         subscribe=("muster.>", "$JS.EVENT.>"),
     ),
     Role.VIEWER: Duty("a person who looks and changes nothing", speaks="read"),
+    Role.WEB: Duty(
+        "shows the domain to people, and keeps the audit of what they do there",
+        serves=("web",),
+        publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", _CONNECTED),
+        subscribe=("muster.>",),
+    ),
     Role.LINK: Duty(
         "a leaf link between two brokers", publish=(">",), subscribe=(">",), connections=("LEAFNODE",)
     ),

@@ -1,0 +1,106 @@
+"""One answer for everybody who asks the same: what is asked often is asked once.
+
+An entry is kept until its time is over or its tag is touched, whichever is first; the bus touches tags as
+things change.  Those who come while it is being made wait for the same making.  What could not be made is
+kept too, for a moment, so that a service that is away is not asked by every page.  The number of entries is
+bounded: the one that was asked for longest ago goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from muster.core import errors
+
+T = TypeVar("T")
+ENTRIES_MAX = 2_000
+FAILED_S = 1.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    tag: str
+    made_at_s: float
+    kept_s: float
+    future: asyncio.Future[Any]
+    turn: int
+
+
+class Cache:
+    def __init__(self, *, entries_max: int = ENTRIES_MAX, now: Callable[[], float] = time.monotonic) -> None:
+        self._entries: collections.OrderedDict[Hashable, _Entry] = collections.OrderedDict()
+        self._turns: collections.Counter[str] = collections.Counter()
+        self._max = entries_max
+        self._now = now
+        self.made = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def get(self, key: Hashable, tag: str, kept_s: float, make: Callable[[], Awaitable[T]]) -> T:
+        entry = self._entries.get(key)
+        if entry is None or self._is_over(entry):
+            entry = self._begin(key, tag, kept_s, make)
+        self._entries.move_to_end(key)
+        return cast(T, await asyncio.shield(entry.future))
+
+    def touch(self, tag: str) -> None:
+        """What has this tag is made again when it is next asked for."""
+        self._turns[tag] += 1
+
+    def turn(self, tag: str) -> int:
+        """Grows with every touch: whoever shows what has this tag can see that it is old."""
+        return self._turns[tag]
+
+    def clear(self) -> None:
+        for entry in self._entries.values():
+            entry.turn = -1
+        self._entries.clear()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _is_over(self, entry: _Entry) -> bool:
+        if not entry.future.done():
+            return False
+        kept_s = entry.kept_s
+        if entry.future.cancelled() or entry.future.exception() is not None:
+            kept_s = min(FAILED_S, kept_s)
+        return entry.turn != self._turns[entry.tag] or self._now() - entry.made_at_s > kept_s
+
+    def _begin(self, key: Hashable, tag: str, kept_s: float, make: Callable[[], Awaitable[T]]) -> _Entry:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        entry = self._entries[key] = _Entry(tag, self._now(), kept_s, future, self._turns[tag])
+        while len(self._entries) > self._max:
+            self._entries.popitem(last=False)
+        self.made += 1
+        task = asyncio.create_task(self._make(entry, make), name=f"web cache {tag}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return entry
+
+    async def _make(self, entry: _Entry, make: Callable[[], Awaitable[T]]) -> None:
+        try:
+            found = await make()
+        except asyncio.CancelledError:
+            entry.future.cancel()
+            raise
+        except errors.MusterError as error:
+            entry.future.set_exception(error)
+        except Exception as error:  # noqa: BLE001  (whoever waits must hear of a bug of ours)
+            broken = errors.InvariantBroken(f"{type(error).__name__}: {error}")
+            broken.__cause__ = error
+            entry.future.set_exception(broken)
+        else:
+            entry.future.set_result(found)
+        if not entry.future.cancelled():
+            entry.future.exception()  # taken note of, should everybody have gone
+        entry.made_at_s = self._now()

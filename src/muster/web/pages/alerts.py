@@ -1,0 +1,96 @@
+"""Alerts: what is wrong, who has it in hand, and what nobody is to be told of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.core import messages
+from muster.web.pages import view, widgets
+from muster.web.pages.html import Child, Markup, join, tag
+
+
+def listed(seen: view.View, found: Sequence[messages.Alert]) -> Markup:
+    rows: list[list[Child]] = [
+        [
+            widgets.badge(one.level.value),
+            widgets.badge(one.state.value),
+            one.rule,
+            _about(one.about),
+            join(widgets.moment(one.since_ms), f" ({widgets.ago(one.since_ms)})"),
+            widgets.number(one.value, 2),
+            one.reason,
+            widgets.act(seen, "acknowledge", "Acknowledge", rule=one.rule, about=one.about)
+            if one.state in (messages.AlertState.FIRING, messages.AlertState.SILENCED)
+            else "",
+        ]
+        for one in found
+    ]
+    return widgets.table(
+        ["Level", "State", "Rule", "About", "Since", "#Value", "Reason", ""],
+        rows,
+        label="Alerts",
+        none=widgets.empty("Nothing is wrong.", "Rules are judged by the pipeline, budgets by the domain."),
+    )
+
+
+def _about(about: str) -> Child:
+    kind, _, name = about.partition(":")
+    if name and kind in ("node", "group"):
+        return widgets.link(about, f"/{kind}", name=name)
+    return about
+
+
+def alerts(seen: view.View) -> view.Page:
+    source = seen.known.source
+
+    async def firing() -> Markup:
+        return listed(seen, (await source.alerts())[:200])
+
+    async def silences() -> Markup:
+        rows: list[list[Child]] = [
+            [
+                tag("code", one["covers"]),
+                widgets.moment(one["from_ms"]),
+                widgets.moment(one["until_ms"]),
+                one["by"],
+                one["reason"],
+                widgets.act(seen, "unsilence", "End it", id=one["id"]),
+            ]
+            for one in (await source.silences())[:200]
+        ]
+        return widgets.table(
+            ["Covers", "From", "Until", "By", "Reason", ""],
+            rows,
+            label="Silences",
+            none="Nothing is silenced.",
+        )
+
+    form = Markup("")
+    if seen.may_act:
+        form = tag(
+            "details",
+            tag("summary", "Silence some alerts"),
+            widgets.act(
+                seen,
+                "silence",
+                "Silence",
+                widgets.field(
+                    "Which",
+                    "covers",
+                    required=True,
+                    placeholder="group = 'web'",
+                    hint="A predicate over rule, about, level, severity and group.",
+                ),
+                widgets.field("How long", "for", "1h", required=True),
+                widgets.field("Why", "reason"),
+            ),
+            cls="panel",
+        )
+    return view.Page(
+        "Alerts",
+        (
+            view.Section("alerts", "Not resolved", firing, ("alerts",), 5.0),
+            view.Section("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
+        ),
+        head=form,
+    )

@@ -1,0 +1,98 @@
+"""The audit, and who may log in."""
+
+from __future__ import annotations
+
+import asyncio
+
+from muster.web import acts, sessions
+from muster.web.pages import view, widgets
+from muster.web.pages.html import Child, Markup, join
+from muster.web.rest import audit as rest
+
+SHOWN = 100
+
+
+def audit(seen: view.View) -> view.Page:
+    who, what, target = seen.asked("who"), seen.asked("what"), seen.asked("target")
+
+    async def rows() -> Markup:
+        found = rest.select(seen.known, who=who, what=what, target=target)
+        after = seen.asked("after")
+        start = int(after) if after.isdigit() and len(after) < 9 else 0
+        some = found[start : start + SHOWN]
+        made: list[list[Child]] = [
+            [
+                widgets.moment(one.at_ms),
+                one.who,
+                one.on_behalf_of,
+                one.what,
+                one.target,
+                widgets.badge(one.outcome.value),
+                one.details.get("door", ""),
+                one.why,
+            ]
+            for one in some
+        ]
+        more = start + SHOWN < len(found)
+        return join(
+            widgets.table(
+                ["When", "Who", "For", "What", "Target", "Outcome", "Door", "Why"],
+                made,
+                label="The audit",
+                none="Nothing was done yet that fits.",
+            ),
+            widgets.pages(seen, start + SHOWN if more else None, total=len(found), shown=len(made)),
+        )
+
+    return view.Page(
+        "Audit",
+        (view.Section("rows", "Decisions", rows, ("audit",), 5.0),),
+        lead="Who decided or did what, to what, and what became of it: by this page, by REST, by the command "
+        "line, and by managers themselves. The latest are shown; the stream keeps a year.",
+        head=widgets.search(
+            "/audit",
+            widgets.field("Who", "who", who),
+            widgets.field("What", "what", what, placeholder="apply"),
+            widgets.field("Target holds", "target", target),
+        ),
+    )
+
+
+def logins(seen: view.View) -> view.Page:
+    acts.require(seen.person, sessions.Role.ADMIN, "see who may log in")
+
+    async def rows() -> Markup:
+        found = await asyncio.to_thread(rest.listed, seen.known)
+        made: list[list[Child]] = [
+            [
+                one["name"],
+                one["role"],
+                widgets.moment(one["created_at"] * 1000),
+                widgets.moment((one["expires_at"] or 0) * 1000),
+                widgets.act(
+                    seen,
+                    "remove-login",
+                    "Remove",
+                    name=one["name"],
+                    sure=f"Let {one['name']} log in no more?",
+                    look="danger",
+                ),
+            ]
+            for one in found
+        ]
+        return widgets.table(["Name", "Role", "Set", "Expires", ""], made, label="Logins")
+
+    form = widgets.act(
+        seen,
+        "set-login",
+        "Let this person log in",
+        widgets.field("Name", "name", required=True, auto="off"),
+        widgets.field("Password", "password", kind="password", required=True, auto="new-password"),
+        widgets.field("Role", "role", "viewer", options=[(one.value, one.value) for one in sessions.Role]),
+    )
+    return view.Page(
+        "Logins",
+        (view.Section("rows", "Who may log in", rows, (), 10.0),),
+        lead="A viewer looks; an operator acts; an admin also changes brokers and logins.",
+        foot=form,
+    )

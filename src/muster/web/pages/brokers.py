@@ -1,0 +1,114 @@
+"""The broker network as a picture: who is there, what joins them, and how much goes over it."""
+
+from __future__ import annotations
+
+from muster.web.pages import charts, view, widgets
+from muster.web.pages.html import Child, Markup, join
+
+
+def brokers(seen: view.View) -> view.Page:
+    source = seen.known.source
+
+    def rates() -> dict[str, float]:
+        return source.load[-1][1] if source.load else {}
+
+    async def picture() -> Markup:
+        found, links = await source.brokers(), await source.links()
+        now = rates()
+        through = {
+            one["name"]: now.get(f"{one['name']} in", 0.0) + now.get(f"{one['name']} out", 0.0)
+            for one in found
+        }
+        most = max(through.values(), default=0.0) or 1.0
+        carried = {one["id"]: one["in_messages"] + one["out_messages"] for one in links}
+        heaviest = max(carried.values(), default=0) or 1
+        nodes = [
+            charts.Node(
+                one["name"],
+                widgets.tone(one["state"]),
+                f"{one.get('connections', 0)} clients, {through[one['name']]:,.0f}/s",
+                through[one["name"]] / most,
+            )
+            for one in found
+        ]
+        edges = [
+            charts.Edge(
+                one["near"],
+                one["far"],
+                one["up"],
+                f"{one['kind']}, {one['round_trip_ms']} ms" if one["up"] else f"{one['kind']}, down",
+                carried[one["id"]] / heaviest,
+            )
+            for one in links
+        ]
+        label = f"{len(found)} brokers, {sum(one['up'] for one in links)} of {len(links)} links up"
+        return charts.graph(nodes, edges, label=label)
+
+    async def listed() -> Markup:
+        now = rates()
+        rows: list[list[Child]] = [
+            [
+                one["name"],
+                widgets.badge(one["state"]),
+                one["url"],
+                one.get("connections"),
+                f"{now.get(one['name'] + ' in', 0.0):,.0f}/s",
+                f"{now.get(one['name'] + ' out', 0.0):,.0f}/s",
+                widgets.percent(one.get("cpu_percent")),
+                widgets.size(one.get("memory_bytes")),
+                one["restarts"],
+            ]
+            for one in await source.brokers()
+        ]
+        return widgets.table(
+            ["Broker", "State", "Address", "#Clients", "#In", "#Out", "#CPU", "#Memory", "#Restarts"],
+            rows,
+            label="Brokers",
+            none="The domain has no brokers of its own.",
+        )
+
+    async def links() -> Markup:
+        rows: list[list[Child]] = [
+            [
+                one["id"],
+                one["kind"],
+                widgets.badge("up" if one["up"] else "down"),
+                "–" if one["round_trip_ms"] is None else f"{one['round_trip_ms']} ms",
+                f"{one['in_messages']:,}",
+                f"{one['out_messages']:,}",
+            ]
+            for one in (await source.links())[:200]
+        ]
+        return widgets.table(
+            ["Link", "Kind", "State", "#Round trip", "#Messages in", "#Messages out"],
+            rows,
+            label="Links",
+            none=widgets.empty("Nothing joins these brokers.", "One broker needs no links."),
+        )
+
+    async def load() -> Markup:
+        names = sorted({name for _, some in source.load for name in some if name.endswith(" in")})[:3]
+        return join(
+            charts.lines(
+                [
+                    charts.Line(
+                        name.removesuffix(" in"),
+                        [(at, some.get(name)) for at, some in source.load],
+                        f"line-{index + 1}",
+                    )
+                    for index, name in enumerate(names)
+                ],
+                label="Messages into each broker in a second",
+                unit="/s",
+            )
+        )
+
+    return view.Page(
+        "Brokers",
+        (
+            view.Section("picture", "The network", picture, ("brokers",), 3.0),
+            view.Section("listed", "Brokers", listed, ("brokers",), 3.0),
+            view.Section("links", "Links", links, ("brokers",), 5.0, wide=False),
+            view.Section("load", "Messages in", load, (), 5.0, wide=False),
+        ),
+    )

@@ -1,0 +1,216 @@
+"""Contexts: what they hold, where their copies live, and how these move as demand does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from muster.core import errors
+from muster.web.pages import charts, view, widgets
+from muster.web.pages.html import Child, Markup, join, tag
+
+SHOWN = 100
+
+
+def contexts(seen: view.View) -> view.Page:
+    source = seen.known.source
+    where = seen.asked("where")
+
+    async def nodes() -> Markup:
+        found = await source.information_nodes()
+        most = max((one["load"]["contexts"] + one["temporary"] for one in found), default=1) or 1
+        rows: list[list[Child]] = [
+            [
+                one["node"],
+                one["zone"],
+                f"{one['load']['contexts']:,}",
+                f"{one['temporary']:,}",
+                charts.bar((one["load"]["contexts"] + one["temporary"]) / most, look="busy"),
+                f"{one['load']['messages_per_s']:,.1f}/s",
+                f"{one['proximity_ms']:.2f} ms",
+                widgets.seconds(one["heard_s_ago"]),
+                widgets.size(one["memory_bytes"]),
+            ]
+            for one in found
+        ]
+        return widgets.table(
+            ["Node", "Zone", "#Permanent", "#Temporary", "", "#Asked", "#Distance", "#Heard", "#Memory"],
+            rows,
+            label="Information nodes",
+            none="No information node is there.",
+        )
+
+    async def rows() -> Markup:
+        found = await source.contexts(where, limit=SHOWN)
+        made: list[list[Child]] = [
+            [
+                widgets.link(one["key"], "/context", key=one["key"]),
+                tag("code", _short(one)),
+                _attributes(one["attributes"]),
+                f"{one['version']:,}",
+                one["source"],
+                one["writer"],
+            ]
+            for one in found["items"]
+        ]
+        silent = found["silent"]
+        return join(
+            widgets.problem(f"No answer from {', '.join(silent)}.", "What is primary there is not shown.")
+            if silent
+            else None,
+            widgets.table(
+                ["Key", "Value", "Attributes", "#Version", "Primary", "Written by"],
+                made,
+                label="Contexts",
+                none=widgets.empty(
+                    "No context fits.", join("Write one: ", tag("code", "muster inform put key value"))
+                ),
+            ),
+            tag("p", f"The first {SHOWN} are shown; narrow the search.", cls="hint")
+            if len(made) == SHOWN
+            else None,
+        )
+
+    return view.Page(
+        "Contexts",
+        (
+            view.Section("nodes", "Information nodes", nodes, ("inform",), 2.0),
+            view.Section("rows", "Contexts", rows, ("inform",), 3.0),
+        ),
+        head=join(
+            widgets.search(
+                "/contexts",
+                widgets.field(
+                    "Which", "where", where, placeholder="floor = 2", hint="A predicate over attributes."
+                ),
+            ),
+            _writing(seen, "", "", {}, ""),
+        ),
+    )
+
+
+def _writing(seen: view.View, key: str, value: str, attributes: dict[str, Any], version: str) -> Markup:
+    if not seen.may_act:
+        return Markup("")
+    lines = "\n".join(f"{name}={_written(one)}" for name, one in attributes.items())
+    fields = [
+        widgets.field("Value", "value", value, rows=4),
+        widgets.field(
+            "Attributes", "attributes", lines, rows=3, placeholder="floor=2", hint="One on a line."
+        ),
+    ]
+    if not key:
+        fields.insert(0, widgets.field("Key", "key", required=True, placeholder="printers/3"))
+    return tag(
+        "details",
+        tag("summary", "Write it anew" if key else "Write a context"),
+        widgets.act(
+            seen, "put-context", "Write", *fields, **({"key": key, "version": version} if key else {})
+        ),
+        cls="panel",
+    )
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return "{" + ", ".join(map(str, value)) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def context(seen: view.View) -> view.Page:
+    key = seen.asked("key")
+    source = seen.known.source
+
+    async def value() -> Markup:
+        found = await source.context(key)
+        row = _row(found)
+        return join(
+            tag("pre", row.get("value", row.get("value_base64", ""))),
+            widgets.facts(
+                {
+                    "Attributes": _attributes(row["attributes"]) or "none",
+                    "Version": f"{row['version']:,}",
+                    "Written by": row["writer"] or "–",
+                    "Stamp": tag("code", row["stamp"]),
+                    "Answered by": f"{row['source']}, a {row['copy']} copy",
+                    "Expires": widgets.moment(row["expires_at_ms"]),
+                }
+            ),
+        )
+
+    async def copies() -> Markup:
+        found = await source.copies(key)
+        asked = max((sum(one["demand"].values()) for one in found), default=1) or 1
+        rows: list[list[Child]] = [
+            [
+                one["node"],
+                widgets.badge(one["copy"]),
+                f"{one['version']:,}",
+                widgets.seconds(one["age_s"]),
+                f"{sum(one['demand'].values()):,}",
+                charts.bar(sum(one["demand"].values()) / asked, look="busy"),
+                ", ".join(f"{node} {count}" for node, count in one["demand"].items()),
+            ]
+            for one in found
+        ]
+        return join(
+            widgets.table(
+                ["Node", "Copy", "#Version", "#Age", "#Requests", "", "From"],
+                rows,
+                label="Copies",
+                none="No node has a copy.",
+            ),
+            tag("p", "Copies go where readers are, and leave when they do.", cls="hint"),
+        )
+
+    async def past() -> Markup:
+        found = await source.context_history(key, after=0, limit=500)
+        rows: list[list[Child]] = [
+            [
+                f"{one['version']:,}",
+                one["reason"],
+                one["writer"],
+                tag("code", _short(one)),
+                tag("code", one["stamp"]),
+            ]
+            for one in reversed(found["items"][-20:])
+        ]
+        return widgets.table(
+            ["#Version", "What", "By", "Value", "Stamp"], rows, label="History", none="Nothing is remembered."
+        )
+
+    return view.Page(
+        f"Context {key}",
+        (
+            view.Section("copies", "Where its copies live", copies, ("inform",), 2.0),
+            view.Section("value", "What it holds", value, ("inform",), 2.0, wide=False),
+            view.Section("past", "What it was", past, ("inform",), 5.0, wide=False),
+        ),
+        head=tag(
+            "div",
+            widgets.act(
+                seen, "delete-context", "Delete", key=key, sure=f"Delete the context {key}?", look="danger"
+            ),
+        )
+        if seen.may_act
+        else Markup(""),
+        foot=_writing(seen, key, "", {}, ""),
+    )
+
+
+def _row(found: Any) -> dict[str, Any]:
+    from muster.web import source
+
+    row = source.context_row(found)
+    if len(row.get("value", "")) > 20_000:
+        raise errors.LimitExceeded("the value is too long to be shown here", hint="read it over REST")
+    return row
+
+
+def _attributes(found: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in found.items())
+
+
+def _short(row: dict[str, Any]) -> str:
+    text = str(row.get("value", row.get("value_base64", "")))
+    return text if len(text) <= 80 else text[:79] + "…"

@@ -1,0 +1,157 @@
+"""The overview: is the fleet well, how old is what one sees, how much goes through, what calls for help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.core import errors, messages
+from muster.web.pages import alerts as alerts_
+from muster.web.pages import charts, view, widgets
+from muster.web.pages.html import Markup, join, tag
+
+CHANGES_SHOWN = 12
+
+
+def overview(seen: view.View) -> view.Page:
+    source = seen.known.source
+
+    async def figures() -> Markup:
+        machines = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
+        alerts = [one for one in await source.alerts() if one.state is messages.AlertState.FIRING]
+        worst = any(one.level is messages.Level.CRITICAL for one in alerts)
+        rates = source.load[-1][1] if source.load else {}
+        through = sum(rate for name, rate in rates.items() if name.endswith(" in"))
+        stale = machines["stale"]
+        return widgets.tiles(
+            widgets.tile(
+                "Machines", f"{machines['machines']:,}", _groups(machines), look="busy", href="/tree"
+            ),
+            widgets.tile(
+                "Stale",
+                f"{stale:,}",
+                "silent for over 2.5 periods",
+                look="warn" if stale else "good",
+                href=view.to("/tree", state="stale"),
+            ),
+            widgets.tile(
+                "Age of a report",
+                widgets.seconds(machines["median_s"]),
+                f"oldest {widgets.seconds(machines['oldest_s'])}",
+                href="/capacity",
+            ),
+            await _resources(source),
+            widgets.tile(
+                "Alerts firing",
+                len(alerts),
+                "critical" if worst else "none critical" if alerts else "all quiet",
+                look="bad" if worst else "warn" if alerts else "good",
+                href="/alerts",
+            ),
+            widgets.tile(
+                "Reports", f"{source.machines.rows_per_s():,.0f}/s", "reaching the top", href="/pipeline"
+            ),
+            widgets.tile("Messages", f"{through:,.0f}/s", "into the brokers", href="/brokers"),
+        )
+
+    async def machines() -> Markup:
+        found = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
+        if not found["machines"]:
+            return widgets.empty(
+                "No machine has reported yet.",
+                join("Start a sensor with ", tag("code", "muster sensor run"), ", or a virtual fleet."),
+            )
+        return join(
+            charts.shares(found["states"], label="Machines by state"),
+            widgets.more("Descend by group", "/tree"),
+        )
+
+    async def resources() -> Markup:
+        found = await source.summary()
+        if not found["resources"]:
+            return widgets.empty(
+                "Nothing is managed yet.", join("Apply a manifest: ", tag("code", "muster apply fleet.yaml"))
+            )
+        return join(
+            charts.shares(found["states"], label="Resources by state"),
+            widgets.more("List them", "/resources"),
+        )
+
+    async def through() -> Markup:
+        times = [(at, rates) for at, rates in source.load]
+        into = [(at, sum(r for n, r in rates.items() if n.endswith(" in"))) for at, rates in times]
+        out = [(at, sum(r for n, r in rates.items() if n.endswith(" out"))) for at, rates in times]
+        return charts.lines(
+            [charts.Line("in", into, "line-1"), charts.Line("out", out, "line-2")],
+            label="Messages through the brokers in a second",
+            unit="/s",
+        )
+
+    async def ages() -> Markup:
+        found = source.machines.seconds()[-300:]
+        return charts.lines(
+            [
+                charts.Line("median", [(one.at_s, one.p50_s) for one in found], "line-1"),
+                charts.Line("oldest", [(one.at_s, one.max_s) for one in found], "line-2"),
+            ],
+            label="Age of reports when they reach the top",
+            unit=" s",
+        )
+
+    async def firing() -> Markup:
+        found = await source.alerts()
+        return join(alerts_.listed(seen, found[:8]), widgets.more("All alerts", "/alerts") if found else None)
+
+    async def changes() -> Markup:
+        found = list(source.changes)[-CHANGES_SHOWN:]
+        if not found:
+            return widgets.empty("No resource has changed its state since this page's server started.")
+        return tag(
+            "ul",
+            *(
+                tag(
+                    "li",
+                    widgets.moment(one.since_ms),
+                    " ",
+                    widgets.link(one.resource, "/resource", name=one.resource),
+                    " ",
+                    widgets.badge(one.state.value),
+                    f" {one.reason}" if one.reason else "",
+                )
+                for one in reversed(found)
+            ),
+            cls="feed",
+        )
+
+    return view.Page(
+        "Overview",
+        (
+            view.Section("figures", "", figures, ("machines", "manage", "alerts"), 3.0),
+            view.Section("machines", "Machines by state", machines, ("machines",), 3.0, wide=False),
+            view.Section("resources", "Resources by state", resources, ("manage",), 3.0, wide=False),
+            view.Section("ages", "Age of reports on arrival", ages, (), 3.0, wide=False),
+            view.Section("through", "Throughput", through, (), 5.0, wide=False),
+            view.Section("alerts", "Alerts", firing, ("alerts",), 5.0, wide=False),
+            view.Section("changes", "Latest changes", changes, ("manage",), 5.0, wide=False),
+        ),
+    )
+
+
+def _groups(machines: dict[str, Any]) -> str:
+    count = len(machines["groups"])
+    return f"in {count:,} group{'' if count == 1 else 's'}"
+
+
+async def _resources(source: Any) -> Markup:
+    try:
+        found = await source.summary()
+    except errors.MusterError:
+        return widgets.tile("Resources", "–", "no registry answers", href="/resources")
+    states = found["states"]
+    wrong = sum(states.get(name, 0) for name in ("down", "failed", "late", "unknown"))
+    return widgets.tile(
+        "Resources",
+        f"{found['resources']:,}",
+        f"{wrong:,} not well" if wrong else "all well" if found["resources"] else "none yet",
+        look="bad" if states.get("failed") or states.get("down") else "warn" if wrong else "good",
+        href="/resources",
+    )

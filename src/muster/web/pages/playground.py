@@ -1,0 +1,198 @@
+"""The playground of selective notification: an address, an event, a policy; who is reached, and why not."""
+
+from __future__ import annotations
+
+from muster.notify import protocol
+from muster.predicates import explain, parser, types
+from muster.web.pages import doing, view, widgets
+from muster.web.pages.html import Child, Markup, join, tag
+from muster.web.rest import notify
+
+SHOWN = 50
+
+
+def playground(seen: view.View) -> view.Page:
+    source = seen.known.source
+    address = seen.asked("address")
+    kind, content = seen.asked("type"), seen.asked("content")
+    policy, receiver = seen.asked("policy"), seen.asked("receiver")
+    sender = seen.asked("sender") or f"{seen.person.name}/{notify.PARTY}"
+
+    def event() -> protocol.Send | None:
+        if not kind:
+            return None
+        made = notify.Event(type=kind, content=doing.pairs(content))
+        return notify.send_of(made, address=address or "TRUE", party=sender.partition("/")[2] or notify.PARTY)
+
+    async def reached() -> Markup:
+        if not address:
+            return widgets.empty("Type an address above.", "It is a predicate over the states of parties.")
+        found = await source.who(address, event=event(), sender=sender, limit=SHOWN)
+        names: list[list[Child]] = [
+            [
+                one,
+                tag("a", "explain", href=view.to(seen.path, **{**seen.query, "receiver": one}))
+                if kind
+                else "",
+            ]
+            for one in found["parties"]
+        ]
+        said = f"{found['count']:,} would be reached" + (
+            f"; {SHOWN} are shown" if found["count"] > SHOWN else ""
+        )
+        return join(
+            tag("p", tag("b", said)),
+            widgets.table(["Party", ""], names, label="Parties that are reached", none="Nobody."),
+        )
+
+    async def near() -> Markup:
+        if not address:
+            return widgets.empty("Who only just is not reached shows here.")
+        found = await source.who(address, event=event(), sender=sender, limit=SHOWN)
+        return widgets.table(
+            ["Party", "Why not"],
+            [[one["party"], "; ".join(one["why"])] for one in found["near"]],
+            label="Near misses",
+            none="Nobody was close.",
+        )
+
+    async def judged() -> Markup:
+        if not policy:
+            return widgets.empty("Type a policy above.", "It says which events are accepted, and from whom.")
+        told = await source.check_policy(policy)
+        parts: list[Child] = [
+            widgets.facts(
+                {
+                    "In short": tag("code", told["canonical"]),
+                    "Clauses": told["clauses"],
+                    "Cost": f"{told['cost']}, {'indexed' if told['indexed'] else 'asked one by one'}",
+                }
+            )
+        ]
+        made = event()
+        if made is not None:
+            attributes: dict[str, types.Value] = {made.type: True, **protocol.from_wire(made.content)}
+            found = explain.explain(parser.parse(policy), attributes)
+            words = "accepts this event" if found.truth is True else "does not accept this event"
+            parts.append(tag("p", tag("b", f"It {words}."), " What the sender is was not looked at."))
+            parts.append(tag("ul", *(tag("li", str(one)) for one in found.because)))
+        return join(*parts)
+
+    async def explained() -> Markup:
+        made = event()
+        if not receiver or made is None:
+            return widgets.empty("Name a receiver and an event, to see what decides.")
+        told = await source.explain(made, sender=sender, receiver=receiver)
+        rows: list[list[Child]] = [
+            [
+                side,
+                widgets.badge("holds" if told[side]["holds"] else "fails"),
+                "; ".join(told[side]["because"]),
+            ]
+            for side in ("address", "event", "sender")
+        ]
+        return join(
+            tag("p", tag("b", f"{receiver} {'gets it' if told['delivered'] else 'does not get it'}.")),
+            widgets.table(["Side", "", "Because"], rows, label="Explanation"),
+            widgets.facts(
+                {"Its state": ", ".join(f"{key} = {value}" for key, value in told["state"].items()) or "–"}
+            ),
+        )
+
+    async def parties() -> Markup:
+        found = await source.parties("", limit=20)
+        rows: list[list[Child]] = [
+            [
+                one["party"],
+                one["model"],
+                ", ".join(f"{key} = {value}" for key, value in one["state"].items()),
+                tag("code", one["policy"]),
+            ]
+            for one in found["items"]
+        ]
+        return join(
+            widgets.table(
+                ["Party", "Model", "State", "Policy"],
+                rows,
+                label="Parties",
+                none=widgets.empty(
+                    "No party is there.", join("Be one: ", tag("code", "muster notify listen --model …"))
+                ),
+            ),
+            tag("p", f"{found['count']:,} in all", cls="hint"),
+        )
+
+    async def models() -> Markup:
+        rows: list[list[Child]] = [
+            [one["name"], one["of"], _described(one["attributes"])] for one in (await source.models())[:100]
+        ]
+        return widgets.table(
+            ["Model", "Of", "Attributes"],
+            rows,
+            label="Models",
+            none=widgets.empty(
+                "No model is defined.", join("Define some: ", tag("code", "muster notify define web.yaml"))
+            ),
+        )
+
+    fields = tag(
+        "div",
+        tag(
+            "div",
+            widgets.field(
+                "Address: whom it is meant for", "address", address, rows=2, placeholder="load > 0.8"
+            ),
+            cls="all",
+        ),
+        widgets.field("Event", "type", kind, placeholder="alert"),
+        widgets.field(
+            "From", "sender", seen.asked("sender"), placeholder=f"{seen.person.name}/{notify.PARTY}"
+        ),
+        widgets.field(
+            "Its content", "content", content, rows=2, placeholder="level=4", hint="One on a line."
+        ),
+        widgets.field(
+            "Policy: what a receiver accepts", "policy", policy, rows=2, placeholder="alert AND level >= 4"
+        ),
+        widgets.field("Receiver to explain", "receiver", receiver, placeholder="process/party"),
+        cls="columns",
+    )
+    sending = Markup("")
+    if seen.may_act and kind:
+        sending = widgets.act(
+            seen,
+            "send",
+            "Send this event",
+            address=address or "TRUE",
+            type=kind,
+            content=content,
+            sure=f"Send {kind} to all of whom this is true: {address or 'TRUE'}?",
+        )
+    form = tag(
+        "form",
+        fields,
+        tag("p", tag("button", "Try it", type="submit"), cls="more"),
+        method="get",
+        action="/playground",
+        cls="panel",
+    )
+    return view.Page(
+        "Notification",
+        (
+            view.Section("reached", "Who is reached", reached, ("notify",), 3.0, wide=False),
+            view.Section("near", "Who only just is not", near, ("notify",), 3.0, wide=False),
+            view.Section("judged", "The policy", judged, ("notify",), 30.0, wide=False),
+            view.Section("explained", "Why", explained, ("notify",), 3.0, wide=False),
+            view.Section("parties", "Parties", parties, ("notify",), 3.0),
+            view.Section("models", "Models", models, ("notify",), 30.0),
+        ),
+        lead="An event reaches a party if the address is true of its state, and its policy of the event and "
+        "of the sender. Trying sends nothing.",
+        head=join(form, sending),
+    )
+
+
+def _described(attributes: object) -> str:
+    if isinstance(attributes, dict):
+        return ", ".join(f"{name}: {kind}" for name, kind in attributes.items())
+    return str(attributes)

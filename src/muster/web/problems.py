@@ -1,0 +1,64 @@
+"""Errors of our tree as RFC 9457 problem documents: one table from kinds to HTTP. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.core import errors
+
+MEDIA_TYPE = "application/problem+json"
+
+#: The most fitting kind first.
+STATUSES: tuple[tuple[type[errors.MusterError], int], ...] = (
+    (errors.Unauthorized, 401),
+    (errors.Forbidden, 403),
+    (errors.Conflict, 409),
+    (errors.StaleEpoch, 409),
+    (errors.LimitExceeded, 413),
+    (errors.Refused, 409),
+    (errors.InvalidInput, 400),
+    (errors.NotFound, 404),
+    (errors.AlreadyExists, 409),
+    (errors.TimedOut, 504),
+    (errors.Overloaded, 429),
+    (errors.Unavailable, 503),
+    (errors.MissingPart, 501),
+)
+
+
+class PreconditionFailed(errors.Conflict):
+    """``If-Match`` named another version than the one that is there."""
+
+    code = "precondition-failed"
+
+
+def status_of(error: errors.MusterError) -> int:
+    if isinstance(error, PreconditionFailed):
+        return 412
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
+
+
+def document(error: errors.MusterError) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "type": f"urn:muster:error:{error.code}",
+        "title": error.code.replace("-", " "),
+        "status": status_of(error),
+        "detail": error.message,
+        "code": error.code,
+    }
+    if error.hint:
+        found["hint"] = error.hint
+    if isinstance(error, errors.ParseError):
+        found["position"] = error.position
+    if isinstance(error, errors.Conflict) and error.actual is not None:
+        found["actual"] = error.actual
+    return found
+
+
+def headers(error: errors.MusterError) -> dict[str, str]:
+    found = {}
+    if isinstance(error, errors.Unavailable) and error.retry_after_s:
+        found["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if status_of(error) == 401:
+        found["WWW-Authenticate"] = 'Bearer realm="muster"'
+    return found

@@ -1,0 +1,107 @@
+"""Alerts, silences, and how the pipeline fares."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Path
+from pydantic import Field
+from starlette.responses import Response
+
+from muster.core import messages
+from muster.pipeline import client, protocol
+from muster.web import state
+from muster.web.rest import base
+from muster.web.rest.manage import Strict
+
+router = base.router("alerts")
+
+
+class Acknowledgement(Strict):
+    rule: str = Field(min_length=1, max_length=256)
+    about: str = Field(min_length=1, max_length=256)
+
+
+class NewSilence(Strict):
+    covers: str = Field(min_length=1, max_length=4096, description="A predicate over rule, about, group, …")
+    for_s: float = Field(gt=0, le=366 * 86400)
+    from_ms: int | None = Field(None, ge=0, le=(1 << 53) - 1, description="Later: a maintenance window.")
+    reason: str = Field("", max_length=1000)
+
+
+@router.get(
+    "/alerts",
+    summary="Alerts that are not resolved, the worst first",
+    **base.answers(base.items(base.kind(messages.Alert))),
+)
+async def alerts(
+    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> Response:
+    return base.cut(await known.source.alerts(), cursor, limit)
+
+
+@router.post(
+    "/alerts/acknowledgements", summary="Say that an alert is in hand", **base.answers(None, status=204)
+)
+async def acknowledge(known: state.Known, person: state.Person, wanted: Acknowledgement) -> Response:
+    await known.desk.do(
+        person,
+        "acknowledge",
+        f"{wanted.rule} {wanted.about}",
+        lambda bus: client.Client(bus).acknowledge(wanted.rule, wanted.about),
+        touches="alerts",
+    )
+    return Response(status_code=204)
+
+
+@router.get("/silences", summary="Silences and maintenance windows", **base.answers(base.items()))
+async def silences(
+    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> Response:
+    return base.cut(await known.source.silences(), cursor, limit)
+
+
+@router.post(
+    "/silences", summary="Tell nobody of some alerts", **base.answers({"type": "object"}, status=201)
+)
+async def silence(known: state.Known, person: state.Person, wanted: NewSilence) -> Response:
+    async def act(bus: Any) -> Any:
+        return await client.Client(bus).silence(
+            wanted.covers, for_s=wanted.for_s, from_ms=wanted.from_ms, reason=wanted.reason
+        )
+
+    made = await known.desk.do(person, "silence", wanted.covers, act, touches="alerts")
+    return base.reply(msgspec.to_builtins(made), status=201)
+
+
+@router.delete("/silences/{id}", summary="End a silence", **base.answers(None, status=204))
+async def unsilence(
+    known: state.Known,
+    person: state.Person,
+    id: Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")],
+) -> Response:
+    await known.desk.do(
+        person, "unsilence", id, lambda bus: client.Client(bus).unsilence(id), touches="alerts"
+    )
+    return Response(status_code=204)
+
+
+@router.get(
+    "/pipeline/progress",
+    summary="How the pipeline's job fares",
+    **base.answers(base.kind(protocol.Progress)),
+)
+async def progress(known: state.Known, person: state.Person) -> Response:
+    return base.reply(await known.source.progress())
+
+
+@router.get(
+    "/pipeline/batches",
+    summary="The micro-batches of the last minutes, newest first",
+    **base.answers(base.items(base.kind(protocol.Progress))),
+)
+async def batches(
+    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> Response:
+    return base.cut(list(reversed(known.source.batches)), cursor, limit)

@@ -1,0 +1,139 @@
+"""The audit; who may log in; tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import Path, Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from muster.core import messages
+from muster.trust import roles
+from muster.web import acts, sessions, state
+from muster.web.rest import base
+from muster.web.rest.manage import Strict
+
+router = base.router("access")
+
+LoginName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+
+
+class Credentials(Strict):
+    name: str = Field(min_length=1, max_length=128)
+    password: str = Field(min_length=1, max_length=1024)
+    lifetime_s: float | None = Field(None, ge=60, le=366 * 86400)
+
+
+class NewLogin(Strict):
+    password: str = Field(min_length=8, max_length=1024)
+    role: sessions.Role = sessions.Role.VIEWER
+
+
+@router.get(
+    "/audit",
+    summary="Who decided or did what, newest first",
+    **base.answers(base.items(base.kind(messages.Decision))),
+)
+async def audit(
+    known: state.Known,
+    person: state.Person,
+    who: Annotated[str, Query(max_length=256)] = "",
+    what: Annotated[str, Query(max_length=256)] = "",
+    target: Annotated[str, Query(max_length=256, description="Only those whose target holds this.")] = "",
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
+) -> Response:
+    return base.cut(select(known, who=who, what=what, target=target), cursor, limit)
+
+
+def select(known: state.State, *, who: str = "", what: str = "", target: str = "") -> list[messages.Decision]:
+    return [
+        one
+        for one in reversed(known.source.decisions)
+        if (not who or one.who == who or one.on_behalf_of == who)
+        and (not what or one.what == what)
+        and target in one.target
+    ]
+
+
+@router.post(
+    "/tokens",
+    summary="A bearer token for a name and a password",
+    openapi_extra={"security": []},
+    **base.answers(base.row(token="string", name="string", role="string", until="integer"), status=201),
+)
+async def token(request: Request, known: state.Known, given: Credentials) -> Response:
+    made, session = await known.logins.begin(
+        given.name,
+        given.password,
+        state.address_of(request),
+        sessions.Kind.TOKEN,
+        lifetime_s=given.lifetime_s,
+    )
+    await known.desk.record(session.name, "token", session.name, "", messages.Outcome.DONE, door="token")
+    told = {"token": made, "name": session.name, "role": session.role, "until": session.until}
+    return base.reply(told, status=201)
+
+
+@router.delete("/tokens/current", summary="End the token of this request", **base.answers(None, status=204))
+async def end_token(known: state.Known, person: state.Person) -> Response:
+    await known.logins.end(person)
+    return Response(status_code=204)
+
+
+@router.get(
+    "/me",
+    summary="Who asks",
+    **base.answers(base.row(name="string", role="string", kind="string", until="integer")),
+)
+async def me(known: state.Known, person: state.Person) -> Response:
+    return base.reply({"name": person.name, "role": person.role, "kind": person.kind, "until": person.until})
+
+
+@router.get("/logins", summary="Who may log in, and as what", **base.answers(base.items()))
+async def logins(
+    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> Response:
+    acts.require(person, sessions.Role.ADMIN, "see who may log in")
+    return base.cut(await asyncio.to_thread(listed, known), cursor, limit)
+
+
+def listed(known: state.State) -> list[dict[str, Any]]:
+    passwords = known.trust.passwords()
+    found = [passwords.get(name) for name in passwords.names()]
+    return [
+        {
+            "name": one.name,
+            "role": "admin" if one.administers else one.role.value,
+            "created_at": one.created_at,
+            "expires_at": one.expires_at or None,
+        }
+        for one in found
+    ]
+
+
+@router.put("/logins/{name}", summary="Let somebody log in, or change how", **base.answers(None, status=204))
+async def set_login(known: state.Known, person: state.Person, name: LoginName, wanted: NewLogin) -> Response:
+    async def act(_: Any) -> None:
+        viewer = wanted.role is sessions.Role.VIEWER
+        await asyncio.to_thread(
+            known.trust.passwords().set,
+            name,
+            roles.Role.VIEWER if viewer else roles.Role.OPERATOR,
+            wanted.password,
+            administers=wanted.role is sessions.Role.ADMIN,
+        )
+
+    await known.desk.do(person, "set-login", name, act, needs=sessions.Role.ADMIN)
+    return Response(status_code=204)
+
+
+@router.delete("/logins/{name}", summary="Let somebody log in no more", **base.answers(None, status=204))
+async def remove_login(known: state.Known, person: state.Person, name: LoginName) -> Response:
+    async def act(_: Any) -> None:
+        await asyncio.to_thread(known.trust.passwords().remove, name)
+
+    await known.desk.do(person, "remove-login", name, act, needs=sessions.Role.ADMIN)
+    return Response(status_code=204)

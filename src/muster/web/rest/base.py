@@ -1,0 +1,151 @@
+"""What the routes share: answers, pages of them, ETags, and what the OpenAPI document says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Header, Path, Query
+from starlette.responses import Response
+
+from muster.core import errors
+from muster.web import problems
+
+LIMIT = 50
+LIMIT_MAX = 200
+
+Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="The most items in one answer.")]
+Cursor = Annotated[
+    str, Query(max_length=600, description="`next` of the answer before; empty: from the beginning.")
+]
+Where = Annotated[
+    str, Query(max_length=4096, description="A predicate: only items of which it is true. Empty: all.")
+]
+TimeMs = Annotated[int, Query(ge=0, le=(1 << 53) - 1, description="Milliseconds since 1970.")]
+ResourceName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$", description="A resource's name.")]
+IfMatch = Annotated[
+    str | None,
+    Header(
+        alias="If-Match",
+        max_length=100,
+        description="Only if this is still its ETag; `*`: only if it is there.",
+    ),
+]
+
+_PROBLEM = {
+    "description": "A problem: what is wrong, and what would be right.",
+    "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+PROBLEM_SCHEMA = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "What is wrong."},
+        "code": {"type": "string", "description": "The kind of error, for programs."},
+        "hint": {"type": "string", "description": "What would be right."},
+        "position": {"type": "integer", "description": "Of a predicate: the character at fault."},
+        "actual": {"type": "integer", "description": "Of a conflict: the version that is there."},
+    },
+}
+PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys(
+    (400, 401, 403, 404, 409, 412, 413, 415, 429, 500, 501, 503, 504), _PROBLEM
+)
+
+_kinds: dict[str, type[msgspec.Struct]] = {}
+
+
+def items(of: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The schema of one page of many."""
+    return {
+        "type": "object",
+        "required": ["items"],
+        "properties": {
+            "items": {"type": "array", "items": dict(of or {"type": "object"})},
+            "next": {
+                "type": ["string", "null"],
+                "description": "The cursor of the following page; null: there is none.",
+            },
+            "total": {"type": "integer"},
+        },
+    }
+
+
+def kind(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """The schema of one of our messages, as the message's own type has it."""
+    _kinds[struct.__name__] = struct
+    return {"$ref": f"#/components/schemas/{struct.__name__}"}
+
+
+def row(**fields: str) -> dict[str, Any]:
+    """The schema of plain facts: names and their JSON types; ``"string?"`` may be null."""
+    made: dict[str, Any] = {}
+    for name, told in fields.items():
+        made[name] = {"type": [told[:-1], "null"] if told.endswith("?") else told}
+    return {"type": "object", "properties": made}
+
+
+def components() -> dict[str, Any]:
+    _, found = msgspec.json.schema_components(
+        list(_kinds.values()), ref_template="#/components/schemas/{name}"
+    )
+    return {**found, "Problem": PROBLEM_SCHEMA}
+
+
+def answers(schema: Mapping[str, Any] | None, *, status: int = 200, headers: bool = False) -> dict[str, Any]:
+    """The ``responses`` of a route."""
+    good: dict[str, Any] = {"description": "Done."}
+    if schema is not None:
+        good["content"] = {"application/json": {"schema": dict(schema)}}
+    if headers:
+        good["headers"] = {"ETag": {"schema": {"type": "string"}, "description": "Its version."}}
+    return {"responses": {status: good, **PROBLEMS}, "status_code": status, "response_class": Response}
+
+
+def router(tag: str) -> APIRouter:
+    return APIRouter(tags=[tag])
+
+
+def reply(value: object, *, status: int = 200, version: int | None = None) -> Response:
+    headers = {} if version is None else {"ETag": f'"{version}"'}
+    return Response(
+        msgspec.json.encode(value), status_code=status, media_type="application/json", headers=headers
+    )
+
+
+def page(found: Sequence[object], next_: str | int | None = None, *, total: int | None = None) -> Response:
+    told: dict[str, object] = {"items": found, "next": None if next_ is None else str(next_)}
+    if total is not None:
+        told["total"] = total
+    return reply(told)
+
+
+def cut(found: Sequence[Any], cursor: str, limit: int) -> Response:
+    """One page of a list that is all here: the cursor is a place in it."""
+    start = number(cursor)
+    some = found[start : start + limit]
+    return page(some, start + limit if start + limit < len(found) else None, total=len(found))
+
+
+def number(cursor: str) -> int:
+    if not cursor:
+        return 0
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+        raise errors.InvalidInput(f"{cursor[:40]!r} is no cursor of this list", hint="use `next` as it came")
+    return int(cursor)
+
+
+def expected(if_match: str | None) -> int | str | None:
+    """The version that ``If-Match`` names; ``*``: any; None: it was not sent."""
+    if if_match is None:
+        return None
+    text = if_match.strip()
+    if text == "*":
+        return text
+    digits = text.removeprefix("W/").strip('"')
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
+        raise problems.PreconditionFailed(f"{if_match[:40]!r} is not the ETag of anything here")
+    return int(digits)

@@ -1,0 +1,232 @@
+"""Contexts and service entries: where they are, what they were, and writing what is still the same."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import Path
+from pydantic import Field
+from starlette.responses import Response
+
+from muster.core import errors
+from muster.inform import client, services
+from muster.web import problems, sessions, source, state
+from muster.web.rest import base
+from muster.web.rest.manage import Strict
+
+router = base.router("contexts")
+
+Key = Annotated[str, Path(min_length=1, max_length=512, description="The context's key; it may hold `/`.")]
+_CONTEXT = base.row(
+    key="string",
+    value="string",
+    value_base64="string",
+    attributes="object",
+    version="integer",
+    stamp="string",
+    writer="string",
+    source="string",
+    copy="string",
+    age_s="number",
+    expires_at_ms="integer?",
+)
+
+
+class NewContext(Strict):
+    value: str | None = Field(None, max_length=1 << 20, description="Text; or instead:")
+    value_base64: str | None = Field(None, max_length=3 << 19)
+    attributes: dict[str, str | bool | int | float | list[str]] = Field(default_factory=dict)
+    lease_s: float = Field(0.0, ge=0, le=366 * 86400, description="0: it stays until it is deleted.")
+    ack: Literal["logged", "replicated"] = "logged"
+
+    def data(self) -> bytes:
+        if (self.value is None) == (self.value_base64 is None):
+            raise errors.InvalidInput("give either `value` or `value_base64`")
+        if self.value_base64 is None:
+            try:
+                return (self.value or "").encode()
+            except UnicodeEncodeError as error:
+                raise errors.InvalidInput("`value` holds half a character") from error
+        try:
+            return base64.b64decode(self.value_base64, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise errors.InvalidInput("`value_base64` is not base 64") from error
+
+
+class NewEntry(Strict):
+    name: str = Field(min_length=1, max_length=1000)
+    access: list[str] = Field(default_factory=list, max_length=100)
+    categories: list[str] = Field(default_factory=list, max_length=100)
+    metadata: dict[str, str | bool | int | float | list[str]] = Field(default_factory=dict)
+    description: str = Field("", max_length=1 << 19)
+    lease_s: float = Field(0.0, ge=0, le=366 * 86400)
+
+
+def _version(if_match: str | None) -> int | None:
+    """`*` asks only that it is there, which the log cannot be asked for: see `_any`."""
+    wanted = base.expected(if_match)
+    return wanted if isinstance(wanted, int) else None
+
+
+async def _any(inform: client.Client, key: str, if_match: str | None) -> int | None:
+    if base.expected(if_match) != "*":
+        return _version(if_match)
+    return (await inform.get(key, max_staleness_s=0.0)).version
+
+
+async def _write(
+    known: state.State,
+    person: sessions.Session,
+    what: str,
+    key: str,
+    if_match: str | None,
+    act: Any,
+) -> Any:
+    async def conditionally(bus: Any) -> Any:
+        inform = client.Client(bus)
+        return await act(inform, await _any(inform, key, if_match))
+
+    try:
+        return await known.desk.do(person, what, key, conditionally, touches="inform")
+    except errors.Conflict as error:
+        if if_match is None:
+            raise
+        raise problems.PreconditionFailed(error.message, actual=error.actual) from error
+    except errors.NotFound as error:
+        if if_match is None:
+            raise
+        raise problems.PreconditionFailed(error.message) from error
+
+
+@router.get("/contexts", summary="Contexts that a predicate selects", **base.answers(base.items(_CONTEXT)))
+async def contexts(
+    known: state.Known, person: state.Person, where: base.Where = "", limit: base.Limit = base.LIMIT
+) -> Response:
+    found = await known.source.contexts(where, limit=limit)
+    return base.reply({**found, "next": None})
+
+
+@router.get("/contexts/{key:path}", summary="A context", **base.answers(_CONTEXT, headers=True))
+async def context(known: state.Known, person: state.Person, key: Key) -> Response:
+    found = await known.source.context(key)
+    return base.reply(source.context_row(found), version=found.version)
+
+
+@router.put(
+    "/contexts/{key:path}",
+    summary="Write a context; with If-Match, only if it is still that version",
+    **base.answers({"type": "object"}, headers=True),
+)
+async def put_context(
+    known: state.Known, person: state.Person, key: Key, wanted: NewContext, if_match: base.IfMatch = None
+) -> Response:
+    data = wanted.data()
+
+    async def act(inform: client.Client, version: int | None) -> Any:
+        return await inform.put(
+            key,
+            data,
+            attributes=wanted.attributes,
+            lease_s=wanted.lease_s,
+            expected_version=version,
+            ack=wanted.ack,
+        )
+
+    written = await _write(known, person, "put-context", key, if_match, act)
+    return base.reply(msgspec.structs.asdict(written), version=written.version)
+
+
+@router.delete("/contexts/{key:path}", summary="Delete a context", **base.answers(None, status=204))
+async def delete_context(
+    known: state.Known, person: state.Person, key: Key, if_match: base.IfMatch = None
+) -> Response:
+    async def act(inform: client.Client, version: int | None) -> Any:
+        return await inform.delete(key, expected_version=version)
+
+    await _write(known, person, "delete-context", key, if_match, act)
+    return Response(status_code=204)
+
+
+@router.get(
+    "/context-history/{key:path}", summary="What a context was, oldest first", **base.answers(base.items())
+)
+async def history(
+    known: state.Known,
+    person: state.Person,
+    key: Key,
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
+) -> Response:
+    found = await known.source.context_history(key, after=base.number(cursor), limit=limit)
+    return base.reply({**found, "next": None if found["next"] is None else str(found["next"])})
+
+
+@router.get(
+    "/context-copies/{key:path}",
+    summary="Where a context's copies live, the primary first",
+    **base.answers(base.items()),
+)
+async def copies(known: state.Known, person: state.Person, key: Key) -> Response:
+    return base.page(await known.source.copies(key))
+
+
+@router.get("/information-nodes", summary="Information nodes, and their load", **base.answers(base.items()))
+async def nodes(
+    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> Response:
+    return base.cut(await known.source.information_nodes(), cursor, limit)
+
+
+# Service entries
+
+
+@router.get("/services", summary="Service entries that a predicate selects", **base.answers(base.items()))
+async def entries(
+    known: state.Known, person: state.Person, where: base.Where = "", limit: base.Limit = base.LIMIT
+) -> Response:
+    return base.page(await known.source.entries(where, limit=limit))
+
+
+EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
+
+
+@router.get("/services/{id}", summary="A service entry", **base.answers({"type": "object"}, headers=True))
+async def entry(known: state.Known, person: state.Person, id: EntryId) -> Response:
+    found = await known.source.entry(id)
+    return base.reply(found, version=found["version"])
+
+
+@router.put(
+    "/services/{id}", summary="Save a service entry", **base.answers({"type": "object"}, headers=True)
+)
+async def put_entry(
+    known: state.Known, person: state.Person, id: EntryId, wanted: NewEntry, if_match: base.IfMatch = None
+) -> Response:
+    made = services.Entry(
+        id=id,
+        name=wanted.name,
+        access=tuple(wanted.access),
+        categories=tuple(wanted.categories),
+        metadata=wanted.metadata,
+        description=wanted.description.encode("utf-8", "surrogatepass"),
+    )
+
+    async def act(inform: client.Client, version: int | None) -> Any:
+        return await services.Services(inform).save(made, lease_s=wanted.lease_s, expected_version=version)
+
+    saved = await _write(known, person, "save-service", services.PREFIX + id, if_match, act)
+    return base.reply(source.entry_row(saved), version=saved.version)
+
+
+@router.delete("/services/{id}", summary="Delete a service entry", **base.answers(None, status=204))
+async def delete_entry(
+    known: state.Known, person: state.Person, id: EntryId, if_match: base.IfMatch = None
+) -> Response:
+    async def act(inform: client.Client, version: int | None) -> Any:
+        return await inform.delete(services.PREFIX + id, expected_version=version)
+
+    await _write(known, person, "delete-service", services.PREFIX + id, if_match, act)
+    return Response(status_code=204)

@@ -1,0 +1,98 @@
+"""Queues, durable subscriptions and dead letters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+from pydantic import Field
+from starlette.responses import Response
+
+from muster.message import destinations, protocol
+from muster.web import source, state
+from muster.web.rest import base
+from muster.web.rest.manage import Strict
+
+router = base.router("messages")
+
+Queue = Annotated[str, Path(min_length=1, max_length=256)]
+Selector = Annotated[str, Query(max_length=4096, description="A JMS selector; empty: all.")]
+
+
+class Moving(Strict):
+    to: str | None = Field(None, max_length=300, description="`queue:NAME`; null: back to its own.")
+    selector: str | None = Field(None, max_length=4096)
+    limit: int = Field(100, ge=1, le=1000)
+
+
+@router.get("/queues", summary="Queues, their depth and consumers", **base.answers(base.items()))
+async def queues(
+    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> Response:
+    return base.cut(await known.source.queues(), cursor, limit)
+
+
+@router.get("/subscriptions", summary="Durable subscriptions", **base.answers(base.items()))
+async def subscriptions(
+    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> Response:
+    return base.cut(await known.source.subscriptions(), cursor, limit)
+
+
+@router.get(
+    "/queues/{name:path}/messages",
+    summary="What waits in a queue; nothing is taken",
+    **base.answers(base.items()),
+)
+async def browse(
+    known: state.Known,
+    person: state.Person,
+    name: Queue,
+    selector: Selector = "",
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
+) -> Response:
+    rows, next_ = await known.source.browse(name, selector=selector, after=base.number(cursor), limit=limit)
+    return base.page(rows, next_)
+
+
+@router.delete(
+    "/queues/{name:path}/messages",
+    summary="Throw away what waits in a queue",
+    **base.answers(base.row(queue="string", purged="integer")),
+)
+async def purge(known: state.Known, person: state.Person, name: Queue, selector: Selector = "") -> Response:
+    done = await known.desk.do(
+        person, "purge", f"queue:{name}", _asks(protocol.Purge(name, selector or None)), touches="message"
+    )
+    return base.reply({"queue": name, "purged": done.count})
+
+
+@router.post(
+    "/queues/{name:path}/moves",
+    summary="Move what waits in a queue to another destination",
+    **base.answers(base.row(queue="string", moved="integer")),
+)
+async def move(known: state.Known, person: state.Person, name: Queue, wanted: Moving) -> Response:
+    asked = protocol.Move(name, wanted.to, wanted.selector, wanted.limit)
+    done = await known.desk.do(person, "move", f"queue:{name}", _asks(asked), touches="message")
+    return base.reply({"queue": name, "moved": done.count})
+
+
+@router.get(
+    "/dead-letters", summary="Messages that could not be delivered, and why", **base.answers(base.items())
+)
+async def dead_letters(
+    known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
+) -> Response:
+    rows, next_ = await known.source.browse(
+        destinations.DEAD_LETTERS, selector=None, after=base.number(cursor), limit=limit
+    )
+    return base.page(rows, next_)
+
+
+def _asks(asked: protocol.Ask) -> Any:
+    async def act(bus: Any) -> protocol.Answer:
+        return await source.dispatch(bus, protocol.ask_subject(bus.identity), asked, timeout_s=30.0)
+
+    return act

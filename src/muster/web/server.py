@@ -1,0 +1,169 @@
+"""One ASGI application of REST, pages and other doors, and the server that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+import muster
+from muster.core import errors, log
+from muster.trust import keyring
+from muster.web import acts, guard, link, logins, problems, settings, source
+from muster.web import state as state_
+from muster.web.pages import routes as pages
+from muster.web.rest import alerts, audit, base, events, fleet, inform, manage, notify, queues
+
+API = "/api/v1"
+ROUTERS = (fleet, manage, alerts, inform, notify, queues, audit, events)
+STOP_S = 2
+log_events = log.Events("web")
+
+
+def build(known: state_.State, *, doors: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
+    """``doors``: further applications by the path under which they stand, the SOAP doors among them."""
+    app = FastAPI(
+        title="Muster",
+        version=muster.__version__,
+        openapi_url=f"{API}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.muster = known
+    for module in ROUTERS:
+        app.include_router(module.router, prefix=API)
+    for path, door in (doors or {}).items():
+        app.mount(path, door)
+    app.include_router(pages.router, include_in_schema=False)
+    app.add_exception_handler(errors.MusterError, _problem)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _broken)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    wanted = known.settings
+    return guard.Guard(app, names=(wanted.host, *wanted.names), tls=bool(wanted.cert))
+
+
+def _is_api(request: Request) -> bool:
+    return request.url.path.startswith(f"{API}/") or request.url.path == API
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.MusterError)
+    if not _is_api(request):
+        return await pages.failed(request, error)
+    return JSONResponse(
+        problems.document(error),
+        status_code=problems.status_of(error),
+        media_type=problems.MEDIA_TYPE,
+        headers=problems.headers(error),
+    )
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:10]]
+    return await _problem(request, errors.InvalidInput("; ".join(faults)))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if not _is_api(request) and error.status_code == 404:
+        return await pages.failed(request, errors.NotFound(f"there is no page {request.url.path[:200]}"))
+    document = {
+        "type": "about:blank",
+        "title": str(error.detail).lower(),
+        "status": error.status_code,
+        "detail": str(error.detail),
+        "code": "http",
+    }
+    return JSONResponse(
+        document, status_code=error.status_code, media_type=problems.MEDIA_TYPE, headers=error.headers
+    )
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    log_events.error("request-failed", path=request.url.path, error=error)
+    return await _problem(request, errors.InvariantBroken(f"{type(error).__name__} in this process"))
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, routes=app.routes, summary=muster.__doc__)
+        parts = made.setdefault("components", {})
+        parts["schemas"] = {**parts.get("schemas", {}), **base.components()}
+        parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"bearer": []}]
+        for path in made["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)  # ours are 400, in the words of our errors
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Whoever runs us hears the signals."""
+        yield
+
+
+async def serve(
+    wanted: settings.Web,
+    *,
+    door: link.Door,
+    trust: keyring.Trust,
+    domain: str,
+    folder: Path,
+    history: Path,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    doors: Mapping[str, ASGIApp] | None = None,
+) -> None:
+    """Serve on ``listener`` until ``stop`` is set."""
+    known = state_.State(
+        settings=wanted,
+        source=(kept := source.Source(door, history=history, domain=domain)),
+        desk=acts.Desk(kept),
+        logins=logins.Logins(trust.passwords(), folder, session_s=wanted.session_s, token_s=wanted.token_s),
+        trust=trust,
+    )
+    await known.logins.open()
+    config = uvicorn.Config(
+        build(known, doors=doors),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=STOP_S,
+        limit_concurrency=1000,
+        ssl_certfile=wanted.cert or None,
+        ssl_keyfile=wanted.key or None,
+        ws="none",
+    )
+    server = _Server(config)
+    reading = asyncio.create_task(kept.run(), name="web source")
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="web server")
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((reading, serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            reading.result()
+    finally:
+        server.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+        reading.cancel()
+        stopping.cancel()
+        await asyncio.gather(reading, stopping, return_exceptions=True)
+        await kept.cache.close()

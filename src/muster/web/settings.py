@@ -1,0 +1,47 @@
+"""The section ``web`` of a domain's settings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from muster.core import errors, ground, settings
+
+doc = settings.doc
+
+
+class Web(settings.Section, frozen=True, kw_only=True):
+    """The dashboard and the REST interface: a process of its own, started with the domain."""
+
+    enabled: Annotated[bool, doc("Whether it runs with the domain. Needs the extra `web`.")] = True
+    host: Annotated[str, doc("Address to listen on. Beyond loopback it needs `cert` and `key`.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        ground.Port,
+        doc("Port to listen on. 0: a free one. If another process has it, a free one is taken and told."),
+    ] = 8480
+    names: Annotated[
+        tuple[str, ...],
+        doc(
+            "Host names under which browsers may call it, besides `host` and those of loopback. A request "
+            "for another name is refused, so that no foreign page can reach it by renaming itself."
+        ),
+    ] = ()
+    cert: Annotated[settings.FilePath, doc("Certificate of the door, in PEM; with it, https.")] = ""
+    key: Annotated[settings.FilePath, doc("Its private key.")] = ""
+    session_s: Annotated[
+        float,
+        doc("How long a login lasts. Shorter: a stolen one is of less use; longer: fewer logins.", ge=60),
+    ] = 12 * 3600.0
+    token_s: Annotated[float, doc("How long a bearer token for REST lasts, unless less is asked.", ge=60)] = (
+        30 * 86400.0
+    )
+
+    def __post_init__(self) -> None:
+        if bool(self.cert) != bool(self.key):
+            raise errors.InvalidInput("web.cert and web.key go together")
+        if not ground.is_loopback(self.host) and not self.cert:
+            raise errors.InvalidInput(
+                f"web.host {self.host} is not loopback: passwords would cross the network in the clear",
+                hint="give web.cert and web.key, or put a proxy with TLS in front of loopback",
+            )

@@ -1,0 +1,97 @@
+// Keeps an open page live. Everything on it can be read, and every form sent, without this.
+"use strict";
+
+(() => {
+  const themes = ["auto", "light", "dark"];
+  const root = document.documentElement;
+  const state = document.getElementById("live-state");
+
+  // The theme: the system's, unless somebody chose.
+  const button = document.getElementById("theme");
+  if (button) {
+    const say = () => { button.textContent = "Theme: " + root.dataset.theme; };
+    button.hidden = false;
+    say();
+    button.addEventListener("click", () => {
+      root.dataset.theme = themes[(themes.indexOf(root.dataset.theme) + 1) % themes.length];
+      document.cookie = "muster-theme=" + root.dataset.theme + "; path=/; max-age=31536000; samesite=strict";
+      say();
+    });
+  }
+
+  // On a narrow screen the menu starts closed.
+  const menu = document.getElementById("menu");
+  if (menu && matchMedia("(max-width: 900px)").matches) menu.open = false;
+
+  // Whoever is about to destroy something is asked once more.
+  document.addEventListener("submit", (event) => {
+    const sure = event.target.dataset.sure;
+    if (sure && !confirm(sure)) event.preventDefault();
+  });
+
+  const address = document.body.dataset.live;
+  if (!address || !state) return;
+
+  const show = (text, look) => {
+    state.textContent = text;
+    state.className = "badge " + look;
+  };
+
+  // A section is replaced as a whole, but never under somebody's hands.
+  const replace = (id, markup) => {
+    const place = document.getElementById(id);
+    if (!place) return;
+    const active = document.activeElement;
+    if (active && place.contains(active) && active.matches("input, textarea, select")) return;
+    const key = active && place.contains(active) ? active.getAttribute("href") : null;
+    const left = [...place.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
+    place.innerHTML = markup;
+    [...place.querySelectorAll(".scroll")].forEach((one, index) => {
+      if (left[index]) [one.scrollLeft, one.scrollTop] = left[index];
+    });
+    if (key) {
+      const again = [...place.querySelectorAll("a")].find((one) => one.getAttribute("href") === key);
+      if (again) again.focus({preventScroll: true});
+    }
+  };
+
+  let wait = 500;
+  let heard = Date.now();
+  let source = null;
+
+  const open = () => {
+    source = new EventSource(address);
+    source.addEventListener("sections", (event) => {
+      const told = JSON.parse(event.data);
+      wait = 500;
+      heard = Date.now();
+      for (const [id, markup] of Object.entries(told.sections)) replace(id, markup);
+      if (told.connected) show("live", "good"); else show("domain away", "warn");
+    });
+    source.onerror = () => {
+      show("reconnecting", "warn");
+      source.close();
+      setTimeout(again, wait);
+      wait = Math.min(wait * 2, 5000);
+    };
+  };
+
+  // After a loss: is it the login, or the server? One leads to the login page, the other to another try.
+  const again = () => {
+    fetch("/api/v1/me", {credentials: "same-origin", cache: "no-store"}).then((answer) => {
+      if (answer.status === 401) {
+        location.href = "/login?next=" + encodeURIComponent(location.pathname + location.search);
+      } else {
+        open();
+      }
+    }).catch(() => {
+      setTimeout(again, wait);
+      wait = Math.min(wait * 2, 5000);
+    });
+  };
+
+  setInterval(() => { if (Date.now() - heard > 40000) show("silent", "warn"); }, 5000);
+  addEventListener("pagehide", () => { if (source) source.close(); });
+  addEventListener("pageshow", (event) => { if (event.persisted) open(); });
+  open();
+})();

@@ -62,6 +62,8 @@ PAGES: dict[str, view.Build] = {
 }
 STATIC = {"muster.css": "text/css", "muster.js": "text/javascript", "icon.svg": "image/svg+xml"}
 FIRST_S = 0.25  # what takes longer comes after the page
+LATER_S = 6.0  # what takes longer still is left as it is, and tried again
+LOADING = html.tag("p", "Loading…", cls="hint")
 LIVE_S = 1.0  # the shortest time between two looks at what changed
 FORM_MAX = 1 << 20
 NOTE = "muster-note"
@@ -78,14 +80,14 @@ def _view(request: Request, person: sessions.Session, path: str, query: dict[str
     return view.View(known, person, path, query, known.logins.form_token(person))
 
 
-async def _inside(one: view.Section, within_s: float | None) -> html.Markup:
-    """A section's content; what is wrong, where something is; a word of patience, where it takes long."""
+async def _inside(one: view.Section, within_s: float) -> html.Markup | None:
+    """A section's content, or what is wrong with it; None where that takes longer."""
     making = asyncio.ensure_future(one.make())
     try:
         return await asyncio.wait_for(asyncio.shield(making), within_s)
     except TimeoutError:
         making.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return html.tag("p", "Loading…", cls="hint")
+        return None
     except errors.MusterError as error:
         return widgets.problem(error.message, error.hint)
 
@@ -101,7 +103,10 @@ async def _show(request: Request) -> Response:
     seen = _view(request, person, path, dict(request.query_params))
     made = PAGES[path](seen)
     contents = await asyncio.gather(*(_inside(one, FIRST_S) for one in made.sections))
-    sections = [shell.section(one, inside) for one, inside in zip(made.sections, contents, strict=True)]
+    sections = [
+        shell.section(one, LOADING if inside is None else inside)
+        for one, inside in zip(made.sections, contents, strict=True)
+    ]
     note = _read_note(request)
     response = HTMLResponse(shell.page(seen, made, sections, theme=_theme(request), note=note))
     if note:
@@ -136,16 +141,20 @@ async def live(request: Request) -> Response:
                 touched.clear()
                 now_s = time.monotonic()
                 changed: dict[str, str] = {}
+                looked: list[view.Section] = []
                 for one in made.sections:
                     turn = sum(source.cache.turn(name) for name in (*one.tags, "link"))
-                    if turns.get(one.id) == turn and now_s < due.get(one.id, 0.0):
+                    if turns.get(one.id) != turn or now_s >= due.get(one.id, 0.0):
+                        turns[one.id], due[one.id] = turn, now_s + one.every_s
+                        looked.append(one)
+                contents = await asyncio.gather(*(_inside(one, LATER_S) for one in looked))
+                for one, inside in zip(looked, contents, strict=True):
+                    if inside is None:
                         continue
-                    turns[one.id], due[one.id] = turn, now_s + one.every_s
-                    inside = await _inside(one, None)
                     digest = hashlib.blake2b(inside.encode(), digest_size=16).digest()
                     if shown.get(one.id) != digest:
                         shown[one.id] = digest
-                        changed[one.id] = inside
+                        changed[one.id] = str(inside)
                 yield events.event({"sections": changed, "connected": source.link.is_up}, name="sections")
                 await asyncio.sleep(LIVE_S)
                 wait_s = max(0.0, min(due.values(), default=now_s + 5.0) - time.monotonic())

@@ -17,9 +17,11 @@ PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "notify.md").
 @pytest.mark.parametrize(
     ("kind", "left_out"),
     [
-        (protocol.Kept, {"reset"}),
+        (protocol.Kept, {"snapshot"}),
         (protocol.Entry, set()),
         (protocol.Join, set()),
+        (protocol.Joins, set()),
+        (protocol.Within, set()),
         (protocol.Update, set()),
         (protocol.Decided, set()),
         (protocol.Event, set()),

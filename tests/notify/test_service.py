@@ -26,7 +26,7 @@ async def _define(mine: client.Parties) -> None:
 
 
 def _shards_known_to(served: service.Notifier) -> int:
-    return len(set(served.held).union(*(summary.shards for _, summary in served._members.values())))
+    return len(served.members.shards())
 
 
 # -- restricted attributes
@@ -54,7 +54,7 @@ async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, parties, 
     await boss.present(root.grant("boss", {"_trust_level": 3}, tier=1, now=now - 7200, lifetime_s=7201))
     with pytest.raises(errors.Forbidden, match="expired"):
         await boss.present(root.grant("boss", {"_trust_level": 3}, tier=1, now=now - 7200, lifetime_s=60))
-    await eventually(lambda: not served.known.believed("boss", "control", now=time.time()))
+    await eventually(lambda: not served.known.believed("boss", "control", now=time.time()).everywhere)
     await sender.send("command", {"action": "expired"})
     await boss.present(root.grant("boss", {"_trust_level": 5}, tier=1, now=now, lifetime_s=3600))
     await sender.send("command", {"action": "again"})
@@ -209,10 +209,10 @@ async def test_a_notifier_that_is_cut_off_decides_nothing():
         await _define(mine)
         web = await mine.advertise("web", "WebServer", STATE, policy="alert")
         send = protocol.Send(id="1", party="s", type="alert", content={"threat_level": 1})
-        event, _ = served.admit("farm", send)
+        event, address = served.deciding.admit("farm", send)
         net.unplug("n1")
-        await eventually(lambda: not served._decides("farm/web"))
-        await served._deliver_now(event, ["farm/web"])
+        await eventually(lambda: not served.common.deciding().any())
+        await served.deciding._deliver_here(event, address)
         assert served.counts["delivered"] == 0
         net.heal()
         await mine.sender("s").send("alert", {"threat_level": 2})

@@ -9,7 +9,10 @@
             ...
 
 A durable event is acknowledged when the loop asks for the next one, so that one whose handling was cut short
-comes again.  Repeats are dropped here: the loop sees each event once, as long as the process lives.
+comes again.  Repeats are dropped here: the loop sees each event once, as long as the process lives.  What was
+received is remembered until its shard says that it will not come again.
+
+An event that breaks its schema is refused here, before it is sent, and again by the notifier.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import msgspec
+
 from muster.bus import api, leases
 from muster.core import errors, messages, subjects
 from muster.notify import known, protocol
@@ -31,7 +36,6 @@ from muster.predicates import types
 
 PART = protocol.PART
 QUEUE_MAX = 10_000
-REMEMBERED_MAX = 100_000
 PATIENCE_S = 30.0  # outlasts the move of a shard
 RETRY_S = 0.05
 
@@ -66,8 +70,8 @@ class Parties:
         self._on_event = on_event
         self._queue_max = queue_max
         self._parties: dict[str, Party] = {}
-        self._joins: dict[str, protocol.Join] = {}
-        self._seen: collections.OrderedDict[tuple[str, str], None] = collections.OrderedDict()
+        self._vocabulary: models.Vocabulary | None = None
+        self._received: dict[int, dict[int, set[str]]] = {}  # shard -> sequence -> parties
         self._fences = collections.defaultdict[int, leases.Fence](leases.Fence)
         self._subscription: api.Subscription | None = None
         self._acks: dict[int, dict[int, list[str]]] = {}
@@ -93,6 +97,7 @@ class Parties:
     async def define(self, model: models.Model) -> None:
         """Make a model of parties or of events known to the domain."""
         await self._ask(subjects.said_by(PART, self._bus.identity, "define"), known.define_of(model))
+        self._vocabulary = None  # to be asked for anew
 
     async def present(self, chain: Sequence[str]) -> None:
         """Hand in a grant, as an authority made it."""
@@ -137,7 +142,7 @@ class Parties:
         """Many changes at once; when this returns, they hold. Raises the first refusal, if there is one."""
         by_shard: dict[int, list[protocol.Change]] = {}
         for change in changes:
-            if isinstance(change, protocol.Update):
+            if isinstance(change, protocol.Update | protocol.Joins):
                 for shard, part in self._split(change).items():
                     by_shard.setdefault(shard, []).append(part)
             else:
@@ -161,19 +166,15 @@ class Parties:
     def _shard(self, party: str) -> int:
         return protocol.shard_of(protocol.party_id(self._bus.identity, party))
 
-    def _split(self, update: protocol.Update) -> dict[int, protocol.Update]:
+    def _split(
+        self, change: protocol.Update | protocol.Joins
+    ) -> Mapping[int, protocol.Update | protocol.Joins]:
         places: dict[int, list[int]] = {}
-        for place, party in enumerate(update.parties):
+        for place, party in enumerate(change.parties):
             places.setdefault(self._shard(party), []).append(place)
         if len(places) == 1:
-            return {next(iter(places)): update}
-        return {
-            shard: protocol.Update(
-                parties=tuple(update.parties[place] for place in some),
-                values={name: [cells[place] for place in some] for name, cells in update.values.items()},
-            )
-            for shard, some in places.items()
-        }
+            return {next(iter(places)): change}
+        return {shard: _some(change, chosen) for shard, chosen in places.items()}
 
     async def send(
         self,
@@ -187,6 +188,7 @@ class Parties:
         timeout_s: float = PATIENCE_S,
     ) -> str:
         """The event's id, once it was admitted; a durable one is stored then."""
+        await self._check(kind, content or {})
         event = protocol.Send(
             id=id or secrets.token_hex(12),
             party=name,
@@ -199,6 +201,27 @@ class Parties:
         subject = subjects.said_by(PART, self._bus.identity, "event", str(self._shard(name)))
         await self._ask(subject, event, timeout_s=timeout_s)
         return event.id
+
+    async def _check(self, kind: str, content: models.State) -> None:
+        """Refuse an event that breaks its schema, which may have grown since it was asked for."""
+        for attempt in (1, 2):
+            asked = self._vocabulary is None
+            if self._vocabulary is None:
+                self._vocabulary = await self._models()
+            try:
+                self._vocabulary.event(kind, content)
+                return
+            except errors.InvalidInput:
+                self._vocabulary = None
+                if asked or attempt == 2:
+                    raise
+
+    async def _models(self) -> models.Vocabulary:
+        vocabulary = models.Vocabulary()
+        with contextlib.suppress(errors.Unavailable):  # whoever admits the event checks it as well
+            for one in await defined(self._bus):
+                vocabulary.add(known.model_of(msgspec.convert(one, protocol.Define)))
+        return vocabulary
 
     async def _ask(
         self, subject: str, message: messages.Message, *, timeout_s: float = PATIENCE_S
@@ -253,33 +276,39 @@ class Parties:
             party = self._parties.get(name)
             if party is None:
                 self.counts["unknown-party"] += 1
-            elif not delivered.sequence or not self._is_repeat(name, event, delivered):
+            elif not event.sequence:
                 party._take(event, delivered.shard)
+            elif not self._is_repeat(name, delivered):
+                if party._take(event, delivered.shard):
+                    self._receive(name, delivered)
+            elif not party._has(event.sequence):
+                self._acknowledge(delivered.shard, delivered.sequence, name)
 
     def _call(self, delivered: protocol.Delivered, event: Event) -> None:
         assert self._on_event is not None
         names: Sequence[str] = delivered.to
         if delivered.sequence:
-            names = [name for name in names if not self._is_repeat(name, event, delivered)]
+            names = [name for name in names if not self._is_repeat(name, delivered)]
         if names:
             self._on_event(names, event)
             self.counts["delivered"] += len(names)
         if delivered.sequence:
+            for name in names:
+                self._receive(name, delivered)
             for name in delivered.to:
                 self._acknowledge(delivered.shard, delivered.sequence, name)
 
-    def _is_repeat(self, name: str, event: Event, delivered: protocol.Delivered) -> bool:
-        key = (name, f"{delivered.event.sender}:{event.id}")
-        if key in self._seen:
-            self.counts["repeats"] += 1
-            party = self._parties.get(name)
-            if party is None or not party._has(event.sequence):
-                self._acknowledge(delivered.shard, delivered.sequence, name)
-            return True
-        self._seen[key] = None
-        if len(self._seen) > REMEMBERED_MAX:
-            self._seen.popitem(last=False)
-        return False
+    def _is_repeat(self, name: str, delivered: protocol.Delivered) -> bool:
+        received = self._received.setdefault(delivered.shard, {})
+        while received and (first := next(iter(received))) < delivered.floor:
+            del received[first]
+        if name not in received.get(delivered.sequence, ()):
+            return False
+        self.counts["repeats"] += 1
+        return True
+
+    def _receive(self, name: str, delivered: protocol.Delivered) -> None:
+        self._received[delivered.shard].setdefault(delivered.sequence, set()).add(name)
 
     def _acknowledge(self, shard: int, sequence: int, name: str) -> None:
         self._acks.setdefault(shard, {}).setdefault(sequence, []).append(name)
@@ -378,19 +407,43 @@ class Party:
     def _has(self, sequence: int) -> bool:
         return sequence in self._waiting
 
-    def _take(self, event: Event, shard: int) -> None:
-        if not event.sequence and len(self._queue) >= self._queue_max:
+    def _take(self, event: Event, shard: int) -> bool:
+        """False if too many wait already: a durable event comes again, a transient one is lost."""
+        if len(self._queue) >= self._queue_max:
+            if event.sequence:
+                self._all.counts["put-off"] += 1
+                return False
             self.dropped += 1
             self._all.counts["dropped"] += 1
-            return
+            return False
         if event.sequence:
             self._waiting.add(event.sequence)
         self._queue.append((event, shard))
         self._some.set()
+        return True
 
     def _close(self) -> None:
         self._closed = True
         self._some.set()
+
+
+def _some(
+    change: protocol.Update | protocol.Joins, places: Sequence[int]
+) -> protocol.Update | protocol.Joins:
+    """The part of a change that is about the parties at these places."""
+    parties = tuple(change.parties[place] for place in places)
+    values = {name: [cells[place] for place in places] for name, cells in change.values.items()}
+    if isinstance(change, protocol.Update):
+        return protocol.Update(parties=parties, values=values)
+    durable = set(change.durable)
+    return protocol.Joins(
+        parties=parties,
+        model=change.model,
+        values=values,
+        policies=change.policies,
+        which=[change.which[place] for place in places] if change.which else [],
+        durable=[new for new, place in enumerate(places) if place in durable],
+    )
 
 
 # -- questions
@@ -445,7 +498,8 @@ async def who(
     timeout_s: float = 1.0,
 ) -> Listing:
     """Who an address would reach; with an event, only those who would accept it from this sender."""
-    ask = protocol.Ask(expression=address, event=event, sender=sender, limit=limit)
+    state = await _state_of(bus, sender, timeout_s) if event is not None else {}
+    ask = protocol.Ask(expression=address, event=event, sender=sender, state=state, limit=limit)
     told = await _everybody(bus, "who", ask, timeout_s)
     listed = sorted((party for one in told for party in one.parties), key=lambda party: str(party["party"]))
     near = [miss for one in told for miss in one.facts.get("near", ())]
@@ -455,13 +509,20 @@ async def who(
 async def explain(
     bus: api.Bus, event: protocol.Send, *, sender: str, receiver: str, timeout_s: float = 1.0
 ) -> dict[str, Any]:
-    told = await _everybody(
-        bus, "explain", protocol.Ask(event=event, sender=sender, party=receiver), timeout_s
-    )
-    for one in told:
+    state = await _state_of(bus, sender, timeout_s)
+    ask = protocol.Ask(event=event, sender=sender, state=state, party=receiver)
+    for one in await _everybody(bus, "explain", ask, timeout_s):
         if one.count:
             return dict(one.facts)
     raise errors.NotFound(f"there is no party {receiver[:160]}")
+
+
+async def _state_of(bus: api.Bus, party: str, timeout_s: float) -> protocol.Values:
+    """What a party says of itself; nothing if it only sends."""
+    for one in await _everybody(bus, "sender", protocol.Ask(party=party), timeout_s):
+        if one.count:
+            return msgspec.convert(one.facts["state"], protocol.Values)
+    return {}
 
 
 async def check(bus: api.Bus, policy: str) -> dict[str, Any]:

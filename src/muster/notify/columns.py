@@ -61,6 +61,10 @@ class Column(Protocol):
 
     def write(self, rows: Array, cells: Sequence[Any]) -> None: ...
     def read(self, row: int) -> types.Value: ...
+    def cells(self, rows: Array) -> list[types.Value]:
+        """Of many rows."""
+        ...
+
     def grow(self) -> None: ...
     def present(self) -> list[Step]: ...
     def steps(self, clause: ast.Clause, *, when: bool) -> list[Step] | None:
@@ -137,6 +141,19 @@ class Words:
     def read(self, row: int) -> types.Value:
         code = int(self._codes()[row])
         found: types.Value = None if code == 0 else self._words[code - 1]
+        return found
+
+    def cells(self, rows: Array) -> list[types.Value]:
+        words = self._words
+        return [None if code == 0 else words[code - 1] for code in self._codes()[rows].tolist()]
+
+    def which(self, rows: Array, fits: Callable[[str], bool]) -> Array:
+        """Which of the rows have a word that fits."""
+        codes = self._codes()[rows]
+        chosen = np.zeros(len(self._words) + 1, np.bool_)
+        for code in np.unique(codes).tolist():
+            chosen[code] = code != 0 and fits(self._words[code - 1])
+        found: Array = chosen[codes]
         return found
 
     def grow(self) -> None:
@@ -232,6 +249,17 @@ class Sets:
             return None
         return frozenset(word for place, word in enumerate(self._domain, 1) if self._has(row, place))
 
+    def cells(self, rows: Array) -> list[types.Value]:
+        masks = np.zeros(len(rows), np.uint64)
+        for place in range(1 + len(self._domain)):
+            bits = self._room.bits[self._first + place, rows >> 6] >> (rows & 63).astype(np.uint64)
+            masks |= (bits & np.uint64(1)) << np.uint64(place)
+        known: dict[int, types.Value] = {}
+        for mask in np.unique(masks).tolist():
+            words = frozenset(word for place, word in enumerate(self._domain, 1) if mask >> place & 1)
+            known[mask] = words if mask & 1 else None
+        return [known[mask] for mask in masks.tolist()]
+
     def grow(self) -> None:
         pass
 
@@ -284,6 +312,12 @@ class Numbers:
         if self._room.codes_of(self._column)[row] == 0:
             return None
         found: types.Value = self._values[row].item()
+        return found
+
+    def cells(self, rows: Array) -> list[types.Value]:
+        found: list[types.Value] = self._values[rows].tolist()
+        for place in np.flatnonzero(self._room.codes_of(self._column)[rows] == 0).tolist():
+            found[place] = None
         return found
 
     def grow(self) -> None:

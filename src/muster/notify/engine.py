@@ -27,9 +27,10 @@ from muster.predicates import ast, parser, types
 Array = npt.NDArray[Any]
 
 # Nanoseconds, measured: an address hit costs random reads of its policy; a true conjunction, those of its
-# policy and of the policy's receivers.
+# policy, and then a bit of the address for each of the policy's receivers.
 HIT_NS: Final = 10
-CONJUNCTION_NS: Final = 30
+CONJUNCTION_NS: Final = 6
+MEMBER_NS: Final = 2
 
 
 def fastest() -> Any:
@@ -103,13 +104,14 @@ class Engine:
         policy: ast.Condition | None,
         *,
         durable: bool = False,
+        shard: int = 0,
     ) -> None:
         if party in self:
             self.leave(party)
         self.define(model)
         number = self._table_of[model.name]
         table = self.tables[number]
-        rows = table.take(1)
+        rows = table.take(1, shard)
         row = int(rows[0])
         table.write(rows, {name: [value] for name, value in state.items()})
         if durable:
@@ -123,29 +125,34 @@ class Engine:
         parties: Sequence[str],
         model: models.Model,
         columns: Mapping[str, Sequence[Any]],
-        policies: Sequence[ast.Condition],
+        policies: Sequence[ast.Condition | None],
         which: Array,
+        *,
+        durable: Array | None = None,
+        shard: int = 0,
+        changed_s: Array | int = 0,
     ) -> None:
-        """New parties, all of one model: ``which[i]`` says which of ``policies`` party i has.
+        """Parties of one model, each of them once: ``which[i]`` says which of ``policies`` party i has.
 
         Receivers of one policy come to stand together, which makes matching faster.
         """
         self.define(model)
         number = self._table_of[model.name]
         table = self.tables[number]
+        for party in parties:
+            if party in self:
+                self.leave(party)
         users = np.bincount(which, minlength=len(policies)).tolist()
-        numbers = [
-            self.policies.hold(policy, count) if count else -1
-            for policy, count in zip(policies, users, strict=True)
-        ]
-        held = np.array(numbers, np.int32)[which]
+        held = np.array(self.policies.hold_many(policies, users), np.int32)[which]
         order = np.argsort(held, kind="stable")
         rows = np.empty(len(parties), np.int64)
-        rows[order] = table.take(len(parties))
+        rows[order] = table.take(len(parties), shard)
         table.write(rows, columns)
+        if durable is not None and durable.any():
+            table.set_durable(rows[durable], True)
         table.set_policies(rows, held)
-        for party, row in zip(parties, rows.tolist(), strict=True):
-            self._names[number].add(party, row)
+        table.changed_s[rows] = changed_s
+        self._names[number].add_many(parties, rows.tolist())
 
     def update(self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
         """New values in columns; a party that comes twice keeps its last."""
@@ -168,6 +175,16 @@ class Engine:
         """The same for those who know the rows."""
         self.tables[table].write(rows, columns)
 
+    def changed(self, parties: Iterable[str], at_s: int) -> None:
+        """Take note of when they did."""
+        for party in parties:
+            table, row = self._at(party)
+            table.changed_s[row] = at_s
+
+    def changed_s(self, party: str) -> int:
+        table, row = self._at(party)
+        return int(table.changed_s[row])
+
     def set_policy(self, party: str, policy: ast.Condition | None) -> None:
         table, row = self._at(party)
         held = int(table.policy_of[row])
@@ -178,10 +195,24 @@ class Engine:
     def leave(self, party: str) -> None:
         table, row = self._at(party)
         held = int(table.policy_of[row])
-        table.give_back(row)
+        table.give_back(np.array([row], np.int64))
         if held >= 0:
             self.policies.release(held)
         self._names[self._table_of[table.model.name]].remove(party)
+
+    def leave_shard(self, shard: int) -> None:
+        """All parties of a shard at once."""
+        for table, known in zip(self.tables, self._names, strict=True):
+            rows = table.rows_of(shard)
+            if not len(rows):
+                continue
+            held, users = np.unique(table.policy_of[rows], return_counts=True)
+            table.give_back(rows)
+            for policy, count in zip(held.tolist(), users.tolist(), strict=True):
+                if policy >= 0:
+                    self.policies.release(policy, count)
+            for row in rows.tolist():
+                known.remove(known.of_row[row])
 
     # -- questions
 
@@ -190,6 +221,13 @@ class Engine:
             if (row := known.row(party)) >= 0:
                 return table, row
         raise errors.NotFound(f"there is no party {party!r:.160}")
+
+    def known_model_of(self, party: str) -> models.Model | None:
+        """None if there is no such party."""
+        for table, known in zip(self.tables, self._names, strict=True):
+            if known.row(party) >= 0:
+                return table.model
+        return None
 
     def model_of(self, party: str) -> models.Model:
         return self._at(party)[0].model
@@ -209,10 +247,19 @@ class Engine:
 
     def match(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str]:
         """The parties that get an event of these attributes, sent to this address."""
+        return self.names(self.find(attributes, address))
+
+    def names(self, found: Iterable[Found]) -> list[str]:
+        listed: list[str] = []
+        for one in found:
+            of_row = self._names[one.table].of_row
+            listed += [of_row[row] for row in one.rows.tolist()]
+        return listed
+
+    def of_shards(self, found: Iterable[Found], shards: Array) -> list[Found]:
+        """Only those in the shards that ``shards[number]`` is true of."""
         return [
-            self._names[found.table].of_row[row]
-            for found in self.find(attributes, address)
-            for row in found.rows.tolist()
+            Found(one.table, one.rows[shards[self.tables[one.table].shard_of[one.rows]]]) for one in found
         ]
 
     def find(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[Found]:
@@ -222,22 +269,22 @@ class Engine:
         if not true:
             return []
         found = []
-        accepting: Array | None = None
         for number, table in enumerate(self.tables):
             if not table.used:
                 continue
             means, hits = table.address(address)
             if not hits:
                 continue
-            if hits * HIT_NS <= true * CONJUNCTION_NS:
-                ids = self._room(hits)
+            ids = self._room(hits)
+            members = table.used / policies.conjunctions
+            if hits * HIT_NS <= true * (CONJUNCTION_NS + MEMBER_NS * members):
                 count = kernels.by_address(
                     means, table.policy_of, policies.first, policies.count, policies.true, ids
                 )
             else:
-                accepting = policies.policies() if accepting is None else accepting
-                ids = self._room(kernels.weight(accepting, table.counts))
-                count = kernels.by_policy(accepting, table.starts, table.counts, table.members, means, ids)
+                count = kernels.by_policy(
+                    policies.true, policies.owner, table.starts, table.counts, table.members, means, ids
+                )
             if count:
                 found.append(Found(number, ids[:count]))
         return found
@@ -257,20 +304,31 @@ class Engine:
         out = np.zeros(-(-chosen.used // 64), np.uint64)
         if not self.policies.ask(attributes):
             return out, 0
-        accepting = self.policies.policies()
         means, _ = chosen.address(address)
+        policies = self.policies
         count = self._kernels.bits_by_policy(
-            accepting, chosen.starts, chosen.counts, chosen.members, means, out
+            policies.true, policies.owner, chosen.starts, chosen.counts, chosen.members, means, out
         )
         return out, int(count)
 
-    def means(self, address: ast.Condition) -> list[str]:
-        """Who an address means, whatever they accept."""
-        found: list[str] = []
+    def find_meant(self, address: ast.Condition) -> list[Found]:
+        """Whom an address means, whatever they accept."""
+        found = []
         for number, table in enumerate(self.tables):
             if table.used:
                 bits, count = table.address(address)
                 rows = np.zeros(count + 1, np.int64)
                 self._kernels.positions(bits, rows)
-                found += [self._names[number].of_row[row] for row in rows[:count].tolist()]
+                found.append(Found(number, rows[:count]))
+        return found
+
+    def means(self, address: ast.Condition) -> list[str]:
+        return self.names(self.find_meant(address))
+
+    def accepts(self, attributes: Mapping[str, types.Value], table: int, rows: Array) -> Array:
+        """Which of these receivers' policies are true of an event."""
+        true = np.zeros(self.policies.numbers + 1, np.bool_)  # the last is for those that have none
+        if self.policies.ask(attributes):
+            true[self.policies.policies()] = True
+        found: Array = true[self.tables[table].policy_of[rows]]
         return found

@@ -16,6 +16,9 @@ class FairQueue(Generic[T]):
         self._turns: deque[str] = deque()
         self._some = asyncio.Event()
 
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
     def put(self, sender: str, item: T) -> bool:
         """False if this sender has too much waiting already."""
         own = self._waiting.get(sender)
@@ -28,10 +31,8 @@ class FairQueue(Generic[T]):
         self._some.set()
         return True
 
-    async def get(self) -> T:
-        while not self._turns:
-            self._some.clear()
-            await self._some.wait()
+    def take(self) -> T:
+        """The next, of those that are there."""
         sender = self._turns.popleft()
         own = self._waiting[sender]
         item = own.popleft()
@@ -40,3 +41,9 @@ class FairQueue(Generic[T]):
         else:
             del self._waiting[sender]
         return item
+
+    async def get(self) -> T:
+        while not self._turns:
+            self._some.clear()
+            await self._some.wait()
+        return self.take()

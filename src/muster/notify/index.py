@@ -10,8 +10,10 @@ are.
 (The bit-vector scheme of packet classification: Lakshman and Stiliadis, SIGCOMM 1998.)
 
 Rows are made when a class first occurs, and kept.  A new conjunction sets or clears its bit in each row
-there is.  Clauses that compare two attributes or calculate are left to a closure, asked of the survivors
-only; so is the whole of a policy that has too many conjunctions.  Equal policies are one.
+there is.  Attributes that are only asked whether they are TRUE or FALSE, as the types of events are, share
+one row for each way in which they occur together: there may be many of them, and an event has few.  Clauses
+that compare two attributes or calculate are left to a closure, asked of the survivors only; so is all of
+a policy that has too many conjunctions.  Equal policies are one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import array
 import bisect
 import collections
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -35,6 +37,8 @@ Array = npt.NDArray[Any]
 Class = tuple[Any, ...]
 
 ROWS_BYTES_MAX: Final = 256 << 20
+TOGETHER_MAX: Final = 1024
+BULK: Final = 100
 NULL: Final[Class] = ("null",)
 
 
@@ -47,6 +51,7 @@ class _Attribute:
     words: dict[str, int] = field(default_factory=dict)
     patterns: int = 0  # LIKE: then every string is a class of its own
     clauses: dict[normal.Literal, array.array[int]] = field(default_factory=dict)  # -> conjunctions
+    is_flag: bool = True  # only ever compared with TRUE and FALSE
     rows: dict[Class, int] = field(default_factory=dict)
 
     def class_of(self, value: types.Value) -> Class:
@@ -106,6 +111,8 @@ class PolicyIndex:
     def __init__(self, kernels: Any) -> None:
         self.kernels = kernels
         self._attributes: dict[str, _Attribute] = {}
+        self._others: list[_Attribute] = []  # those that are no flags
+        self._together: dict[tuple[Any, ...], int] = {}  # flags as they occur -> their common row
         self._ids: dict[ast.Condition, int] = {}
         self._policies: dict[int, _Policy] = {}
         self._needed: collections.Counter[str] = collections.Counter()  # by conjunctions
@@ -118,9 +125,8 @@ class PolicyIndex:
         self._words = 16
         self._rows = np.zeros((64, self._words), np.uint64)
         self._rows_used = 1  # row 0: conjunctions that there are
-        self._owner = np.zeros(self._words * 64, np.int32)
-        self._stamp = np.zeros(64, np.int64)
-        self._tick = 0
+        self._rows_free: list[int] = []
+        self.owner = np.zeros(self._words * 64, np.int32)
         self.first = np.zeros(64, np.int64)  # of each policy, the number of its first conjunction
         self.count = np.zeros(64, np.int32)
         self.true = np.zeros(self._words, np.uint64)
@@ -145,8 +151,7 @@ class PolicyIndex:
         if policy is None:
             policy = self._free.pop() if self._free else self._next
             self._next = max(self._next, policy + 1)
-            if policy >= len(self._stamp):
-                self._stamp = np.concatenate((self._stamp, np.zeros(len(self._stamp), np.int64)))
+            if policy >= len(self.first):
                 self.first = np.concatenate((self.first, np.zeros(len(self.first), np.int64)))
                 self.count = np.concatenate((self.count, np.zeros(len(self.count), np.int32)))
             self._ids[key] = policy
@@ -155,11 +160,21 @@ class PolicyIndex:
         self._policies[policy].users += users
         return policy
 
-    def release(self, policy: int) -> None:
+    def hold_many(self, conditions: Sequence[ast.Condition | None], users: Sequence[int]) -> list[int]:
+        """The numbers of many policies at once; -1 where there is none, or nobody has it."""
+        if len(conditions) > BULK:
+            self._forget_rows()  # cheaper to make anew than to bring up to date for each
+        return [
+            self.hold(one, count) if one is not None and count else -1
+            for one, count in zip(conditions, users, strict=True)
+        ]
+
+    def release(self, policy: int, users: int = 1) -> None:
         held = self._policies[policy]
-        held.users -= 1
+        held.users -= users
         if held.users:
             return
+        self._forget_together()
         for conjunction in held.conjunctions:
             self._rows[0, conjunction >> 6] &= ~(np.uint64(1) << np.uint64(conjunction & 63))
             self._residual.pop(conjunction, None)
@@ -172,6 +187,7 @@ class PolicyIndex:
 
     def _add(self, policy: int, condition: ast.Condition) -> list[int]:
         """Its conjunctions, at consecutive numbers."""
+        self._forget_together()
         self.first[policy] = self._conjunctions
         numbers = self._add_conjunctions(policy, condition)
         self.count[policy] = len(numbers)
@@ -223,16 +239,21 @@ class PolicyIndex:
             # No attribute has anything against a conjunction that does not ask about it.
             rows[1:, self._words :] = ~np.uint64(0)
             self._rows, self._words = rows, words
-            self._owner = np.concatenate((self._owner, np.zeros(words * 64 - len(self._owner), np.int32)))
+            self.owner = np.concatenate((self.owner, np.zeros(words * 64 - len(self.owner), np.int32)))
             self.true = np.zeros(words, np.uint64)
-        self._owner[number] = policy
+        self.owner[number] = policy
         self._rows[0, number >> 6] |= np.uint64(1) << np.uint64(number & 63)
         if self._conjunctions > len(self._out):
             self._out = np.zeros(2 * self._conjunctions, np.int32)
         return number
 
     def _ask(self, key: str, literals: list[normal.Literal], number: int) -> None:
-        attribute = self._attributes.setdefault(key, _Attribute(key))
+        attribute = self._attributes.get(key)
+        if attribute is None:
+            attribute = self._attributes[key] = _Attribute(key)
+        if attribute.is_flag and not all(map(_asks_flag, literals)):
+            attribute.is_flag = False
+            self._others.append(attribute)
         for literal in literals:
             if literal not in attribute.clauses:
                 attribute.clauses[literal] = array.array("I")
@@ -268,29 +289,42 @@ class PolicyIndex:
         row = attribute.rows.get(of)
         if row is not None:
             return row
-        if self._rows_used * self._words * 8 > ROWS_BYTES_MAX:
-            for each in self._attributes.values():
-                each.rows.clear()
-            self._rows_used = 1
-        row = self._rows_used
-        self._rows_used += 1
-        if row >= len(self._rows):
-            more = np.zeros((len(self._rows) // 4 + 16, self._words), np.uint64)
-            self._rows = np.concatenate((self._rows, more))
+        row = attribute.rows[of] = self._new_row()
         standing = np.ones(self._words * 64, np.bool_)
         for literal, numbers in attribute.clauses.items():
             if not attribute.truth(literal, of):
                 standing[np.frombuffer(numbers, np.uint32)] = False
         self._rows[row] = np.packbits(standing, bitorder="little").view(np.uint64)
-        attribute.rows[of] = row
         return row
+
+    def _new_row(self) -> int:
+        if self._rows_free:
+            return self._rows_free.pop()
+        row = self._rows_used
+        self._rows_used += 1
+        if row >= len(self._rows):
+            more = np.zeros((len(self._rows) // 4 + 16, self._words), np.uint64)
+            self._rows = np.concatenate((self._rows, more))
+        return row
+
+    def _forget_rows(self) -> None:
+        for each in self._attributes.values():
+            each.rows.clear()
+        self._together.clear()
+        self._rows_free.clear()
+        self._rows_used = 1
+
+    def _forget_together(self) -> None:
+        self._rows_free += self._together.values()
+        self._together.clear()
 
     def _rebuild(self) -> None:
         policies = self._policies
         self._attributes.clear()
+        self._others.clear()
+        self._forget_rows()
         self._residual.clear()
         self._conjunctions = self._dead = 0
-        self._rows_used = 1
         self._rows = np.zeros((64, self._words), np.uint64)
         for number, policy in policies.items():
             policy.conjunctions = self._add(number, policy.condition)
@@ -299,26 +333,53 @@ class PolicyIndex:
 
     def ask(self, attributes: Mapping[str, types.Value]) -> int:
         """How many conjunctions are true of an event; `true` has a bit for each, until the next call."""
+        if self._rows_used * self._words * 8 > ROWS_BYTES_MAX:
+            self._forget_rows()
         get = attributes.get
-        chosen = [0]
-        for key, attribute in self._attributes.items():
-            of = attribute.class_of(get(key))
+        chosen = [self._flags(attributes)]
+        for attribute in self._others:
+            of = attribute.class_of(get(attribute.key))
             row = attribute.rows.get(of)
             chosen.append(self._row(attribute, of) if row is None else row)
-        # A row that was just made may have thrown the others out: ask again.
-        if self._rows_used <= len(chosen) - 1:
-            chosen = [0, *(self._row(one, one.class_of(get(key))) for key, one in self._attributes.items())]
-        count = int(self.kernels.intersect(self._rows, np.array(chosen, np.int64), self.true))
+        count = int(self.kernels.intersect(self._rows, np.array(chosen), self.true))
         if count and self._residual:
             self._ask_residual(get)
             count = int(np.bitwise_count(self.true).sum())
         return count
 
+    def _flags(self, attributes: Mapping[str, types.Value]) -> int:
+        """The common row of all flags: what is there, and that the others are not."""
+        known = self._attributes
+        there = tuple(
+            [
+                (key, attribute.class_of(value))
+                for key, value in attributes.items()
+                if (attribute := known.get(key)) is not None and attribute.is_flag
+            ]
+        )
+        row = self._together.get(there)
+        if row is None:
+            classes = dict(there)
+            rows = [self._row(one, classes.get(key, NULL)) for key, one in known.items() if one.is_flag]
+            if len(self._together) >= TOGETHER_MAX:
+                self._forget_together()
+            row = self._together[there] = self._new_row()
+            self.kernels.intersect(self._rows, np.array([0, *rows]), self._rows[row])
+        return row
+
     def policies(self) -> Array:
         """The policies that `ask` found true."""
-        self._tick += 1
-        count = self.kernels.policies_of(self.true, self._owner, self._stamp, self._tick, self._out)
+        count = self.kernels.policies_of(self.true, self.owner, self._out)
         return self._out[:count]
+
+    @property
+    def conjunctions(self) -> int:
+        return self._conjunctions
+
+    @property
+    def numbers(self) -> int:
+        """All numbers of policies are below this."""
+        return self._next
 
     def _ask_residual(self, get: closure.Get) -> None:
         for number, matches in self._residual.items():
@@ -328,7 +389,7 @@ class PolicyIndex:
 
     @property
     def nbytes(self) -> int:
-        return self._rows.nbytes + self._owner.nbytes + self._stamp.nbytes
+        return self._rows.nbytes + self.owner.nbytes
 
 
 _canonical = functools.lru_cache(65_536)(normal.canonical)
@@ -339,6 +400,14 @@ def _conjunctions(condition: ast.Condition) -> tuple[tuple[normal.Literal, ...],
         return normal.disjunctive_normal(condition, cap=model.CONJUNCTIONS_MAX)
     except errors.LimitExceeded:
         return None
+
+
+def _asks_flag(literal: normal.Literal) -> bool:
+    clause = literal.operand if isinstance(literal, ast.Not) else literal
+    match clause:
+        case ast.Comparison(right=ast.Literal() as constant):
+            return constant.kind is types.Kind.BOOL
+    return isinstance(clause, ast.IsNull)
 
 
 def _needs_true(literal: normal.Literal) -> bool:

@@ -22,7 +22,7 @@ BLOCK: Final = 128  # words
 DEPTH: Final = program.DEPTH
 
 BITMAP, RANGE, AND, OR, FILL = program.BITMAP, program.RANGE, program.AND, program.OR, program.FILL
-NEXT, SUB = program.NEXT, program.NOT
+NEXT, WITHIN = program.NEXT, program.WITHIN
 
 
 @intrinsic
@@ -77,58 +77,73 @@ def run(steps: Any, bits: Any, codes: Any, stride: int, out: Any) -> int:
         size = min(BLOCK, words - start)
         top = -1
         for step in range(steps.shape[0]):
-            operation = steps[step, 0]
+            operation, a = steps[step, 0], steps[step, 1]
             if operation == BITMAP:
                 top += 1
-                row = steps[step, 1]
+                own, other = stack[top], bits[a, start : start + size]
                 for i in range(size):
-                    stack[top, i] = bits[row, start + i]
-            elif operation == RANGE:
-                top += 1
-                base = steps[step, 1] * stride + start * 64
-                low = np.uint8(steps[step, 2])
-                span = np.uint8(steps[step, 3])
-                for i in range(size):
-                    stack[top, i] = _within(codes, base + i * 64, low, span)
-            elif operation == AND:
-                top -= 1
-                for i in range(size):
-                    stack[top, i] &= stack[top + 1, i]
-            elif operation == OR:
-                top -= 1
-                for i in range(size):
-                    stack[top, i] |= stack[top + 1, i]
-            elif operation == SUB:
-                top -= 1
-                for i in range(size):
-                    stack[top, i] &= ~stack[top + 1, i]
+                    own[i] = other[i]
             elif operation == NEXT:
-                row = steps[step, 1]
+                own, other = stack[top], bits[a, start : start + size]
                 for i in range(size):
-                    stack[top, i] &= bits[row, start + i]
-            else:
+                    own[i] &= other[i]
+            elif operation in (RANGE, WITHIN):
+                base = a * stride + start * 64
+                low, span = np.uint8(steps[step, 2]), np.uint8(steps[step, 3])
+                if operation == RANGE:
+                    top += 1
+                    own = stack[top]
+                    for i in range(size):
+                        own[i] = _within(codes, base + i * 64, low, span)
+                    continue
+                own = stack[top]
+                some = 0
+                for i in range(size):
+                    some += own[i] != 0
+                if some * 8 < size:  # the few that are left are asked one by one
+                    for i in range(size):
+                        if own[i] != 0:
+                            own[i] &= _within(codes, base + i * 64, low, span)
+                else:
+                    for i in range(size):
+                        own[i] &= _within(codes, base + i * 64, low, span)
+            elif operation == FILL:
                 top += 1
-                fill = np.uint64(0) if steps[step, 1] == 0 else ~np.uint64(0)
-                for i in range(size):
-                    stack[top, i] = fill
+                own = stack[top]
+                own[:] = ~np.uint64(0) if a else np.uint64(0)
+            else:
+                top -= 1
+                own, other = stack[top], stack[top + 1]
+                if operation == AND:
+                    for i in range(size):
+                        own[i] &= other[i]
+                elif operation == OR:
+                    for i in range(size):
+                        own[i] |= other[i]
+                else:
+                    for i in range(size):
+                        own[i] &= ~other[i]
+        own, other = stack[0], out[start : start + size]
         for i in range(size):
-            word = stack[0, i]
-            out[start + i] = word
-            total += _ones(word)
+            other[i] = own[i]
+            total += _ones(own[i])
     return total
 
 
 @njit(cache=True)
 def intersect(rows: Any, chosen: Any, out: Any) -> int:
     """AND of some rows of a matrix of bitmaps; how many bits are left."""
+    size = out.size
+    first = rows[chosen[0]]
+    for i in range(size):
+        out[i] = first[i]
+    for j in range(1, chosen.size):
+        row = rows[chosen[j]]
+        for i in range(size):
+            out[i] &= row[i]
     total = np.uint64(0)
-    first = chosen[0]
-    for i in range(out.size):
-        word = rows[first, i]
-        for j in range(1, chosen.size):
-            word &= rows[chosen[j], i]
-        out[i] = word
-        total += _ones(word)
+    for i in range(size):
+        total += _ones(out[i])
     return total
 
 
@@ -146,64 +161,67 @@ def positions(bits: Any, out: Any) -> int:
 
 
 @njit(cache=True)
-def policies_of(true: Any, owner: Any, stamp: Any, tick: int, out: Any) -> int:
-    """The distinct policies of the true conjunctions."""
-    count = 0
+def by_policy(true: Any, owner: Any, starts: Any, counts: Any, members: Any, address: Any, out: Any) -> int:
+    """Receivers of the policies that have a true conjunction, if the address means them, as ids."""
+    found = np.int64(0)
+    last = -1
     for i in range(true.size):
         word = true[i]
         while word != 0:
             policy = owner[i * 64 + _lowest(word)]
             word &= word - np.uint64(1)
-            if stamp[policy] != tick:
-                stamp[policy] = tick
-                out[count] = policy
-                count += 1
-    return count
+            # The conjunctions of a policy stand side by side.
+            if policy == last or policy >= starts.size:
+                continue
+            last = policy
+            start = starts[policy]
+            for j in range(start, start + counts[policy]):
+                row = members[j]
+                # Written whether or not it counts: no branch to mispredict.
+                out[found] = row
+                found += np.int64((address[row >> 6] >> np.uint64(row & 63)) & np.uint64(1))
+    return int(found)
 
 
 @njit(cache=True)
-def weight(policies: Any, counts: Any) -> int:
-    total = 0
-    for i in range(policies.size):
-        if policies[i] < counts.size:
-            total += counts[policies[i]]
-    return total
-
-
-@njit(cache=True)
-def by_policy(policies: Any, starts: Any, counts: Any, members: Any, address: Any, out: Any) -> int:
-    """Receivers of these policies that the address means, as ids."""
-    found = 0
-    for i in range(policies.size):
-        policy = policies[i]
-        if policy >= starts.size:
-            continue
-        start = starts[policy]
-        for j in range(start, start + counts[policy]):
-            row = members[j]
-            # Written whether or not it counts: no branch to mispredict.
-            out[found] = row
-            found += (address[row >> 6] >> np.uint64(row & 63)) & np.uint64(1)
+def bits_by_policy(
+    true: Any, owner: Any, starts: Any, counts: Any, members: Any, address: Any, out: Any
+) -> int:
+    """The same as a bitmap, which is empty before."""
+    found = np.uint64(0)
+    last = -1
+    for i in range(true.size):
+        word = true[i]
+        while word != 0:
+            policy = owner[i * 64 + _lowest(word)]
+            word &= word - np.uint64(1)
+            if policy == last or policy >= starts.size:
+                continue
+            last = policy
+            start = starts[policy]
+            for j in range(start, start + counts[policy]):
+                row = members[j]
+                at, bit = row >> 6, np.uint64(row & 63)
+                meant = (address[at] >> bit) & np.uint64(1)
+                out[at] |= meant << bit
+                found += meant
     return found
 
 
 @njit(cache=True)
-def bits_by_policy(policies: Any, starts: Any, counts: Any, members: Any, address: Any, out: Any) -> int:
-    """The same as a bitmap."""
-    out[:] = 0
-    for i in range(policies.size):
-        policy = policies[i]
-        if policy >= starts.size:
-            continue
-        start = starts[policy]
-        for j in range(start, start + counts[policy]):
-            row = members[j]
-            out[row >> 6] |= np.uint64(1) << np.uint64(row & 63)
-    total = np.uint64(0)
-    for i in range(out.size):
-        out[i] &= address[i]
-        total += _ones(out[i])
-    return total
+def policies_of(true: Any, owner: Any, out: Any) -> int:
+    """The distinct policies of the true conjunctions."""
+    count = 0
+    last = -1
+    for i in range(true.size):
+        word = true[i]
+        while word != 0:
+            policy = owner[i * 64 + _lowest(word)]
+            word &= word - np.uint64(1)
+            if policy != last:
+                last = out[count] = policy
+                count += 1
+    return count
 
 
 @njit(cache=True)

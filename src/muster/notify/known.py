@@ -15,6 +15,10 @@ from muster.notify import model, protocol
 from muster.predicates import types
 from muster.trust import documents, grants
 
+REFUSED_S = 1.0  # then asked again: it may have been too early for it
+SCOPES = ("domain", "region", "prefix", "audience")
+REGION = "region"  # the attribute in which a receiver says where it is; scopes of grants go by it
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -24,6 +28,18 @@ class Held:
     granted: grants.Granted
 
 
+@dataclass(frozen=True, slots=True)
+class Believed:
+    """Of one party: what everybody believes, and what only some receivers do, the prevailing ones last."""
+
+    everywhere: dict[str, Held]
+    within: tuple[protocol.Within, ...] = ()
+    scoped: tuple[tuple[documents.Scope, dict[str, Held]], ...] = ()  # the same with its reasons, for people
+
+
+NOTHING = Believed({})
+
+
 class Known:
     def __init__(self, *, root: str = "", domain: str = "") -> None:
         self.vocabulary = model.Vocabulary()
@@ -31,12 +47,15 @@ class Known:
         self._root = root
         self._domain = domain
         self._chains: dict[str, dict[str, tuple[str, ...]]] = {}  # holder -> serial -> chain
+        self._regional: set[str] = set()  # holders with a grant that holds in some region only
         self._authorities = {root} if root else set()
-        self._believed: dict[tuple[str, str], tuple[float, dict[str, Held]]] = {}
+        self._believed: dict[tuple[str, str], tuple[float, Believed]] = {}
+        self._verdicts: dict[str, tuple[float, documents.Scope, grants.Granted | None]] = {}  # until when
 
     # -- what is kept: key and value of the bucket
 
-    def take(self, key: str, value: bytes) -> None:
+    def take(self, key: str, value: bytes) -> set[str]:
+        """The holders of whom something else may be believed now."""
         kind = key.partition(".")[0]
         if kind == "model":
             self.vocabulary.add(model_of(msgspec.json.decode(value, type=protocol.Define)))
@@ -44,18 +63,33 @@ class Known:
             chain = tuple(msgspec.json.decode(value, type=list[str]))
             grant, serial = documents.open_sealed(chain[0], documents.Grant)
             self._chains.setdefault(grant.holder, {})[serial] = chain
+            if grant.scope.region:
+                self._regional.add(grant.holder)
             for sealed in chain[1:]:
                 self._authorities.add(documents.open_sealed(sealed, documents.Mandate)[0].subject)
-            self._believed.clear()
+            self._forget()
+            return {grant.holder}
         elif kind == "revoked":
-            self._revoke(value.decode())
+            return self._revoke(value.decode())
+        return set()
 
-    def _revoke(self, sealed: str) -> None:
+    def _revoke(self, sealed: str) -> set[str]:
         try:
             self.revocations = self.revocations.accept(sealed, known=self._authorities)
         except errors.Refused:
-            return  # not newer than what is held
+            return set()  # not newer than what is held
+        self._forget()
+        return set(self._chains)
+
+    def _forget(self) -> None:
         self._believed.clear()
+        self._verdicts.clear()
+
+    def has_grants(self, process: str) -> bool:
+        return process in self._chains
+
+    def has_regions(self, process: str) -> bool:
+        return process in self._regional
 
     # -- what comes in: the key under which it is to be kept
 
@@ -74,14 +108,7 @@ class Known:
             grant, serial = documents.open_sealed(chain[0] if chain else "", documents.Grant)
         except documents.No as no:
             raise errors.InvalidInput(f"this is no grant: {no.detail}") from None
-        where = documents.Situation(
-            holder=grant.holder,
-            domain=self._domain,
-            region=grant.scope.region,
-            party=grant.scope.prefix,
-            audience=next(iter(grant.scope.audience), ""),
-        )
-        found = self._verify(chain, where, now)
+        found = self._verify(chain, self._anywhere(grant), now)
         if isinstance(found, grants.Refusal):
             raise errors.Forbidden(f"the grant is not believed ({found.reason}): {found.detail}")
         return f"grant.{serial}"
@@ -94,36 +121,92 @@ class Known:
 
     # -- what is believed
 
+    def _anywhere(self, grant: documents.Grant) -> documents.Situation:
+        """Somewhere in this domain where it holds, if it does anywhere."""
+        return documents.Situation(
+            holder=grant.holder,
+            domain=self._domain,
+            region=grant.scope.region,
+            party=grant.scope.prefix,
+            audience=next(iter(grant.scope.audience), ""),
+        )
+
     def _verify(
         self, chain: tuple[str, ...], where: documents.Situation, now: float
     ) -> grants.Granted | grants.Refusal:
         return grants.verify(chain, where, root=self._root, now=now, revocations=self.revocations, skew_s=0)
 
-    def believed(self, process: str, party: str, *, now: float) -> dict[str, Held]:
+    def believed(self, process: str, party: str, *, now: float) -> Believed:
         """The restricted attributes of a party at this moment."""
-        chains = self._chains.get(process)
-        if not chains:
-            return {}
+        if process not in self._chains:
+            return NOTHING
         known = self._believed.get((process, party))
         if known is not None and now < known[0]:
             return known[1]
-        found: dict[str, Held] = {}
         until = now + 60.0
-        where = documents.Situation(holder=process, domain=self._domain, party=party)
-        for chain in chains.values():
-            granted = self._verify(chain, where, now)
-            if isinstance(granted, grants.Refusal):
-                continue
+        everywhere: dict[str, Held] = {}
+        scoped: list[tuple[documents.Scope, dict[str, Held]]] = []
+        for scope, granted in self._granted(process, party, now):
             until = min(until, granted.expires_at)
-            for name, value in granted.attributes.items():
-                # Where several say it, the one of the highest tier counts, and of those the newest.
-                held = found.get(name)
-                if held is None or granted.tier >= held.granted.tier:
-                    found[name] = Held(frozenset(value) if isinstance(value, tuple) else value, granted)
+            held = {name: Held(_value(value), granted) for name, value in granted.attributes.items()}
+            if scope.region or scope.audience:
+                scoped.append((scope, held))
+            else:
+                everywhere.update(held)
+        found = Believed(everywhere, *_prevailing(everywhere, scoped))
         if len(self._believed) > 10_000:
             self._believed.clear()
         self._believed[process, party] = (until, found)
         return found
+
+    def of_receiver(
+        self, process: str, party: str, region: str, *, now: float
+    ) -> tuple[dict[str, types.Value], float]:
+        """What addresses may find in a party that is in this region, and until when.
+
+        A grant for an audience is not among it: it speaks to the receivers of what its holder sends.
+        """
+        found: dict[str, types.Value] = {}
+        until = float("inf")
+        for scope, granted in self._granted(process, party, now, region):
+            if not scope.audience:
+                found.update((name, _value(value)) for name, value in granted.attributes.items())
+            until = min(until, granted.expires_at)
+        return found, until
+
+    def _granted(
+        self, process: str, party: str, now: float, region: str | None = None
+    ) -> list[tuple[documents.Scope, grants.Granted]]:
+        """The grants that hold for a party, those that prevail last; without a region, in any."""
+        found: list[tuple[documents.Scope, grants.Granted]] = []
+        for serial, chain in self._chains.get(process, {}).items():
+            scope, granted = self._verified(serial, chain, now)
+            where = documents.Situation(
+                holder=process,
+                domain=self._domain,
+                party=party,
+                region=scope.region if region is None else region,
+                audience=next(iter(scope.audience), ""),
+            )
+            if granted is not None and scope.covers(where):
+                found.append((scope, granted))
+        # Where several say it, the one of the highest tier counts, and of those the newest.
+        return sorted(found, key=lambda one: one[1].tier)
+
+    def _verified(
+        self, serial: str, chain: tuple[str, ...], now: float
+    ) -> tuple[documents.Scope, grants.Granted | None]:
+        """Remembered: signatures take long, and a process may have a million parties."""
+        known = self._verdicts.get(serial)
+        if known is None or now >= known[0]:
+            grant = documents.open_sealed(chain[0], documents.Grant)[0]
+            found = self._verify(chain, self._anywhere(grant), now)
+            if isinstance(found, grants.Granted):
+                known = (found.expires_at, grant.scope, found)
+            else:
+                known = (now + REFUSED_S, grant.scope, None)
+            self._verdicts[serial] = known
+        return known[1:]
 
     def grants_held(self, *, now: float) -> list[dict[str, object]]:
         """Every grant there is, for people."""
@@ -131,11 +214,7 @@ class Known:
         for holder, chains in self._chains.items():
             for serial, chain in chains.items():
                 grant = documents.open_sealed(chain[0], documents.Grant)[0]
-                where = documents.Situation(
-                    holder=holder, domain=self._domain, region=grant.scope.region, party=grant.scope.prefix
-                )
-                found = self._verify(chain, where, now)
-                refused = isinstance(found, grants.Refusal)
+                found = self._verify(chain, self._anywhere(grant), now)
                 authority = (
                     "" if len(chain) == 1 else documents.open_sealed(chain[1], documents.Mandate)[0].name
                 )
@@ -146,12 +225,35 @@ class Known:
                         "attributes": dict(grant.attributes),
                         "tier": grant.tier,
                         "authority": authority or "root",
+                        "scope": {name: value for name in SCOPES if (value := getattr(grant.scope, name))},
                         "expires_at": grant.expires_at,
                         "status": str(found.reason) if isinstance(found, grants.Refusal) else "valid",
                     }
                 )
-                assert refused or listed[-1]["status"] == "valid"
         return listed
+
+
+def _value(value: documents.Value) -> types.Value:
+    return frozenset(value) if isinstance(value, tuple) else value
+
+
+def _prevailing(
+    everywhere: dict[str, Held], scoped: list[tuple[documents.Scope, dict[str, Held]]]
+) -> tuple[tuple[protocol.Within, ...], tuple[tuple[documents.Scope, dict[str, Held]], ...]]:
+    """Of what holds in some scope, that which prevails there over what holds everywhere."""
+    within: list[protocol.Within] = []
+    listed: list[tuple[documents.Scope, dict[str, Held]]] = []
+    for scope, held in scoped:
+        some = {
+            name: one
+            for name, one in held.items()
+            if name not in everywhere or one.granted.tier >= everywhere[name].granted.tier
+        }
+        if some:
+            values = protocol.to_wire({name: one.value for name, one in some.items()})
+            within.append(protocol.Within(attributes=values, region=scope.region, audience=scope.audience))
+            listed.append((scope, some))
+    return tuple(within), tuple(listed)
 
 
 def model_of(define: protocol.Define) -> model.Model:

@@ -26,6 +26,7 @@ from muster.predicates import text as text_
 ATTRIBUTES_MAX: Final = 256
 CONJUNCTIONS_MAX: Final = 64
 POLICIES_REMEMBERED: Final = 10_000
+EVENT_BYTES_MAX: Final = 256 << 10  # so that there is room beside it for the names of its receivers
 
 # Policies stay in memory and are asked about every event: tighter than for a search.
 POLICY_LIMITS: Final = limits.Limits(text_length=16_384, clauses=256)
@@ -204,9 +205,10 @@ class Vocabulary:
         return self._policies
 
 
-def attributes_of(kind: str, content: State, sender: State) -> dict[str, types.Value]:
-    """What a policy is asked about: the event's type as a bare word, its content, and the sender's."""
-    return {kind: True, **content, **{f"sender.{name}": value for name, value in sender.items()}}
+def require_size(size: int) -> None:
+    """Of an event, as it travels."""
+    if size > EVENT_BYTES_MAX:
+        raise errors.LimitExceeded(f"an event of {size:,} bytes: at most {EVENT_BYTES_MAX:,} are delivered")
 
 
 @functools.lru_cache(65_536)

@@ -7,7 +7,7 @@ rows, probed from the name's hash on, that compares with the names that stand by
 from __future__ import annotations
 
 import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 EMPTY: Final = -1
@@ -48,6 +48,17 @@ class Names:
         self._put(name, row)
         self._count += 1
 
+    def add_many(self, names: Sequence[str], rows: Sequence[int]) -> None:
+        """Names that nobody has yet, each once."""
+        if (last := max(rows, default=-1)) >= len(self.of_row):
+            self.of_row.extend([""] * (last + 1 - len(self.of_row)))
+        if 2 * (self._taken + len(names)) > len(self._places):
+            self._rebuild(len(names))
+        for name, row in zip(names, rows, strict=True):
+            self.of_row[row] = name
+            self._put(name, row)
+        self._count += len(names)
+
     def remove(self, name: str) -> None:
         mask = len(self._places) - 1
         at = hash(name) & mask
@@ -66,9 +77,9 @@ class Names:
         places[at] = row
         self._taken += 1
 
-    def _rebuild(self) -> None:
+    def _rebuild(self, more: int = 1) -> None:
         size = 1024
-        while size < 4 * (self._count + 1):
+        while size < 4 * (self._count + more):
             size *= 2
         self._places = array.array("i", [EMPTY]) * size
         self._taken = 0

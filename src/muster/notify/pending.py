@@ -1,25 +1,32 @@
 """A shard's account of durable events: how far it has matched, who still owes an acknowledgement.
 
-Matched once: the recorded set of receivers is what is delivered again, whatever has changed since.  Pure.
+Matched once: the recorded set of receivers is what is delivered again, whatever has changed since.  What
+happened is taken out as records, to be stored before anybody acts on it.  Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from muster.notify import protocol
+
+RECORD_BYTES: Final = 400_000  # so that a record fits into a message, whatever the names
+
+Some = dict[int, tuple[str, ...]]  # sequence of an event -> parties
 
 
 class Pending:
     def __init__(self) -> None:
         self.position = 0
         self.owed: dict[int, set[str]] = {}  # sequence -> parties
-        self._matched: dict[int, tuple[str, ...]] = {}
+        self.owing = 0  # acknowledgements, over all events
+        self._matched: Some = {}
         self._acked: dict[int, set[str]] = {}
         self._recorded = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self.owed.values()))
+        return self.owing
 
     @property
     def floor(self) -> int:
@@ -33,17 +40,28 @@ class Pending:
     def match(self, sequence: int, parties: Iterable[str]) -> None:
         self.position = sequence
         if found := tuple(parties):
-            self.owed[sequence] = set(found)
+            self._owe(sequence, found)
             self._matched[sequence] = found
 
+    def _owe(self, sequence: int, parties: Iterable[str]) -> None:
+        self.owing -= len(self.owed.get(sequence, ()))
+        self.owed[sequence] = set(parties)
+        self.owing += len(self.owed[sequence])
+
     def acknowledge(self, sequence: int, party: str) -> bool:
+        if not self._settle(sequence, party):
+            return False
+        self._acked.setdefault(sequence, set()).add(party)
+        return True
+
+    def _settle(self, sequence: int, party: str) -> bool:
         owing = self.owed.get(sequence)
         if owing is None or party not in owing:
             return False
         owing.discard(party)
+        self.owing -= 1
         if not owing:
             del self.owed[sequence]
-        self._acked.setdefault(sequence, set()).add(party)
         return True
 
     def forget(self, party: str) -> None:
@@ -51,27 +69,57 @@ class Pending:
         for sequence in [sequence for sequence, owing in self.owed.items() if party in owing]:
             self.acknowledge(sequence, party)
 
-    def record(self, epoch: int) -> protocol.Matched:
-        """What has happened since the last record, to be stored before it is acted upon."""
-        acked = {sequence: tuple(parties) for sequence, parties in self._acked.items()}
-        made = protocol.Matched(position=self.position, epoch=epoch, matched=self._matched, acked=acked)
-        self._matched, self._acked, self._recorded = {}, {}, self.position
-        return made
+    def drop(self, sequence: int) -> None:
+        """The event is gone: nobody can be given it."""
+        for party in tuple(self.owed.get(sequence, ())):
+            self.acknowledge(sequence, party)
 
-    def whole(self, epoch: int) -> protocol.Matched:
+    def records(self, epoch: int) -> list[protocol.Matched]:
+        """What has happened since the last records."""
+        matched, acked = list(_cut(self._matched)), list(_cut(self._acked))
+        self._matched, self._acked, self._recorded = {}, {}, self.position
+
+        def record(matched: Some, acked: Some) -> protocol.Matched:
+            return protocol.Matched(position=self.position, epoch=epoch, matched=matched, acked=acked)
+
+        if len(matched) <= 1 and len(acked) <= 1:
+            return [record(matched[0] if matched else {}, acked[0] if acked else {})]
+        return [*(record(some, {}) for some in matched), *(record({}, some) for some in acked)]
+
+    def whole(self, epoch: int) -> list[protocol.Matched]:
         """Everything, in place of all records before."""
-        self.record(epoch)
-        owed = {sequence: tuple(parties) for sequence, parties in self.owed.items()}
-        return protocol.Matched(position=self.position, epoch=epoch, matched=owed, reset=True)
+        self.records(epoch)
+        first = protocol.Matched(position=self.position, epoch=epoch, reset=True)
+        more = (protocol.Matched(position=self.position, epoch=epoch, matched=one) for one in _cut(self.owed))
+        return [first, *more]
 
     def replay(self, record: protocol.Matched) -> None:
         if record.reset:
             self.owed.clear()
+            self.owing = 0
         self.position = self._recorded = record.position
         for sequence, parties in record.matched.items():
-            self.owed[sequence] = set(parties)
+            self._owe(sequence, {*self.owed.get(sequence, ()), *parties})
         for sequence, parties in record.acked.items():
-            if sequence in self.owed:
-                self.owed[sequence] -= set(parties)
-                if not self.owed[sequence]:
-                    del self.owed[sequence]
+            for party in parties:
+                self._settle(sequence, party)
+
+
+def _cut(some: Mapping[int, Iterable[str]]) -> Iterator[Some]:
+    """The same in pieces that each fit into a record; a large set of parties comes in several."""
+    piece: Some = {}
+    size = 0
+    for sequence, parties in some.items():
+        start: list[str] = []
+        for party in parties:
+            start.append(party)
+            size += 3 + 4 * len(party)
+            if size >= RECORD_BYTES:
+                piece[sequence] = tuple(start)
+                yield piece
+                piece, start, size = {}, [], 0
+        if start:
+            piece[sequence] = tuple(start)
+            size += 16
+    if piece:
+        yield piece

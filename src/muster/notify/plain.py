@@ -29,8 +29,16 @@ def run(steps: Array, bits: Array, codes: Array, stride: int, out: Array) -> int
             case program.BITMAP:
                 stack.append(bits[a, :words])
             case program.RANGE:
+                stack.append(_within(codes[a * stride : a * stride + words * 64], b, c))
+            case program.WITHIN:
                 column = codes[a * stride : a * stride + words * 64]
-                stack.append(pack((column - np.uint8(b)) <= np.uint8(c)))
+                some = np.flatnonzero(stack[-1])
+                if len(some) * 8 < words:  # the few that are left are asked one by one
+                    left = np.zeros_like(stack[-1])
+                    left[some] = stack[-1][some] & _within(column.reshape(-1, 64)[some].reshape(-1), b, c)
+                    stack[-1] = left
+                else:
+                    stack[-1] = stack[-1] & _within(column, b, c)
             case program.AND:
                 top = stack.pop()
                 stack[-1] = stack[-1] & top
@@ -48,6 +56,10 @@ def run(steps: Array, bits: Array, codes: Array, stride: int, out: Array) -> int
     return int(np.bitwise_count(out).sum())
 
 
+def _within(column: Array, low: int, span: int) -> Array:
+    return pack((column - np.uint8(low)) <= np.uint8(span))
+
+
 def intersect(rows: Array, chosen: Array, out: Array) -> int:
     np.bitwise_and.reduce(rows[chosen], axis=0, out=out)
     return int(np.bitwise_count(out).sum())
@@ -62,20 +74,19 @@ def positions(bits: Array, out: Array) -> int:
     return len(at)
 
 
-def policies_of(true: Array, owner: Array, stamp: Array, tick: int, out: Array) -> int:
+def policies_of(true: Array, owner: Array, out: Array) -> int:
     found = np.empty(int(np.bitwise_count(true).sum()), np.int64)
     positions(true, found)
-    policies = np.unique(owner[found])
-    stamp[policies] = tick
+    owners = owner[found]
+    # The conjunctions of a policy stand side by side.
+    policies = owners[np.flatnonzero(np.diff(owners, prepend=-1))]
     out[: len(policies)] = policies
     return len(policies)
 
 
-def weight(policies: Array, counts: Array) -> int:
-    return int(counts[policies[policies < len(counts)]].sum())
-
-
-def _members(policies: Array, starts: Array, counts: Array, members: Array) -> Array:
+def _members(true: Array, owner: Array, starts: Array, counts: Array, members: Array) -> Array:
+    policies = np.empty(int(np.bitwise_count(true).sum()), np.int64)
+    policies = policies[: policies_of(true, owner, policies)]
     policies = policies[policies < len(starts)]
     sizes = counts[policies].astype(np.int64)
     if not sizes.sum():
@@ -85,19 +96,19 @@ def _members(policies: Array, starts: Array, counts: Array, members: Array) -> A
 
 
 def by_policy(
-    policies: Array, starts: Array, counts: Array, members: Array, address: Array, out: Array
+    true: Array, owner: Array, starts: Array, counts: Array, members: Array, address: Array, out: Array
 ) -> int:
-    rows = _members(policies, starts, counts, members)
+    rows = _members(true, owner, starts, counts, members)
     chosen = rows[(address[rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) != 0]
     out[: len(chosen)] = chosen
     return len(chosen)
 
 
 def bits_by_policy(
-    policies: Array, starts: Array, counts: Array, members: Array, address: Array, out: Array
+    true: Array, owner: Array, starts: Array, counts: Array, members: Array, address: Array, out: Array
 ) -> int:
     mask = np.zeros(len(out) * 64, np.bool_)
-    mask[_members(policies, starts, counts, members)] = True
+    mask[_members(true, owner, starts, counts, members)] = True
     np.bitwise_and(pack(mask), address, out=out)
     return int(np.bitwise_count(out).sum())
 

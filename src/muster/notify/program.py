@@ -11,5 +11,6 @@ OR: Final = 3
 NOT: Final = 4  # a, b -> a and not b
 FILL: Final = 5  # push all (a = 1) or none (a = 0)
 NEXT: Final = 6  # AND with bitmap number a, in place
+WITHIN: Final = 7  # AND with the rows whose code in column a is from b to b + c, in place
 
 DEPTH: Final = 64  # more than the parser's limit on nesting lets any address need

@@ -11,7 +11,7 @@
                    muster.notify.log.match.<shard>                 an admitted event, to a shard it may match
     kept           muster.notify.log.party.<shard>    stream ``parties``: changes, and snapshots of them
                    muster.notify.log.event            stream ``events``: durable events
-                   muster.notify.log.matched.<shard>  stream ``events``: who gets them, who acknowledged
+                   muster.notify.log.matched.<shard>  stream ``matches``: who gets them, who acknowledged
                    muster.notify.log.history.<what>   stream ``notifications``: what was decided, for replay
 
 A party is called ``<process>/<name>``, where the broker vouches for the process; within its own process's
@@ -22,7 +22,7 @@ shard, under a lease.  An event goes to the shard of its sender, whose state is 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -86,7 +86,18 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     party: Name
 
 
-Change = Join | Update | SetPolicy | Leave
+class Joins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="joins", tag_field="change"):
+    """Many parties of one model join, in columns: ``policies[which[i]]`` is ``parties[i]``'s policy."""
+
+    parties: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=100_000)]
+    model: Name
+    values: dict[Name, list[Value]] = msgspec.field(default_factory=dict)
+    policies: Annotated[tuple[Expression, ...], msgspec.Meta(min_length=1)] = ("",)
+    which: list[int] = []  # empty: all have the first
+    durable: list[int] = []  # places of those that want durable delivery
+
+
+Change = Join | Joins | Update | SetPolicy | Leave
 
 
 class Changes(messages.Message, frozen=True, kw_only=True, tag="notify-changes/1", omit_defaults=True):
@@ -129,6 +140,7 @@ class Ask(messages.Message, frozen=True, kw_only=True, tag="notify-ask/1", omit_
     party: str = ""  # a full name
     event: Send | None = None
     sender: str = ""
+    state: Values = msgspec.field(default_factory=dict)  # the sender's own, as its holder tells it
     limit: int = 100
 
 
@@ -160,6 +172,17 @@ class Answer(messages.Message, frozen=True, kw_only=True, tag="notify-answer/1",
     refused: tuple[tuple[int, Fault], ...] = ()  # by the place in the message
 
 
+class Within(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is believed of a sender by some receivers only: a grant's scope says by whom.
+
+    By those in ``region``, or below it, as their own state has it; by those that ``audience`` names.
+    """
+
+    attributes: Values
+    region: str = ""
+    audience: tuple[str, ...] = ()  # processes, or parties by their full names; empty: everybody
+
+
 class Event(messages.Message, frozen=True, kw_only=True, tag="notify-event/1", omit_defaults=True):
     """An event that was admitted: checked, and with the sender's attributes as they were then believed."""
 
@@ -168,13 +191,15 @@ class Event(messages.Message, frozen=True, kw_only=True, tag="notify-event/1", o
     sender: str  # a full name
     content: Values = msgspec.field(default_factory=dict)
     attributes: Values = msgspec.field(default_factory=dict)  # the sender's
+    within: tuple[Within, ...] = ()  # the later ones prevail
     address: Expression = "TRUE"
     at_ms: messages.TimeMs = 0
 
-    def believed(self) -> dict[str, types.Value]:
-        """All that policies are asked about."""
+    def believed(self, within: Iterable[Within] = ()) -> dict[str, types.Value]:
+        """All that policies are asked about, by receivers in these scopes."""
         found: dict[str, types.Value] = {self.type: True, **from_wire(self.content)}
-        found.update((f"sender.{name}", value) for name, value in from_wire(self.attributes).items())
+        for attributes in (self.attributes, *(one.attributes for one in within)):
+            found.update((f"sender.{name}", value) for name, value in from_wire(attributes).items())
         return found
 
 
@@ -186,6 +211,7 @@ class Delivered(messages.Message, frozen=True, kw_only=True, tag="notify-deliver
     shard: Shard
     epoch: int
     sequence: int = 0  # of a durable event: to be acknowledged
+    floor: int = 0  # no event below this will come again from this shard
 
 
 # -- what is kept
@@ -197,16 +223,23 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kept(messages.Message, frozen=True, kw_only=True, tag="notify-kept/1", omit_defaults=True):
-    """Changes that hold, in their order. ``reset``: a snapshot begins, forget what was before."""
+    """Changes that hold, in their order; without any: a notifier has begun to hold the shard.
+
+    A snapshot is a run of messages from ``begin`` to ``end``, all of one epoch with nothing in between.  Only
+    when it is whole it stands in place of everything before it.
+    """
 
     entries: tuple[Entry, ...] = ()
     at_ms: messages.TimeMs = 0
     epoch: int = 0
-    reset: bool = False
+    snapshot: Literal["", "begin", "part", "end"] = ""
 
 
 class Matched(messages.Message, frozen=True, kw_only=True, tag="notify-matched/1", omit_defaults=True):
-    """How far a shard has matched the stream of events, who got what, and who has acknowledged."""
+    """How far a shard has matched the stream of events, who got what, and who has acknowledged.
+
+    ``reset``: what was before does not count.
+    """
 
     position: int
     epoch: int
@@ -234,6 +267,7 @@ class Summary(messages.Message, frozen=True, kw_only=True, tag="notify-summary/1
     notifier: str
     shards: tuple[Shard, ...] = ()
     leaving: bool = False
+    full: bool = False  # too many acknowledgements are owed for more durable events
     floors: dict[Shard, int] = msgspec.field(
         default_factory=dict
     )  # the first durable event that a shard still needs
@@ -245,6 +279,7 @@ class Summary(messages.Message, frozen=True, kw_only=True, tag="notify-summary/1
 
 STREAM_PARTIES: Final = "parties"
 STREAM_EVENTS: Final = "events"
+STREAM_MATCHES: Final = "matches"
 STREAM_HISTORY: Final = "notifications"
 
 
@@ -254,11 +289,10 @@ def streams(*, max_bytes: int, replicas: int = 1) -> tuple[api.StreamSettings, .
         api.StreamSettings(
             STREAM_PARTIES, (subjects.logged(PART, "party", "*"),), max_bytes=max_bytes, **refuse
         ),
+        api.StreamSettings(STREAM_EVENTS, (subjects.logged(PART, "event"),), max_bytes=max_bytes, **refuse),
+        # Apart from the events: acknowledgements, which make room there, must find room when they are full.
         api.StreamSettings(
-            STREAM_EVENTS,
-            (subjects.logged(PART, "event"), subjects.logged(PART, "matched", "*")),
-            max_bytes=max_bytes,
-            **refuse,
+            STREAM_MATCHES, (subjects.logged(PART, "matched", "*"),), max_bytes=max_bytes, **refuse
         ),
         api.StreamSettings(
             STREAM_HISTORY, (subjects.logged(PART, "history", ">"),), max_bytes=max_bytes, replicas=replicas

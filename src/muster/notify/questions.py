@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from muster.core import errors
 from muster.notify import model as models
-from muster.notify import protocol
+from muster.notify import protocol, scopes
 from muster.predicates import ast, explain, normal, types
 from muster.predicates import text as text_
+from muster.trust import documents
 
 if TYPE_CHECKING:
     from muster.notify import service
 
 NEAR_MISSES = 5
-LOOKED_AT = 10_000
+LOOKED_AT = 2000
 
 
 def answer(notifier: service.Notifier, question: str, ask: protocol.Ask) -> protocol.Told:
@@ -26,6 +30,8 @@ def answer(notifier: service.Notifier, question: str, ask: protocol.Ask) -> prot
             return _who(notifier, ask)
         case "explain":
             return _explain(notifier, ask)
+        case "sender":
+            return _sender(notifier, ask)
         case "check":
             return _check(notifier, ask)
         case "models":
@@ -61,13 +67,14 @@ def _shown(notifier: service.Notifier, party: str) -> dict[str, Any]:
 
 
 def _parties(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
+    found: Iterable[str]
     if ask.expression:
         found = notifier.engine.means(notifier.known.vocabulary.address(ask.expression))
     else:
-        found = list(notifier.engine.parties())
-    found = [party for party in found if party.startswith(ask.party)]
-    listed = tuple(_shown(notifier, party) for party in sorted(found)[: ask.limit])
-    return protocol.Told(notifier=notifier.name, count=len(found), parties=listed)
+        found = notifier.engine.parties()
+    chosen = [party for party in found if party.startswith(ask.party)]
+    listed = tuple(_shown(notifier, party) for party in heapq.nsmallest(ask.limit, chosen))
+    return protocol.Told(notifier=notifier.name, count=len(chosen), parties=listed)
 
 
 def _who(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
@@ -75,32 +82,26 @@ def _who(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
     address = notifier.known.vocabulary.address(ask.expression)
     engine = notifier.engine
     meant = engine.means(address)
-    attributes = _attributes(notifier, ask)
-    reached = meant if attributes is None else engine.match(attributes, address)
+    event = _event(notifier, ask) if ask.event is not None else None
+    reached = meant if event is None else engine.names(scopes.find(engine, event, address))
     near: list[dict[str, Any]] = []
-    taken = set(reached)
-    if attributes is not None:
-        for party in meant[:LOOKED_AT]:
-            if party not in taken and len(near) < NEAR_MISSES:
-                near.append({"party": party, "why": _policy_side(engine.policy_of(party), attributes)[1]})
-    for party in engine.parties() if len(engine) <= LOOKED_AT else ():
+    taken = {*meant, *reached}
+    if event is not None:
+        refused = set(meant).difference(reached)
+        for party in heapq.nsmallest(NEAR_MISSES, refused):
+            believed = scopes.believed_by(event, party, engine.state_of(party))
+            near.append({"party": party, "why": _policy_side(engine.policy_of(party), believed)[1]})
+    for party in itertools.islice(engine.parties(), LOOKED_AT):
         if len(near) >= NEAR_MISSES:
             break
-        if party not in taken and party not in meant:
+        if party not in taken:
             found = explain.explain(address, engine.state_of(party))
             if len(found.because) == 1:  # one clause away
                 near.append({"party": party, "why": [f"address: {found.because[0]}"]})
-    listed = tuple({"party": party} for party in sorted(reached)[: ask.limit])
+    listed = tuple({"party": party} for party in heapq.nsmallest(ask.limit, reached))
     return protocol.Told(
         notifier=notifier.name, count=len(reached), parties=listed, facts={"near": near, "meant": len(meant)}
     )
-
-
-def _attributes(notifier: service.Notifier, ask: protocol.Ask) -> dict[str, types.Value] | None:
-    if ask.event is None:
-        return None
-    process, _, party = ask.sender.partition("/")
-    return notifier.admit(process, ask.event)[0].believed() if party else None
 
 
 def _explain(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
@@ -108,41 +109,59 @@ def _explain(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
     engine = notifier.engine
     if ask.party not in engine:
         return protocol.Told(notifier=notifier.name)
-    if ask.event is None:
-        raise errors.InvalidInput("explain what? name an event")
     event = _event(notifier, ask)
-    address = notifier.known.vocabulary.address(event.address)
-    meant = explain.explain(address, engine.state_of(ask.party))
-    attributes = event.believed()
-    content, why = _policy_side(engine.policy_of(ask.party), attributes)
-    process, _, name = event.sender.partition("/")
-    granted = {
-        key: {
-            "value": held.value if not isinstance(held.value, frozenset) else sorted(held.value),
-            "by": held.granted.authority or "root",
-            "tier": held.granted.tier,
-            "until": held.granted.expires_at,
-        }
-        for key, held in notifier.known.believed(process, name, now=time.time()).items()
-    }
+    state = engine.state_of(ask.party)
+    meant = explain.explain(notifier.known.vocabulary.address(event.address), state)
+    content, why = _policy_side(engine.policy_of(ask.party), scopes.believed_by(event, ask.party, state))
     facts = {
         "delivered": meant.truth is True and not content,
         "address": {"holds": meant.truth is True, "because": [str(one) for one in meant.because]},
         "event": {"holds": "event" not in content, "because": why if "event" in content else []},
         "sender": {"holds": "sender" not in content, "because": why if "sender" in content else []},
-        "granted": granted,
-        "state": protocol.to_wire(engine.state_of(ask.party)),
-        "since_ms": notifier.since_ms.get(ask.party, 0),
+        "granted": _granted(notifier, event.sender),
+        "state": protocol.to_wire(state),
+        "since_ms": 1000 * engine.changed_s(ask.party),
     }
     return protocol.Told(notifier=notifier.name, count=1, facts=facts)
 
 
+def _granted(notifier: service.Notifier, sender: str) -> dict[str, Any]:
+    """Of each restricted attribute of a sender: its value, by whom, until when, and where it holds."""
+    process, _, name = sender.partition("/")
+    believed = notifier.known.believed(process, name, now=time.time())
+    everywhere = (documents.Scope(), believed.everywhere)
+    listed = [
+        (key, held, scope) for scope, some in (everywhere, *believed.scoped) for key, held in some.items()
+    ]
+    found: dict[str, Any] = {}
+    for key, held, scope in listed:
+        shown: dict[str, Any] = {
+            "value": protocol.cell(held.value),
+            "by": held.granted.authority or "root",
+            "tier": held.granted.tier,
+            "until": held.granted.expires_at,
+        }
+        if scope.region or scope.audience:
+            shown["within"] = {"region": scope.region, "audience": list(scope.audience)}
+        found[key if key not in found else f"{key} ({len(found)})"] = shown
+    return found
+
+
+def _sender(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
+    """What a party says of itself, if it is held here: policies of all notifiers' parties may ask for it."""
+    if ask.party not in notifier.engine:
+        return protocol.Told(notifier=notifier.name)
+    state = protocol.to_wire(notifier.engine.state_of(ask.party))
+    return protocol.Told(notifier=notifier.name, count=1, facts={"state": state})
+
+
 def _event(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Event:
-    assert ask.event is not None
+    if ask.event is None:
+        raise errors.InvalidInput("explain what? name an event")
     process, _, party = ask.sender.partition("/")
     if not party:
         raise errors.InvalidInput("whose event? name its sender as process/party")
-    return notifier.admit(process, ask.event)[0]
+    return notifier.deciding.admit(process, ask.event, state=protocol.from_wire(ask.state))[0]
 
 
 def _policy_side(

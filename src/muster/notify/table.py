@@ -55,6 +55,8 @@ class Table:
         self._spare: list[int] = []
         self._codes = np.zeros(0, np.uint8)
         self._code_columns = 0
+        self.shard_of = np.zeros(capacity, np.uint8)
+        self.changed_s = np.zeros(capacity, np.uint32)  # when its receiver last changed, in wall time
         self.policy_of = np.full(capacity, -1, np.int32)
         self._place = np.zeros(capacity, np.int32)  # of the row, in members
         self.starts = np.zeros(0, np.int64)
@@ -115,15 +117,17 @@ class Table:
         codes[:, :before] = self._codes.reshape(self._code_columns, before)
         self._codes = codes.reshape(-1)
         self.policy_of = np.concatenate((self.policy_of, np.full(capacity - before, -1, np.int32)))
-        self._place = np.concatenate((self._place, np.zeros(capacity - before, np.int32)))
+        for name in ("_place", "shard_of", "changed_s"):
+            held = getattr(self, name)
+            setattr(self, name, np.concatenate((held, np.zeros(capacity - before, held.dtype))))
         self._out = np.zeros(capacity // 64, np.uint64)
         for column in self.columns.values():
             column.grow()
 
     # -- receivers
 
-    def take(self, count: int) -> Array:
-        """Rows for new receivers."""
+    def take(self, count: int, shard: int = 0) -> Array:
+        """Rows for new receivers of a shard."""
         again = [self._free.pop() for _ in range(min(count, len(self._free)))]
         new = count - len(again)
         if self.used + new > self.capacity:
@@ -136,7 +140,12 @@ class Table:
         )
         self.used += new
         self._mark(LIVE, rows, True)
+        self.shard_of[rows] = shard
         return rows
+
+    def rows_of(self, shard: int) -> Array:
+        live = plain.unpack(self.bits[LIVE])[: self.used].view(np.bool_)
+        return np.flatnonzero(live & (self.shard_of[: self.used] == shard))
 
     def _mark(self, bitmap: int, rows: Array, value: bool) -> None:
         masks = np.full(len(rows), int(value), np.uint64)
@@ -148,14 +157,24 @@ class Table:
     def is_durable(self, row: int) -> bool:
         return bool((int(self.bits[DURABLE, row >> 6]) >> (row & 63)) & 1)
 
-    def give_back(self, row: int) -> None:
-        one = np.array([row], np.int64)
-        self.set_policy(row, -1)
+    def durable(self, rows: Array) -> Array:
+        """Which of them are."""
+        found: Array = (self.bits[DURABLE, rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) != 0
+        return found
+
+    def give_back(self, rows: Array) -> None:
+        if len(rows) == 1:
+            self.set_policy(int(rows[0]), -1)
+        else:
+            self.policy_of[rows] = -1
+            self._lay_out(np.flatnonzero(self.policy_of[: self.used] >= 0))
+        nothing = [None] * len(rows)
         for column in self.columns.values():
-            column.write(one, [None])
-        self._mark(LIVE, one, False)
-        self._mark(DURABLE, one, False)
-        self._free.append(row)
+            column.write(rows, nothing)
+        self._mark(LIVE, rows, False)
+        self._mark(DURABLE, rows, False)
+        self.changed_s[rows] = 0
+        self._free += rows.tolist()
 
     def write(self, rows: Array, cells: Mapping[str, Sequence[Any]]) -> None:
         for name, listed in cells.items():
@@ -164,6 +183,10 @@ class Table:
     def read(self, row: int) -> dict[str, types.Value]:
         found = {name: column.read(row) for name, column in self.columns.items()}
         return {name: value for name, value in found.items() if value is not None}
+
+    def cells(self, rows: Array) -> dict[str, list[types.Value]]:
+        """The same of many rows, in columns."""
+        return {name: column.cells(rows) for name, column in self.columns.items()}
 
     # -- policies
 
@@ -213,10 +236,10 @@ class Table:
         self._lay_out(rows)
 
     def set_policies(self, rows: Array, policies: Array) -> None:
-        """Of many rows that had none."""
+        """Of many rows that had none; -1: none now either."""
         self.policy_of[rows] = policies
-        if len(policies):
-            self._know(int(policies.max()))
+        if (highest := int(policies.max(initial=-1))) >= 0:
+            self._know(highest)
         self._lay_out(np.flatnonzero(self.policy_of[: self.used] >= 0))
 
     def _lay_out(self, rows: Array) -> None:
@@ -245,16 +268,18 @@ class Table:
         return out, int(count)
 
     def _compile(self, condition: ast.Condition) -> Program:
+        wanted = normal.negation_normal(condition)
         made = Program()
-        self._condition(normal.negation_normal(condition), made)
+        made.steps = self._condition(wanted, made)
         while not made.holds():  # a later clause cut the codes anew that an earlier one had used
             made = Program()
-            self._condition(normal.negation_normal(condition), made)
+            made.steps = self._condition(wanted, made)
         if len(made.exactly) > SCRATCHES:
             made = Program()
             made.exactly.append(condition)
             made.steps = [(program.BITMAP, SCRATCH, 0, 0)]
-        made.steps.append((program.NEXT, LIVE, 0, 0))
+        if not _needs_a_value(wanted):
+            made.steps.append((program.NEXT, LIVE, 0, 0))
         made.steps = np.array(made.steps, np.int64)
         if made.exactly:
             self._missed()
@@ -272,24 +297,19 @@ class Table:
                 if isinstance(column, columns.Numbers) and column.is_full:
                     column.forget_edges()
 
-    def _condition(self, condition: ast.Condition, made: Program) -> None:
-        if isinstance(condition, ast.And | ast.Or):
-            join = program.AND if isinstance(condition, ast.And) else program.OR
-            for place, part in enumerate(condition.operands):
-                self._condition(part, made)
-                if place:
-                    if join == program.AND and made.steps[-1][0] == program.BITMAP:
-                        made.steps[-1] = (program.NEXT, made.steps[-1][1], 0, 0)
-                    else:
-                        made.steps.append((join, 0, 0, 0))
-            return
+    def _condition(self, condition: ast.Condition, made: Program) -> list[columns.Step]:
+        if isinstance(condition, ast.And):
+            return _all([self._condition(part, made) for part in condition.operands])
+        if isinstance(condition, ast.Or):
+            first, *others = (self._condition(part, made) for part in condition.operands)
+            return first + [step for steps in others for step in (*steps, (program.OR, 0, 0, 0))]
         when, clause = (False, condition.operand) if isinstance(condition, ast.Not) else (True, condition)
         assert not isinstance(clause, ast.Not | ast.And | ast.Or)
         steps = self._clause(clause, made, when=when)
         if steps is None:
             steps = [(program.BITMAP, SCRATCH + len(made.exactly), 0, 0)]
             made.exactly.append(condition)
-        made.steps += steps
+        return steps
 
     def _clause(self, clause: ast.Clause, made: Program, *, when: bool) -> list[columns.Step] | None:
         if isinstance(clause, ast.Constant):
@@ -324,5 +344,38 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.bits, self._codes, self.policy_of, self._place, self.starts, self.counts, self.members)
+        arrays = (
+            *(self.bits, self._codes, self.shard_of, self.changed_s, self.policy_of),
+            *(self._place, self.starts, self.counts, self.members),
+        )
         return sum(array.nbytes for array in arrays)
+
+
+# Bitmaps are the cheapest to read; codes are read last, and only where something is left.
+_IN_PLACE: Final = {program.BITMAP: program.NEXT, program.RANGE: program.WITHIN}
+
+
+def _all(parts: list[list[columns.Step]]) -> list[columns.Step]:
+    """Steps for what is in all of them."""
+    ordered = sorted(parts, key=_dearness)
+    found = list(ordered[0])
+    for steps in ordered[1:]:
+        operation, a, b, c = steps[0]
+        if len(steps) == 1 and operation in _IN_PLACE:
+            found.append((_IN_PLACE[operation], a, b, c))
+        else:
+            found += [*steps, (program.AND, 0, 0, 0)]
+    return found
+
+
+def _dearness(steps: list[columns.Step]) -> int:
+    return 1 if len(steps) > 1 else 2 * (steps[0][0] == program.RANGE)
+
+
+def _needs_a_value(condition: ast.Condition) -> bool:
+    """Whether it is true of nobody who has no value at all, as is the row of one who has left."""
+    if isinstance(condition, ast.And):
+        return any(map(_needs_a_value, condition.operands))
+    if isinstance(condition, ast.Or):
+        return all(map(_needs_a_value, condition.operands))
+    return not isinstance(condition, ast.IsNull) and bool(ast.names(condition))

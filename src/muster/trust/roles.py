@@ -36,7 +36,7 @@ STREAMS = {
     "manage": ("decisions",),
     "monitor": ("reports", "summaries"),
     "pipeline": ("alerts", "decisions", "system"),
-    "notify": ("events", "notifications", "parties"),
+    "notify": ("events", "matches", "notifications", "parties"),
     "inform": ("contexts",),
     "message": ("messages",),
     "web": ("decisions",),

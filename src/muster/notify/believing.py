@@ -1,0 +1,218 @@
+"""What a notifier believes: the models of the domain, and what authorities granted to whom.
+
+Both live in the bucket ``notify``, which every notifier watches.  Whoever hands in a model, a grant or a list
+of revocations is answered when all notifiers have seen it.
+
+Restricted attributes of receivers stand in their columns like any other, written by us when a grant comes,
+goes or ends; those of a sender are looked up when it sends.  A grant that holds in a region, or for an
+audience, counts for the receivers there only, so an event carries it apart (`muster.notify.scopes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from muster.bus import api
+from muster.core import errors, messages, subjects
+from muster.notify import common as common_
+from muster.notify import engine as engines
+from muster.notify import known, members, protocol
+from muster.notify import model as models
+from muster.predicates import types
+from muster.trust import documents
+
+_JSON = msgspec.json.Encoder()
+PART = protocol.PART
+KNOWN = subjects.announced(PART, "known")
+REGION = known.REGION
+
+
+class Believing:
+    def __init__(self, common: common_.Common, others: members.Members) -> None:
+        self._common = common
+        self._members = others
+        self._revision = 0
+        self._changed = asyncio.Event()
+        self._ends: dict[str, float] = {}  # party -> when the first of its grants does
+        self._next_end = float("inf")
+        self.version = 0  # of the vocabulary
+
+    async def start(self, bucket: api.KeyValue) -> None:
+        self._bucket = bucket
+        ready = asyncio.Event()
+        self._common.spawn(self._watch(ready))
+        await ready.wait()
+        await self._common.listen(KNOWN, self._asked)
+        await self._common.listen(subjects.said_by(PART, "*", "define"), self._defined, group=PART)
+        await self._common.listen(subjects.said_by(PART, "*", "trust"), self._presented, group=PART)
+
+    # -- what all notifiers know
+
+    async def _watch(self, ready: asyncio.Event) -> None:
+        common = self._common
+        async with await self._bucket.watch() as watch:
+            async for entry in watch:
+                if entry is None:
+                    ready.set()
+                    continue
+                if entry.value is not None:
+                    self._take(entry.key, entry.value)
+                self.version += 1
+                for held in common.known.vocabulary.parties.values():
+                    common.engine.define(held)
+                self._revision = entry.revision
+                self._changed.set()
+
+    def _take(self, key: str, value: bytes) -> None:
+        try:
+            holders = self._common.known.take(key, value)
+        except (errors.MusterError, msgspec.MsgspecError, documents.No) as error:
+            self._common.count("bad-record")
+            common_.events.warning("bad-record", key=key, error=error)
+            return
+        if holders:
+            self._believe_of(holders)
+
+    async def _defined(self, message: api.Message) -> None:
+        async def work() -> int:
+            define = messages.decode(message.data, protocol.Define)
+            key = self._common.known.model_key(define)
+            return await self._bucket.put(key, messages.encode(define))
+
+        await self._kept(message, work)
+
+    async def _presented(self, message: api.Message) -> None:
+        async def work() -> int:
+            knows = self._common.known
+            present = messages.decode(message.data, protocol.Present)
+            if present.revocations:
+                key, value = knows.revocation_key(present.revocations), present.revocations.encode()
+            else:
+                key = knows.grant_key(present.chain, now=time.time())
+                value = _JSON.encode(present.chain)
+            return await self._bucket.put(key, value)
+
+        await self._kept(message, work)
+
+    async def _kept(self, message: api.Message, work: Any) -> None:
+        process = subjects.sender_of(message.subject)
+        try:
+            revision = await work()
+            await self._everybody_knows(revision)
+        except errors.MusterError as error:
+            self._common.count(error.code)
+            await self._common.answer(message, process, common_.refusal(error))
+        else:
+            await self._common.answer(message, process, protocol.Answer(sequence=revision))
+
+    async def _everybody_knows(self, revision: int) -> None:
+        """Wait until this notifier and the others have seen a revision of the bucket."""
+        await self._until_known(revision)
+        # Whoever does not answer is gone soon, and then nobody waits for it.
+        while others := len(self._members.others()):
+            answers = await self._common.bus.gather(
+                KNOWN, str(revision).encode(), enough=others + 1, timeout_s=self._common.settings.beat_s
+            )
+            if len(answers) > others:
+                return
+
+    async def _until_known(self, revision: int) -> None:
+        while self._revision < revision:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _asked(self, message: api.Message) -> None:
+        async def when_known() -> None:
+            with contextlib.suppress(ValueError, errors.MusterError):
+                await self._until_known(int(message.data))
+                await message.respond(b"known")
+
+        self._common.spawn(when_known())
+
+    # -- senders
+
+    def of_sender(
+        self, process: str, name: str, state: models.State | None = None
+    ) -> tuple[dict[str, Any], tuple[protocol.Within, ...]]:
+        """What policies may know of a sender: what it says of itself, and what authorities say of it."""
+        common = self._common
+        party = protocol.party_id(process, name)
+        if party in common.engine:
+            state = common.engine.state_of(party)
+        own = {key: value for key, value in (state or {}).items() if not models.restricted(key)}
+        believed = common.known.believed(process, name, now=time.time())
+        granted = {key: held.value for key, held in believed.everywhere.items()}
+        return {**own, **granted, "_process": process, "_party": party}, believed.within
+
+    # -- receivers
+
+    def believe(self, parties: Iterable[str]) -> None:
+        """Bring the restricted attributes of receivers to what is granted now."""
+        now = time.time()
+        engine, knows = self._common.engine, self._common.known
+        together: dict[str, tuple[list[str], dict[str, list[types.Value]]]] = {}
+        for party in parties:
+            model = engine.model_of(party)
+            if not (restricted := [key for key in model.attributes if models.restricted(key)]):
+                continue
+            process, _, name = party.partition("/")
+            region = engine.state_of(party).get(REGION) if knows.has_regions(process) else ""
+            found, until = knows.of_receiver(
+                process, name, region if isinstance(region, str) else "", now=now
+            )
+            names, columns = together.setdefault(model.name, ([], {key: [] for key in restricted}))
+            names.append(party)
+            for key in restricted:
+                fits = key in found and model.attributes[key].accepts(found[key])
+                columns[key].append(found[key] if fits else None)
+            if until < float("inf"):
+                self._ends[party] = until
+                self._next_end = min(self._next_end, until)
+            else:
+                self._ends.pop(party, None)
+        for names, columns in together.values():
+            engine.update(names, columns)
+
+    def believe_shard(self, shard: protocol.Shard) -> None:
+        """Of a shard that was read from its log, where nothing restricted stands."""
+        engine, knows = self._common.engine, self._common.known
+        for number, table in enumerate(engine.tables):
+            if any(map(models.restricted, table.model.attributes)):
+                parties = engine.names([engines.Found(number, table.rows_of(shard))])
+                self.believe(party for party in parties if knows.has_grants(party.partition("/")[0]))
+
+    def _believe_of(self, processes: set[str]) -> None:
+        engine = self._common.engine
+        if any(models.restricted(key) for table in engine.tables for key in table.model.attributes):
+            self.believe([party for party in engine.parties() if party.partition("/")[0] in processes])
+
+    def moved(self, process: str, change: protocol.Change) -> bool:
+        """Whether a change may bring its parties under other grants."""
+        match change:
+            case protocol.Join() | protocol.Joins():
+                return self._common.known.has_grants(process)
+            case protocol.Update():
+                return REGION in change.values and self._common.known.has_regions(process)
+        return False
+
+    def expire(self) -> None:
+        """Called before each decision: what has ended is not believed any more."""
+        now = time.time()
+        if now < self._next_end:
+            return
+        ended = [party for party, at in self._ends.items() if at <= now]
+        for party in ended:
+            del self._ends[party]
+        self._next_end = min(self._ends.values(), default=float("inf"))
+        self.believe([party for party in ended if party in self._common.engine])
+
+    async def keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._common.settings.beat_s)
+            self.expire()

@@ -1,0 +1,80 @@
+"""Who gets an event whose sender is not believed alike by all: a grant may hold in a region only.
+
+It may also hold for an audience, which is those that it names.
+
+Those that the address means are sorted by the scopes they are in, and the policies of each group are asked
+about what that group believes.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.notify import columns, known, protocol
+from muster.notify import engine as engines
+from muster.notify import table as tables
+from muster.predicates import ast, types
+
+Array = npt.NDArray[Any]
+
+
+def find(engine: engines.Engine, event: protocol.Event, address: ast.Condition) -> list[engines.Found]:
+    """The receivers of an event; good until the engine is asked again."""
+    if not event.within:
+        return engine.find(event.believed(), address)
+    found = []
+    for meant in engine.find_meant(address):
+        chosen = np.zeros(len(meant.rows), np.bool_)
+        groups = _groups(engine, meant, event.within)
+        for group in np.unique(groups).tolist():
+            scopes = [one for place, one in enumerate(event.within) if group >> place & 1]
+            own = groups == group
+            chosen[own] = engine.accepts(event.believed(scopes), meant.table, meant.rows[own])
+        found.append(engines.Found(meant.table, meant.rows[chosen]))
+    return found
+
+
+def believed_by(event: protocol.Event, party: str, state: dict[str, types.Value]) -> dict[str, types.Value]:
+    """What one receiver is asked about."""
+    region = state.get(known.REGION)
+    return event.believed(
+        one
+        for one in event.within
+        if (not one.region or (isinstance(region, str) and _below(one.region)(region)))
+        and (not one.audience or _named(party, one.audience))
+    )
+
+
+def _groups(engine: engines.Engine, meant: engines.Found, within: tuple[protocol.Within, ...]) -> Array:
+    """For each row, the scopes it is in, as bits."""
+    table = engine.tables[meant.table]
+    groups = np.zeros(len(meant.rows), np.uint64)
+    names = engine.names([meant]) if any(one.audience for one in within) else []
+    for place, one in enumerate(within):
+        inside = np.ones(len(meant.rows), np.bool_)
+        if one.region:
+            inside &= _in_region(table, meant.rows, one.region)
+        if one.audience:
+            audience = frozenset(one.audience)
+            inside &= np.fromiter((_named(name, audience) for name in names), np.bool_, len(names))
+        groups |= inside.astype(np.uint64) << np.uint64(place)
+    return groups
+
+
+def _in_region(table: tables.Table, rows: Array, region: str) -> Array:
+    column = table.columns.get(known.REGION)
+    if not isinstance(column, columns.Words) or column.kind is not types.Kind.STRING:
+        return np.zeros(len(rows), np.bool_)
+    return column.which(rows, _below(region))
+
+
+def _below(region: str) -> Callable[[str], bool]:
+    return lambda word: word == region or word.startswith((f"{region}/", f"{region}."))
+
+
+def _named(party: str, audience: frozenset[str] | tuple[str, ...]) -> bool:
+    return party in audience or party.partition("/")[0] in audience

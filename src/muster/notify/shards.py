@@ -1,0 +1,295 @@
+"""The shards of a notifier: gained and given up, their logs replayed and written.
+
+Receivers are spread over shards, shards over the notifiers there are (`placement`), each under a lease.  A
+notifier that gains a shard reads its log, appends a message of its own, and only then listens for it.  That
+message is the fence: what the holder before it had on the way can no longer be stored, so no change is
+acknowledged that the new holder does not know of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Iterable, Iterator
+from typing import Any
+
+from muster.bus import api, leases
+from muster.core import errors, messages, subjects
+from muster.notify import (
+    believing,
+    deciding,
+    durable,
+    history,
+    holding,
+    members,
+    placement,
+    protocol,
+    snapshots,
+)
+from muster.notify import common as common_
+
+PART = protocol.PART
+BYTES_MAX = 450_000  # of what is said, in one write
+BATCH_BYTES = 4 << 20  # of a snapshot, stored at once
+BATCH = 100
+
+
+class Shards:
+    def __init__(
+        self,
+        common: common_.Common,
+        others: members.Members,
+        beliefs: believing.Believing,
+        decides: deciding.Deciding,
+        lasting: durable.Durable,
+        past: history.History,
+    ) -> None:
+        self._common = common
+        self._members = others
+        self._beliefs = beliefs
+        self._deciding = decides
+        self._durable = lasting
+        self._history = past
+        self._tenures: dict[protocol.Shard, asyncio.Task[None]] = {}
+
+    async def start(self, parties: api.Stream, all_leases: leases.Leases) -> None:
+        self._log, self._leases = parties, all_leases
+
+    async def stop(self) -> None:
+        tasks = list(self._tenures.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def serving(self, shards: Iterable[protocol.Shard]) -> None:
+        """Returns when all of these are held."""
+        wanted = set(shards)
+        while not wanted <= set(self._common.held):
+            self._common.moved.clear()
+            await self._common.moved.wait()
+
+    # -- gaining and losing
+
+    async def place(self) -> None:
+        """Gain the shards that are ours to hold, give up those that are not."""
+        while True:
+            self._common.moved.clear()
+            notifiers = [self._common.name, *self._members.others()]
+            for shard in range(protocol.SHARDS):
+                ours = placement.holder_of(shard, notifiers) == self._common.name
+                task = self._tenures.get(shard)
+                if ours and task is None:
+                    task = self._tenures[shard] = asyncio.create_task(self._tenure(shard))
+                    task.add_done_callback(lambda done, shard=shard: self._ended(shard, done))  # type: ignore[misc]
+                elif not ours and task is not None:
+                    task.cancel()
+            await self._common.moved.wait()
+
+    def _ended(self, shard: protocol.Shard, task: asyncio.Task[None]) -> None:
+        self._tenures.pop(shard, None)
+        if not task.cancelled() and (error := task.exception()):
+            self._common.count("shard-lost")
+            common_.events.warning("shard-lost", shard=shard, error=error)
+        self._common.moved.set()
+
+    async def _tenure(self, shard: protocol.Shard) -> None:
+        common = self._common
+        lease = await self._leases.acquire(protocol.lease_of(shard))
+        held = holding.Holding(shard, lease)
+        writer: asyncio.Task[None] | None = None
+        try:
+            await self._replay(held)
+            await self._durable.replay(held)
+            for kind, handler in (
+                ("change", self._said),
+                ("event", self._deciding.sent),
+                ("ack", self._durable.acknowledged),
+            ):
+                held.subscriptions.append(
+                    await common.bus.subscribe(subjects.said_by(PART, "*", kind, str(shard)), handler=handler)
+                )
+            await self._members.say(confirmed=True, also=(shard,))
+            common.held[shard] = held
+            self._durable.follow_from(held.pending.position + 1)
+            common.moved.set()
+            common_.events.info("shard-gained", shard=shard, epoch=lease.epoch, parties=len(common.engine))
+            writer = asyncio.create_task(self._write(held))
+            await _first(writer, lease.lost.wait(), held.doubtful.wait())
+            if writer.done() and not writer.cancelled() and (error := writer.exception()):
+                raise error
+        finally:
+            common.held.pop(shard, None)
+            for subscription in held.subscriptions:
+                await subscription.close()
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+            while held.queue:
+                held.queue.take().done(common_.refusal(common_.moving()))
+            common.engine.leave_shard(shard)
+            await lease.release()
+
+    async def _replay(self, held: holding.Holding) -> None:
+        common = self._common
+        common.engine.leave_shard(held.shard)
+        replay = snapshots.Replay(common.engine, common.known, held.shard)
+        while True:
+            async for data, sequence in durable.read(self._log, held.subject, held.sequence + 1):
+                replay.take(data)
+                held.sequence = sequence
+            with contextlib.suppress(errors.Conflict):
+                held.sequence = await self._log.publish(
+                    held.subject,
+                    snapshots.kept((), held.lease.epoch),
+                    expected_last_subject_sequence=held.sequence,
+                )
+                break
+        replay.finish()
+        held.log_messages, held.log_bytes = replay.since_snapshot + 1, replay.bytes
+        for error in replay.refused:
+            common.count("replay-refused")
+            common_.events.warning("replay-refused", shard=held.shard, error=error)
+        self._beliefs.believe_shard(held.shard)
+
+    # -- changes
+
+    def _said(self, message: api.Message) -> None:
+        common = self._common
+        process = subjects.sender_of(message.subject)
+        held = common.held_of(message)
+        if held is None:
+            return
+        try:
+            changes = messages.decode(message.data, protocol.Changes).changes
+        except errors.MusterError as error:
+            common.count(error.code)
+            common.reply(message, process, common_.refusal(error))
+            return
+
+        def done(answer: protocol.Answer) -> None:
+            common.reply(message, process, answer)
+
+        if not held.queue.put(process, holding.Said(process, changes, done, len(message.data))):
+            common.count("overloaded")
+            done(common_.refusal(errors.Overloaded(f"{process} has too many changes waiting")))
+
+    async def _write(self, held: holding.Holding) -> None:
+        """The one writer of a shard's log."""
+        while True:
+            said = [await held.queue.get()]
+            size = said[0].size
+            while held.queue and size < BYTES_MAX:
+                said.append(held.queue.take())
+                size += said[-1].size
+            await self._write_some(held, said)
+            if self._is_long(held):
+                await self._shorten(held)
+
+    async def _write_some(self, held: holding.Holding, said: list[holding.Said]) -> None:
+        checker = holding.Checker(self._common.engine, self._common.known, self._common.count)
+        entries, outcomes = [], []
+        for one in said:
+            accepted, refused = checker.check(one, held.shard)
+            outcomes.append((one, refused))
+            if accepted:
+                entries.append((one.process, accepted))
+        if entries:
+            data = snapshots.kept(entries, held.lease.epoch)
+            try:
+                held.sequence = await self._log.publish(
+                    held.subject, data, expected_last_subject_sequence=held.sequence
+                )
+            except errors.LimitExceeded as error:  # it is full, and nothing was stored
+                self._common.count(error.code)
+                for one, _ in outcomes:
+                    one.done(common_.refusal(error))
+                return
+            held.log_messages += 1
+            held.log_bytes += len(data)
+            for process, accepted in entries:
+                for change in accepted:
+                    self._apply(held, process, change)
+            self._history.changed(data)
+            await self._members.widen()
+        for one, refused in outcomes:
+            one.done(protocol.Answer(sequence=held.sequence, refused=tuple(refused)))
+
+    def _apply(self, held: holding.Holding, process: str, change: protocol.Change) -> None:
+        common = self._common
+        snapshots.apply(common.engine, common.known, held.shard, process, change, int(time.time()))
+        common.count("changes")
+        if self._beliefs.moved(process, change):
+            self._beliefs.believe(snapshots.parties_of(process, change))
+        if isinstance(change, protocol.Join | protocol.Joins):
+            for party in snapshots.parties_of(process, change):
+                self._durable.joined(held, party)
+        elif isinstance(change, protocol.Leave):
+            self._durable.left(held, protocol.party_id(process, change.party))
+
+    # -- snapshots
+
+    def _is_long(self, held: holding.Holding) -> bool:
+        """Whether a snapshot is due: many messages, or much of this shard's part of the stream."""
+        settings = self._common.settings
+        part = settings.stream_bytes // protocol.SHARDS
+        return held.log_messages >= settings.snapshot_changes or held.log_bytes > max(
+            part // 4, min(part // 2, held.snapshot_bytes)
+        )
+
+    async def _shorten(self, held: holding.Holding) -> None:
+        """Put a snapshot in place of the log; it counts when its last message is there."""
+        parts: list[bytes] = []
+        for data in snapshots.snapshot(self._common.engine, held.shard, held.lease.epoch):
+            parts.append(data)
+            await asyncio.sleep(0)
+        size = sum(map(len, parts))
+        used = (await self._log.state()).bytes
+        first = held.sequence + 1
+        try:
+            # A part of it would only take the room that is left.
+            if used + size > self._common.settings.stream_bytes:
+                raise errors.LimitExceeded(f"a snapshot of {size:,} bytes does not fit beside {used:,}")
+            for batch in _batches(parts):
+                await self._append(held, batch)
+        except errors.LimitExceeded as error:
+            common_.events.warning("snapshot-refused", shard=held.shard, error=error)
+            self._common.count("snapshot-refused")
+            held.log_bytes = held.log_messages = 0  # tried again, not at once
+            return
+        held.snapshot_bytes, held.log_bytes, held.log_messages = size, 0, 0
+        await self._log.purge(subject=held.subject, before=first)
+        self._common.count("snapshots")
+
+    async def _append(self, held: holding.Holding, batch: list[bytes]) -> None:
+        held.sequence = await self._log.publish_batch(
+            [
+                api.Outgoing(
+                    held.subject, data, expected_last_subject_sequence=None if place else held.sequence
+                )
+                for place, data in enumerate(batch)
+            ]
+        )
+
+
+def _batches(parts: list[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for data in parts:
+        batch.append(data)
+        size += len(data)
+        if size >= BATCH_BYTES or len(batch) >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+async def _first(task: asyncio.Task[None], *others: Coroutine[Any, Any, object]) -> None:
+    """Returns when the task or one of the others is done; the others are ended."""
+    waits = [asyncio.ensure_future(other) for other in others]
+    try:
+        await asyncio.wait([task, *waits], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -283,7 +283,7 @@ class Engine:
                 )
             else:
                 count = kernels.by_policy(
-                    policies.true, policies.owner, table.starts, table.counts, table.members, means, ids
+                    policies.true, policies.owner, policies.room, table.spans, table.members, means, ids
                 )
             if count:
                 found.append(Found(number, ids[:count]))
@@ -307,7 +307,7 @@ class Engine:
         means, _ = chosen.address(address)
         policies = self.policies
         count = self._kernels.bits_by_policy(
-            policies.true, policies.owner, chosen.starts, chosen.counts, chosen.members, means, out
+            policies.true, policies.owner, policies.room, chosen.spans, chosen.members, means, out
         )
         return out, int(count)
 

@@ -130,7 +130,7 @@ class PolicyIndex:
         self.first = np.zeros(64, np.int64)  # of each policy, the number of its first conjunction
         self.count = np.zeros(64, np.int32)
         self.true = np.zeros(self._words, np.uint64)
-        self._out = np.zeros(64, np.int32)
+        self.room = np.zeros(64, np.int32)
 
     def __len__(self) -> int:
         return len(self._policies)
@@ -243,8 +243,8 @@ class PolicyIndex:
             self.true = np.zeros(words, np.uint64)
         self.owner[number] = policy
         self._rows[0, number >> 6] |= np.uint64(1) << np.uint64(number & 63)
-        if self._conjunctions > len(self._out):
-            self._out = np.zeros(2 * self._conjunctions, np.int32)
+        if self._conjunctions > len(self.room):
+            self.room = np.zeros(2 * self._conjunctions, np.int32)
         return number
 
     def _ask(self, key: str, literals: list[normal.Literal], number: int) -> None:
@@ -369,8 +369,8 @@ class PolicyIndex:
 
     def policies(self) -> Array:
         """The policies that `ask` found true."""
-        count = self.kernels.policies_of(self.true, self.owner, self._out)
-        return self._out[:count]
+        count = self.kernels.policies_of(self.true, self.owner, self.room)
+        return self.room[:count]
 
     @property
     def conjunctions(self) -> int:

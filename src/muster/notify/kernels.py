@@ -67,6 +67,23 @@ def _lowest(_: Any, word: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
+@intrinsic
+def _prefetch(_: Any, array: Any, at: Any) -> Any:
+    """Begin to fetch what stands there: it is read in a moment."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), pointer)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), kind)
+        for_reading, keep, of_data = (ir.Constant(number, value) for value in (0, 3, 1))
+        builder.call(fetch, [place, for_reading, keep, of_data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
 @njit(cache=True)
 def run(steps: Any, bits: Any, codes: Any, stride: int, out: Any) -> int:
     """Interpret an address; ``codes`` is flat, one column of ``stride`` bytes after the other."""
@@ -161,54 +178,6 @@ def positions(bits: Any, out: Any) -> int:
 
 
 @njit(cache=True)
-def by_policy(true: Any, owner: Any, starts: Any, counts: Any, members: Any, address: Any, out: Any) -> int:
-    """Receivers of the policies that have a true conjunction, if the address means them, as ids."""
-    found = np.int64(0)
-    last = -1
-    for i in range(true.size):
-        word = true[i]
-        while word != 0:
-            policy = owner[i * 64 + _lowest(word)]
-            word &= word - np.uint64(1)
-            # The conjunctions of a policy stand side by side.
-            if policy == last or policy >= starts.size:
-                continue
-            last = policy
-            start = starts[policy]
-            for j in range(start, start + counts[policy]):
-                row = members[j]
-                # Written whether or not it counts: no branch to mispredict.
-                out[found] = row
-                found += np.int64((address[row >> 6] >> np.uint64(row & 63)) & np.uint64(1))
-    return int(found)
-
-
-@njit(cache=True)
-def bits_by_policy(
-    true: Any, owner: Any, starts: Any, counts: Any, members: Any, address: Any, out: Any
-) -> int:
-    """The same as a bitmap, which is empty before."""
-    found = np.uint64(0)
-    last = -1
-    for i in range(true.size):
-        word = true[i]
-        while word != 0:
-            policy = owner[i * 64 + _lowest(word)]
-            word &= word - np.uint64(1)
-            if policy == last or policy >= starts.size:
-                continue
-            last = policy
-            start = starts[policy]
-            for j in range(start, start + counts[policy]):
-                row = members[j]
-                at, bit = row >> 6, np.uint64(row & 63)
-                meant = (address[at] >> bit) & np.uint64(1)
-                out[at] |= meant << bit
-                found += meant
-    return found
-
-
-@njit(cache=True)
 def policies_of(true: Any, owner: Any, out: Any) -> int:
     """The distinct policies of the true conjunctions."""
     count = 0
@@ -218,10 +187,61 @@ def policies_of(true: Any, owner: Any, out: Any) -> int:
         while word != 0:
             policy = owner[i * 64 + _lowest(word)]
             word &= word - np.uint64(1)
+            # The conjunctions of a policy stand side by side.
             if policy != last:
                 last = out[count] = policy
                 count += 1
     return count
+
+
+@njit(cache=True)
+def _stretches(true: Any, owner: Any, spans: Any, members: Any, out: Any) -> Any:
+    """Where the receivers of the true policies stand: from, to.
+
+    Every step goes to a place of its own in memory.  What waits for one of them must not wait for the next
+    too, so each kind of step is done for all policies before the next kind.
+    """
+    policies = out[: policies_of(true, owner, out)]
+    found = np.empty((policies.size, 2), np.int32)
+    count = 0
+    for i in range(policies.size):
+        policy = policies[i]
+        if policy < spans.shape[0]:
+            start, size = spans[policy, 0], spans[policy, 1]
+            _prefetch(members, start)
+            found[count, 0] = start
+            found[count, 1] = start + size
+            count += size != 0
+    return found[:count]
+
+
+@njit(cache=True)
+def by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, address: Any, out: Any) -> int:
+    """Receivers of the policies that have a true conjunction, if the address means them, as ids."""
+    stretches = _stretches(true, owner, spans, members, room)
+    found = np.int64(0)
+    for i in range(stretches.shape[0]):
+        for j in range(stretches[i, 0], stretches[i, 1]):
+            row = members[j]
+            # Written whether or not it counts: no branch to mispredict.
+            out[found] = row
+            found += np.int64((address[row >> 6] >> np.uint64(row & 63)) & np.uint64(1))
+    return int(found)
+
+
+@njit(cache=True)
+def bits_by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, address: Any, out: Any) -> int:
+    """The same as a bitmap, which is empty before."""
+    stretches = _stretches(true, owner, spans, members, room)
+    found = np.uint64(0)
+    for i in range(stretches.shape[0]):
+        for j in range(stretches[i, 0], stretches[i, 1]):
+            row = members[j]
+            at, bit = row >> 6, np.uint64(row & 63)
+            meant = (address[at] >> bit) & np.uint64(1)
+            out[at] |= meant << bit
+            found += meant
+    return found
 
 
 @njit(cache=True)

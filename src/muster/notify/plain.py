@@ -84,31 +84,30 @@ def policies_of(true: Array, owner: Array, out: Array) -> int:
     return len(policies)
 
 
-def _members(true: Array, owner: Array, starts: Array, counts: Array, members: Array) -> Array:
-    policies = np.empty(int(np.bitwise_count(true).sum()), np.int64)
-    policies = policies[: policies_of(true, owner, policies)]
-    policies = policies[policies < len(starts)]
-    sizes = counts[policies].astype(np.int64)
+def _members(true: Array, owner: Array, room: Array, spans: Array, members: Array) -> Array:
+    policies = room[: policies_of(true, owner, room)]
+    policies = policies[policies < len(spans)]
+    sizes = spans[policies, 1].astype(np.int64)
     if not sizes.sum():
         return np.empty(0, members.dtype)
-    offsets = np.repeat(starts[policies] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
+    offsets = np.repeat(spans[policies, 0] - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
     return members[offsets + np.arange(len(offsets))]
 
 
 def by_policy(
-    true: Array, owner: Array, starts: Array, counts: Array, members: Array, address: Array, out: Array
+    true: Array, owner: Array, room: Array, spans: Array, members: Array, address: Array, out: Array
 ) -> int:
-    rows = _members(true, owner, starts, counts, members)
+    rows = _members(true, owner, room, spans, members)
     chosen = rows[(address[rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) != 0]
     out[: len(chosen)] = chosen
     return len(chosen)
 
 
 def bits_by_policy(
-    true: Array, owner: Array, starts: Array, counts: Array, members: Array, address: Array, out: Array
+    true: Array, owner: Array, room: Array, spans: Array, members: Array, address: Array, out: Array
 ) -> int:
     mask = np.zeros(len(out) * 64, np.bool_)
-    mask[_members(true, owner, starts, counts, members)] = True
+    mask[_members(true, owner, room, spans, members)] = True
     np.bitwise_and(pack(mask), address, out=out)
     return int(np.bitwise_count(out).sum())
 

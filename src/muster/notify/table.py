@@ -59,8 +59,7 @@ class Table:
         self.changed_s = np.zeros(capacity, np.uint32)  # when its receiver last changed, in wall time
         self.policy_of = np.full(capacity, -1, np.int32)
         self._place = np.zeros(capacity, np.int32)  # of the row, in members
-        self.starts = np.zeros(0, np.int64)
-        self.counts = np.zeros(0, np.int32)
+        self.spans = np.zeros((0, 2), np.int32)  # of each policy: where its stretch begins, how many it has
         self._room_for = np.zeros(0, np.int32)
         self.members = np.zeros(capacity, np.int32)
         self._members_end = 0
@@ -191,10 +190,9 @@ class Table:
     # -- policies
 
     def _know(self, policy: int) -> None:
-        if policy >= len(self.counts):
-            more = max(64, policy + 1 - len(self.counts), len(self.counts) // 2)
-            self.starts = np.concatenate((self.starts, np.zeros(more, np.int64)))
-            self.counts = np.concatenate((self.counts, np.zeros(more, np.int32)))
+        if policy >= len(self.spans):
+            more = max(64, policy + 1 - len(self.spans), len(self.spans) // 2)
+            self.spans = np.concatenate((self.spans, np.zeros((more, 2), np.int32)))
             self._room_for = np.concatenate((self._room_for, np.zeros(more, np.int32)))
 
     def set_policy(self, row: int, policy: int) -> None:
@@ -203,19 +201,19 @@ class Table:
         if held == policy:
             return
         if held >= 0:
-            last = int(self.starts[held] + self.counts[held] - 1)
-            place, moved = int(self._place[row]), int(self.members[last])
+            start, count = self.spans[held].tolist()
+            place, moved = int(self._place[row]), int(self.members[start + count - 1])
             self.members[place], self._place[moved] = moved, place
-            self.counts[held] -= 1
+            self.spans[held, 1] = count - 1
         self.policy_of[row] = policy
         if policy < 0:
             return
         self._know(policy)
-        if self.counts[policy] == self._room_for[policy]:
-            self._move(policy, max(2, 2 * int(self.counts[policy])))
-        place = int(self.starts[policy] + self.counts[policy])
-        self.members[place], self._place[row] = row, place
-        self.counts[policy] += 1
+        if self.spans[policy, 1] == self._room_for[policy]:
+            self._move(policy, max(2, 2 * int(self.spans[policy, 1])))
+        start, count = self.spans[policy].tolist()
+        self.members[start + count], self._place[row] = row, start + count
+        self.spans[policy, 1] = count + 1
 
     def _move(self, policy: int, room: int) -> None:
         """A stretch of members to the end, where there is more room."""
@@ -224,11 +222,12 @@ class Table:
                 self._compact()
             wanted = max(self._members_end + room, len(self.members) + len(self.members) // 4)
             self.members = np.concatenate((self.members, np.zeros(wanted - len(self.members), np.int32)))
-        start, count, end = int(self.starts[policy]), int(self.counts[policy]), self._members_end
+        start, count = self.spans[policy].tolist()
+        end = self._members_end
         rows = self.members[start : start + count]
         self.members[end : end + count] = rows
         self._place[rows] = np.arange(end, end + count, dtype=np.int32)
-        self.starts[policy], self._room_for[policy] = end, room
+        self.spans[policy, 0], self._room_for[policy] = end, room
         self._members_end = end + room
 
     def _compact(self) -> None:
@@ -245,9 +244,9 @@ class Table:
     def _lay_out(self, rows: Array) -> None:
         policies = self.policy_of[rows]
         rows = rows[np.argsort(policies, kind="stable")]
-        counts = np.bincount(policies, minlength=len(self.counts)).astype(np.int32)
-        self.counts, self._room_for = counts, counts.copy()
-        self.starts = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int64)
+        counts = np.bincount(policies, minlength=len(self.spans)).astype(np.int32)
+        starts = np.cumsum(counts, dtype=np.int32) - counts
+        self.spans, self._room_for = np.stack((starts, counts), axis=1), counts
         self.members = rows.astype(np.int32)
         self._place[rows] = np.arange(len(rows), dtype=np.int32)
         self._members_end = len(rows)
@@ -346,7 +345,7 @@ class Table:
     def nbytes(self) -> int:
         arrays = (
             *(self.bits, self._codes, self.shard_of, self.changed_s, self.policy_of),
-            *(self._place, self.starts, self.counts, self.members),
+            *(self._place, self.spans, self._room_for, self.members),
         )
         return sum(array.nbytes for array in arrays)
 

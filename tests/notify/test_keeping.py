@@ -1,0 +1,191 @@
+"""What notifiers keep: logs that are fenced, snapshots of any size, records that always fit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from muster.core import errors, messages
+from muster.notify import engine, known, pending, plain, protocol, snapshots
+from muster.notify import settings as settings_
+from muster.testing.eventually import eventually
+from tests.notify.conftest import MODELS, WEB_SERVER
+
+STATE: dict[str, Any] = {"application": "IIS", "load": 0.5, "services": frozenset({"docs"})}
+POLICY = "alert AND threat_level > 2"
+
+
+def _names(shard: protocol.Shard, process: str, count: int) -> list[str]:
+    """Names of parties that all belong to one shard."""
+    numbered = (f"web-{number}" for number in itertools.count())
+    mine = (name for name in numbered if protocol.shard_of(protocol.party_id(process, name)) == shard)
+    return list(itertools.islice(mine, count))
+
+
+def _held(made: engine.Engine) -> dict[str, Any]:
+    return {
+        party: (made.state_of(party), made.policy_of(party), made.is_durable(party), made.changed_s(party))
+        for party in made.parties()
+    }
+
+
+@pytest.fixture
+def knows():
+    made = known.Known()
+    for model in MODELS:
+        made.vocabulary.add(model)
+    return made
+
+
+def test_a_snapshot_brings_back_what_there_was(knows):
+    dice = random.Random(3)
+    made = engine.Engine(kernels=plain)
+    policies = [POLICY, "command", ""]
+    for number in range(3000):
+        join = protocol.Join(
+            party=f"web-{number}",
+            model="WebServer",
+            state={"load": dice.random(), "services": ("docs",)} if number % 3 else {"application": "IIS"},
+            policy=dice.choice(policies),
+            delivery=dice.choice(["transient", "durable"]),
+        )
+        snapshots.apply(made, knows, 5, f"process-{number % 700}", join, number)
+    replay = snapshots.Replay(engine.Engine(kernels=plain), knows, 5)
+    replay._engine.join("process-1/gone", WEB_SERVER, {}, None, shard=5)
+    for data in snapshots.snapshot(made, 5, epoch=1):
+        replay.take(data)
+    replay.finish()
+    again = _held(replay._engine)
+    assert {party: held[:3] for party, held in again.items()} == {
+        party: held[:3] for party, held in _held(made).items()
+    }
+    assert not replay.refused
+
+
+def test_a_snapshot_that_was_cut_short_is_passed_over(knows):
+    made = engine.Engine(kernels=plain)
+    made.join("p/other", WEB_SERVER, {"load": 0.1}, None)
+    parts = list(snapshots.snapshot(made, 0, epoch=1))
+    assert len(parts) == 3
+    joined = protocol.Join(party="web", model="WebServer", state={"load": 0.5})
+    changed = protocol.Update(parties=("web",), values={"load": [0.7]})
+    before, after = snapshots.kept([("p", [joined])], 1), snapshots.kept([("p", [changed])], 2)
+    for log, expected in (
+        ([before, *parts[:2], after], {"p/web": 0.7}),
+        ([before, parts[0], *parts], {"p/other": 0.1}),
+        ([before, *parts], {"p/other": 0.1}),
+        ([before, *parts[1:], after], {"p/web": 0.7}),
+    ):
+        replay = snapshots.Replay(engine.Engine(kernels=plain), knows, 0)
+        for data in log:
+            replay.take(data)
+        replay.finish()
+        found = {party: replay._engine.state_of(party)["load"] for party in replay._engine.parties()}
+        assert found == expected
+
+
+async def test_the_log_of_a_large_shard_is_replaced_too(notifier, parties, connect, monkeypatch):
+    """A snapshot of more messages than the broker takes at once."""
+    monkeypatch.setattr(snapshots, "PARTIES", 1)
+    settings = settings_.Notify(lease_s=1.0, beat_s=0.1, snapshot_changes=10)
+    first = await notifier("n1", settings)
+    mine = await parties("farm")
+    for model in MODELS:
+        await mine.define(model)
+    names = _names(3, "farm", 1200)
+    joins = protocol.Joins(
+        parties=tuple(names),
+        model="WebServer",
+        values={"load": [0.5] * len(names)},
+        policies=(POLICY, ""),
+        which=[number % 2 for number in range(len(names))],
+        durable=[0],
+    )
+    await mine.change([joins])
+    for number in range(12):
+        await mine.update(names[:2], load=[number / 100, 0.9])
+    await eventually(lambda: first.counts["snapshots"] == 1)
+    stream = await (await connect("reader")).open_stream(protocol.STREAM_PARTIES)
+    state = await stream.state()
+    held = first.held[3]
+    kept = [one async for one in stream.read(state.first_sequence, subject=held.subject)]
+    assert messages.decode(kept[0].data, protocol.Kept).snapshot == "begin"  # nothing from before it is left
+    await first.stop()
+    second = await notifier("n2", settings)
+    assert len(second.engine) == len(names)
+    assert second.engine.state_of(f"farm/{names[0]}") == {"load": 0.11}
+    assert second.engine.policy_of(f"farm/{names[0]}") is not None
+    assert second.engine.policy_of(f"farm/{names[1]}") is None
+    assert second.engine.is_durable(f"farm/{names[0]}")
+    assert second.engine.changed_s(f"farm/{names[5]}") > 0
+
+
+async def test_a_full_log_refuses_changes_and_goes_on_when_there_is_room(notifier, parties):
+    settings = settings_.Notify(lease_s=1.0, beat_s=0.1, stream_bytes=200_000, snapshot_changes=100_000)
+    served = await notifier("n1", settings)
+    mine = await parties("farm")
+    for model in MODELS:
+        await mine.define(model)
+    [name] = _names(0, "farm", 1)
+    await mine.advertise(name, "WebServer", STATE)
+    big = {"application": ["x" * 30_000], "application_version": ["y" * 30_000]}
+    for _ in range(12):  # together far more than the stream holds
+        await mine.update([name], **big)
+    assert served.counts["snapshots"] > 0
+    others = [name for shard in range(1, protocol.SHARDS) for name in _names(shard, "farm", 1)]
+    with pytest.raises(errors.LimitExceeded):
+        for other in others:
+            await mine.advertise(other, "WebServer", {"application": "x" * 30_000})
+    await mine.sender("s").send("alert", {"threat_level": 1})
+    assert served.counts["shard-lost"] == 0
+
+
+async def test_a_holder_that_was_deposed_cannot_store_any_more(notifier, parties, connect):
+    first = await notifier("n1")
+    mine = await parties("farm")
+    for model in MODELS:
+        await mine.define(model)
+    [name] = _names(7, "farm", 1)
+    await mine.advertise(name, "WebServer", STATE, policy="alert", durable=True)
+    old = first.held[7]
+    await first.stop()
+    await notifier("n2")
+    bus = await connect("n1-again")
+    for stream_name, subject, sequence in (
+        (protocol.STREAM_PARTIES, old.subject, old.sequence),
+        (protocol.STREAM_MATCHES, old.matched_subject, old.matched_sequence),
+    ):
+        stream = await bus.open_stream(stream_name)
+        with pytest.raises(errors.Conflict):
+            await stream.publish(subject, b"late", expected_last_subject_sequence=sequence)
+
+
+def test_records_are_cut_to_fit_and_read_back_the_same(monkeypatch):
+    monkeypatch.setattr(pending, "RECORD_BYTES", 200)
+    made = pending.Pending()
+    made.match(5, [f"farm/web-{number}" for number in range(50)])
+    made.match(6, ["farm/web-1"])
+    made.forget("farm/web-1")
+    made.match(9, [])
+    records = made.records(1)
+    assert len(records) > 5
+    assert all(sum(map(len, one.matched.values())) < 10 for one in records)
+    whole = made.whole(1)
+    for log in (records, whole, [*records, *whole]):
+        again = pending.Pending()
+        for record in log:
+            again.replay(record)
+        assert (again.owed, again.position, len(again)) == (made.owed, 9, 49)
+
+
+def test_what_is_recorded_decides_from_where_the_next_holder_needs_events():
+    made = pending.Pending()
+    made.match(3, ["a", "b"])
+    made.match(4, [])
+    assert made.floor == 3
+    made.acknowledge(3, "a")
+    made.acknowledge(3, "b")
+    assert made.floor == 5

@@ -1,0 +1,159 @@
+"""Grants that hold in a region, or for an audience: each receiver believes what its own scope allows."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from muster.notify import client, engine, plain, protocol, scopes
+from muster.notify import model as models
+from muster.predicates import closure, parser, types
+from muster.trust import documents, grants, nkeys
+from tests.notify.conftest import COMMAND
+
+SITE = models.Model("Site", {"region": types.STRING, "_trust_level": types.INT})
+POLICY = "command AND sender._trust_level >= 3"
+
+
+@pytest.fixture
+def root():
+    return grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
+
+
+def _grant(root, level, *, tier=1, **scope):
+    return root.grant(
+        "boss",
+        {"_trust_level": level},
+        tier=tier,
+        now=time.time(),
+        lifetime_s=3600,
+        scope=documents.Scope(**scope),
+    )
+
+
+@pytest.fixture
+async def sites(notifier, parties, root):
+    await notifier(root=root.key.public, domain="earth")
+    farm = await parties("farm")
+    for model in (SITE, COMMAND):
+        await farm.define(model)
+    return {
+        name: await farm.advertise(name, "Site", {"region": region} if region else {}, policy=POLICY)
+        for name, region in (("coast", "west/coast"), ("west", "west"), ("east", "east"), ("lost", None))
+    }
+
+
+async def _reached(sites, boss) -> set[str]:
+    """Who gets a command of the boss: it is followed by one that everybody accepts."""
+    await boss.sender("control").send("command", {"action": "act"})
+    for site in sites.values():
+        await site.policy("command")
+    await boss.sender("control").send("command", {"action": "end"})
+    found = set()
+    for name, site in sites.items():
+        while (await site.next(timeout_s=10))["action"] != "end":
+            found.add(name)
+        await site.policy(POLICY)
+    return found
+
+
+async def test_a_regional_grant_counts_with_receivers_in_that_region_only(sites, parties, root):
+    boss = await parties("boss")
+    assert await _reached(sites, boss) == set()
+    await boss.present(_grant(root, 4, region="west"))
+    assert await _reached(sites, boss) == {"coast", "west"}
+    await sites["east"].update(region="west/mountains")
+    assert await _reached(sites, boss) == {"coast", "west", "east"}
+
+
+async def test_a_grant_for_an_audience_counts_with_those_it_names(sites, parties, root, connect):
+    boss = await parties("boss")
+    await boss.present(_grant(root, 4, audience=("farm/east", "elsewhere")))
+    assert await _reached(sites, boss) == {"east"}
+    event = protocol.Send(id="1", party="control", type="command", content={"action": "act"})
+    bus = await connect("asker")
+    for name, delivered in (("east", True), ("west", False)):
+        told = await client.explain(bus, event, sender="boss/control", receiver=f"farm/{name}")
+        assert told["delivered"] is delivered
+        assert told["granted"]["_trust_level"]["within"] == {
+            "region": "",
+            "audience": ["farm/east", "elsewhere"],
+        }
+    found = await client.who(bus, "TRUE", event=event, sender="boss/control")
+    assert [one["party"] for one in found.parties] == ["farm/east"]
+    await boss.present(_grant(root, 4, audience=("farm",)))
+    assert await _reached(sites, boss) == set(sites)
+
+
+async def test_of_grants_in_several_scopes_the_highest_tier_prevails(sites, parties, root):
+    boss = await parties("boss")
+    await boss.present(_grant(root, 4, tier=1, region="west"))
+    await boss.present(_grant(root, 1, tier=2, region="west/coast"))
+    assert await _reached(sites, boss) == {"west"}
+    await boss.present(_grant(root, 2, tier=3))
+    assert await _reached(sites, boss) == set()
+
+
+async def test_a_grant_for_another_domain_or_party_of_the_holder_counts_nowhere(sites, parties, root):
+    boss = await parties("boss")
+    await boss.present(_grant(root, 4, domain="earth", prefix="other"))
+    assert await _reached(sites, boss) == set()
+    await boss.present(_grant(root, 4, domain="earth", prefix="control"))
+    assert await _reached(sites, boss) == set(sites)
+
+
+async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, parties, root):
+    farm = sites["coast"]._all
+    chain = root.grant(
+        "farm",
+        {"_trust_level": 5},
+        tier=1,
+        now=time.time(),
+        lifetime_s=3600,
+        scope=documents.Scope(region="west"),
+    )
+    await farm.present(chain)
+
+    async def trusted() -> list[str]:
+        found = await client.parties(farm._bus, where="_trust_level = 5")
+        return [one["party"] for one in found.parties]
+
+    assert await trusted() == ["farm/coast", "farm/west"]
+    await sites["west"].update(region="east")
+    await sites["lost"].update(region="west")
+    assert await trusted() == ["farm/coast", "farm/lost"]
+
+
+def test_random_scopes_are_decided_as_each_receiver_would():
+    dice = random.Random(11)
+    regions = ["a", "a/b", "a.c", "ab", "b", None]
+    for _ in range(30):
+        made = engine.Engine(kernels=plain)
+        policies = [
+            parser.parse(f"e AND sender._l {sign} {level}") for sign in ("<", ">=") for level in (1, 2, 3)
+        ]
+        policies.append(parser.parse("sender._l IS NULL"))
+        held = {}
+        for number in range(60):
+            party, region = f"p{number % 5}/{number}", dice.choice(regions)
+            held[party] = ({} if region is None else {"region": region}, dice.choice(policies))
+            made.join(party, SITE, *held[party])
+        within = tuple(
+            protocol.Within(
+                attributes={"_l": dice.randrange(4)},
+                region=dice.choice(["", "a", "a/b", "b"]),
+                audience=dice.choice([(), ("p1",), ("p2/7", "p3")]),
+            )
+            for _ in range(dice.randrange(4))
+        )
+        event = protocol.Event(id="1", type="e", sender="s/s", attributes={"_l": 2}, within=within)
+        address = parser.parse(dice.choice(["TRUE", "region IS NOT NULL", "region = 'a'"]))
+        asks = closure.compile(address)
+        wanted = {
+            party
+            for party, (state, policy) in held.items()
+            if asks(state.get) and closure.compile(policy)(scopes.believed_by(event, party, state).get)
+        }
+        assert set(made.names(scopes.find(made, event, address))) == wanted

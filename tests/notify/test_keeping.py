@@ -136,9 +136,13 @@ async def test_a_full_log_refuses_changes_and_goes_on_when_there_is_room(notifie
         await mine.update([name], **big)
     assert served.counts["snapshots"] > 0
     others = [name for shard in range(1, protocol.SHARDS) for name in _names(shard, "farm", 1)]
-    with pytest.raises(errors.LimitExceeded):
+
+    async def fill() -> None:
         for other in others:
             await mine.advertise(other, "WebServer", {"application": "x" * 30_000})
+
+    with pytest.raises(errors.LimitExceeded):
+        await fill()
     await mine.sender("s").send("alert", {"threat_level": 1})
     assert served.counts["shard-lost"] == 0
 

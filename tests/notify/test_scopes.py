@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import pytest
 
 from muster.notify import client, engine, plain, protocol, scopes
 from muster.notify import model as models
-from muster.predicates import closure, parser, types
+from muster.predicates import ast, closure, parser, types
 from muster.trust import documents, grants, nkeys
 from tests.notify.conftest import COMMAND
 
@@ -22,7 +23,7 @@ def root():
     return grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
 
 
-def _grant(root, level, *, tier=1, **scope):
+def _grant(root: grants.Authority, level: int, *, tier: int = 1, **scope: Any) -> tuple[str, ...]:
     return root.grant(
         "boss",
         {"_trust_level": level},
@@ -135,7 +136,7 @@ def test_random_scopes_are_decided_as_each_receiver_would():
             parser.parse(f"e AND sender._l {sign} {level}") for sign in ("<", ">=") for level in (1, 2, 3)
         ]
         policies.append(parser.parse("sender._l IS NULL"))
-        held = {}
+        held: dict[str, tuple[dict[str, types.Value], ast.Condition]] = {}
         for number in range(60):
             party, region = f"p{number % 5}/{number}", dice.choice(regions)
             held[party] = ({} if region is None else {"region": region}, dice.choice(policies))

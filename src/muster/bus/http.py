@@ -1,5 +1,5 @@
-"""A little HTTP/1.0, for health pages, broker monitors and the locator: GET only, one request to a
-connection.
+"""A little HTTP/1.0, for health pages, broker monitors and the locator: one request to a connection; served
+is GET only, asked also POST (no redirect is ever followed).
 
 This is not a web server.  It answers small questions of trusted or anonymous askers without a dependency,
 with every read bounded in bytes and time, so that a stranger who connects and says nothing, or too much,
@@ -170,6 +170,32 @@ async def get(
     tls: ssl.SSLContext | None = None,
 ) -> Response:
     """One GET. Any status is an answer; `errors.Unavailable` means there was none."""
+    return await _ask("GET", url, {}, b"", timeout_s, body_bytes_max, tls)
+
+
+async def post(
+    url: str,
+    body: bytes,
+    *,
+    headers: Mapping[str, str],
+    timeout_s: float = REQUEST_TIMEOUT_S,
+    body_bytes_max: int = BODY_BYTES_MAX,
+    tls: ssl.SSLContext | None = None,
+) -> Response:
+    """One POST. Any status is an answer; `errors.Unavailable` means there was none."""
+    length = {"Content-Length": str(len(body))}
+    return await _ask("POST", url, {**headers, **length}, body, timeout_s, body_bytes_max, tls)
+
+
+async def _ask(
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    timeout_s: float,
+    body_bytes_max: int,
+    tls: ssl.SSLContext | None,
+) -> Response:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise errors.InvalidInput(f"{url!r} is not an http:// or https:// address")
@@ -183,8 +209,10 @@ async def get(
             )
             # HTTP/1.0, so that the answer is never chunked: it ends where its length says, or with the
             # socket.
-            head = f"GET {target} HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n"
-            writer.write(head.encode("ascii"))
+            fields = {"Host": parts.netloc, **headers}
+            lines = [f"{method} {target} HTTP/1.0", *(f"{name}: {one}" for name, one in fields.items())]
+            writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body)
+            await writer.drain()
             return await _read_response(reader, body_bytes_max)
     except TimeoutError as error:
         raise errors.TimedOut(f"{url} did not answer in {timeout_s:g} s") from error

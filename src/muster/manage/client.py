@@ -15,6 +15,7 @@ stands in the audit so.  Who may do what goes by the door's own identity.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -232,6 +233,15 @@ class Client:
         ``resource``, ``state``, ``was``, ``reason``, ``manager`` of a change, and ``resource``, ``what`` and
         the details of an event.
         """
+        async with self.listening(*names, where=where) as heard:
+            async for one in heard:
+                yield one
+
+    @contextlib.asynccontextmanager
+    async def listening(
+        self, *names: str, where: str = ""
+    ) -> AsyncIterator[AsyncIterator[protocol.State | protocol.Event]]:
+        """As `subscribe`; nothing is missed that happens once it is entered."""
         matches = closure.compile(parser.parse(where)) if where else None
         wanted = set(names)
         queue: asyncio.Queue[api.Message] = asyncio.Queue(maxsize=65_536)
@@ -242,10 +252,7 @@ class Client:
                     queue.get_nowait()  # the newest matter most
                 queue.put_nowait(message)
 
-        async with (
-            await self._bus.subscribe(protocol.STATES, handler=heard),
-            await self._bus.subscribe(protocol.EVENTS, handler=heard),
-        ):
+        async def told() -> AsyncIterator[protocol.State | protocol.Event]:
             while True:
                 message = await queue.get()
                 try:
@@ -258,6 +265,13 @@ class Client:
                     continue  # of a version that this does not know
                 if matches is None or matches(_fields(one).get):
                     yield one
+
+        async with (
+            await self._bus.subscribe(protocol.STATES, handler=heard),
+            await self._bus.subscribe(protocol.EVENTS, handler=heard),
+        ):
+            await self._bus.flush()
+            yield told()
 
     async def watch(self) -> AsyncIterator[protocol.State]:
         """Changes of health alone."""

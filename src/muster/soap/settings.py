@@ -1,0 +1,33 @@
+"""The section ``soap`` of a domain's settings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from muster.core import settings
+from muster.soap import callbacks as callbacks_
+
+doc = settings.doc
+
+
+class Soap(settings.Section, frozen=True, kw_only=True):
+    """SOAP doors: WS-Management at ``/wsman``, WS-Context at ``/context``."""
+
+    enabled: Annotated[bool, doc("Whether this process serves them.")] = False
+    host: Annotated[str, doc("Address to listen on. Any but a loopback one needs a certificate.")] = "127.0.0.1"
+    port: Annotated[int, doc("Port; 0 takes a free one.", ge=0, le=65535)] = 5985
+    certificate: Annotated[
+        settings.FilePath, doc("Certificate (PEM) of the door; clients then use https. None: http.")
+    ] = ""
+    key: Annotated[settings.FilePath, doc("The certificate's private key (PEM).")] = ""
+    callbacks: Annotated[
+        tuple[str, ...],
+        doc(
+            "Addresses that clients may have us call, for events and answers: http://HOST[:PORT][/PATH], "
+            "https://*.DOMAIN. Whatever begins so may be called, and nothing else. None: no callbacks."
+        ),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        for one in self.callbacks:
+            callbacks_.check_entry(one)

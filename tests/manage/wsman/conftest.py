@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from muster.core import errors
+from muster.manage import client
+from muster.manage.wsman import desk, names
+from muster.soap import asgi, door, envelope, serving, xml
+from muster.testing.eventually import eventually
+
+NAME, PASSWORD = "ann", "open-sesame"
+V12 = envelope.Version.V12
+ANONYMOUS = f"{names.WSA}/role/anonymous"
+
+
+async def authenticate(name: str, password: str) -> door.Caller:
+    if password != PASSWORD:
+        raise errors.Unauthorized("wrong name or password")
+    return door.Caller(name, "viewer" if name == "vic" else "operator")
+
+
+@dataclass
+class Door:
+    """A door onto a fleet, and a way to say anything to it."""
+
+    desk: desk.Desk
+    url: str
+    http: httpx.AsyncClient
+    fleet: Any
+    port: int = 0
+    last: httpx.Response | None = None
+    user: str = NAME
+
+    async def post(self, data: bytes | str, **headers: str) -> envelope.Envelope:
+        content = data if isinstance(data, bytes) else data.encode()
+        self.last = await self.http.post(
+            self.url,
+            content=content,
+            headers={"content-type": "application/soap+xml;charset=UTF-8", **headers},
+            auth=(self.user, PASSWORD),
+        )
+        return envelope.read(xml.parse(self.last.content))
+
+    async def ask(
+        self,
+        action: str,
+        body: str = "",
+        *,
+        uri: str = names.RESOURCE,
+        name: str | None = None,
+        headers: str = "",
+        reply_to: str = ANONYMOUS,
+        size: int = 153_600,
+    ) -> envelope.Envelope:
+        selectors = ""
+        if name is not None:
+            selectors = f'<w:SelectorSet><w:Selector Name="Name">{name}</w:Selector></w:SelectorSet>'
+        return await self.post(
+            f"""<s:Envelope xmlns:s="{V12.value}" xmlns:a="{names.WSA}" xmlns:w="{names.WSMAN}"
+            xmlns:n="{names.WSEN}" xmlns:e="{names.WSE}" xmlns:p="{names.RESOURCE}"><s:Header>
+            <a:To>{self.url}</a:To><a:Action s:mustUnderstand="true">{action}</a:Action>
+            <w:ResourceURI>{uri}</w:ResourceURI><a:MessageID>uuid:1</a:MessageID>
+            <w:MaxEnvelopeSize s:mustUnderstand="true">{size}</w:MaxEnvelopeSize>
+            <a:ReplyTo><a:Address>{reply_to}</a:Address></a:ReplyTo>{selectors}{headers}
+            </s:Header><s:Body>{body}</s:Body></s:Envelope>"""
+        )
+
+    async def is_now(self, name: str, state: str) -> None:
+        async def look() -> bool:
+            return bool((await self.fleet.client.get(name))[0]["state"] == state)
+
+        await eventually(look, timeout_s=20)
+
+    async def fault(self, *arguments: Any, **options: Any) -> tuple[str, str, str]:
+        """Code, subcode and detail, without what stands before them."""
+        return told(await self.ask(*arguments, **options))
+
+
+def told(answer: envelope.Envelope) -> tuple[str, str, str]:
+    fault = answer.first
+    assert fault is not None
+    assert fault.name == V12("Fault"), fault
+    values = [one.text for one in fault.walk() if one.name == V12("Value")]
+    detail = [one.text for one in fault.walk() if one.name == names.WSMAN("FaultDetail")]
+    subcode = values[1] if len(values) > 1 else ""
+    return values[0], subcode, detail[0].rpartition("/")[2] if detail else ""
+
+
+@dataclass
+class Sink:
+    """Takes pushed events."""
+
+    url: str = ""
+    taken: asyncio.Queue[envelope.Envelope] = field(default_factory=asyncio.Queue)
+    answers: list[tuple[int, str]] = field(default_factory=list)
+    acknowledges: bool = False
+    requests: int = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        data = b""
+        while True:
+            part = await receive()
+            data += part.get("body", b"")
+            if not part.get("more_body"):
+                break
+        self.requests += 1
+        status, body = self.answers.pop(0) if self.answers else (200, "")
+        if status < 300:
+            message = envelope.read(xml.parse(data))
+            if self.acknowledges:
+                id = message.header(names.WSA("MessageID"))
+                assert id is not None
+                headers = [
+                    xml.Element(names.WSA("Action"), names.ACK),
+                    xml.Element(names.WSA("RelatesTo"), id.text),
+                ]
+                body = envelope.write(V12, [], headers).decode()
+            self.taken.put_nowait(message)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": body.encode()})
+
+    async def next(self) -> envelope.Envelope:
+        async with asyncio.timeout(20):
+            return await self.taken.get()
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[Sink]:
+    made = Sink()
+    async with serving.Server(made) as server:  # type: ignore[arg-type]
+        made.url = f"{server.url}/events"
+        yield made
+
+
+@pytest.fixture
+async def wsman(fleet, connect, sink) -> AsyncIterator[Door]:
+    buses: dict[str, Any] = {}
+
+    @contextlib.asynccontextmanager
+    async def visit(caller: door.Caller) -> AsyncIterator[client.Client]:
+        if caller.name not in buses:
+            buses[caller.name] = await connect(f"door-{caller.name}")
+        yield client.Client(buses[caller.name])
+
+    await fleet.registry()
+    await fleet.manager()
+    await fleet.agent()
+    made = desk.Desk(visit, callbacks=[sink.url])
+    application = asgi.Application({"/wsman": made.opened(authenticate)})
+    async with serving.Server(application) as server, httpx.AsyncClient() as http:
+        yield Door(made, f"{server.url}/wsman", http, fleet, server.port)
+        await made.close()
+
+
+@pytest.fixture
+def create(wsman):
+    """A resource that does nothing, up."""
+
+    async def make(name: str, **labels: str) -> None:
+        await wsman.fleet.client.create(
+            {"name": name, "type": "memory", "agent": "host-a", "labels": labels, "config": {"value": 1}}
+        )
+        await wsman.fleet.client.wait(name, "up")
+
+    return make

@@ -1,0 +1,270 @@
+"""Other people's clients drive the door: pypsrp, pywinrm, and Debian's `wsl`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from typing import Any
+
+import pypsrp.exceptions
+import pypsrp.wsman
+import pytest
+import winrm.exceptions
+import winrm.protocol
+import xmltodict  # type: ignore[import-untyped]
+
+from muster.manage.wsman import names
+from muster.testing.plugin import require_part
+from tests.manage.wsman.conftest import NAME, PASSWORD
+
+pytestmark = [
+    pytest.mark.may_leak("threads", "files", reason="the clients run in threads and keep connections"),
+    pytest.mark.may_block(reason="they are not asyncio's"),
+]
+P = names.RESOURCE
+ENUMERATE = f"<n:Enumerate xmlns:n='{names.WSEN}' xmlns:w='{names.WSMAN}'>{{}}</n:Enumerate>"
+
+
+def named(name: str) -> pypsrp.wsman.SelectorSet:
+    chosen = pypsrp.wsman.SelectorSet()
+    chosen.add_option("Name", name)
+    return chosen
+
+
+def text(found: ET.Element, name: str) -> str:
+    one = found.find(f".//{name}")
+    assert one is not None, ET.tostring(found)
+    return one.text or ""
+
+
+async def test_pypsrp(wsman, create):
+    await create("first", tier="front")
+
+    def drive() -> None:
+        with pypsrp.wsman.WSMan(
+            "127.0.0.1",
+            port=wsman.port,
+            ssl=False,
+            auth="basic",
+            encryption="never",
+            username=NAME,
+            password=PASSWORD,
+        ) as client:
+            found = client.get(P, None, selector_set=named("first"))
+            assert text(found, P("State")) == "up"
+
+            resource = ET.fromstring(
+                f"<p:Resource xmlns:p='{P}'><p:Name>second</p:Name><p:Type>memory</p:Type>"
+                "<p:Agent>host-a</p:Agent></p:Resource>"
+            )
+            made = client.create(P, resource)
+            assert text(made, names.WSMAN("Selector")) == "second"
+            with pytest.raises(pypsrp.exceptions.WSManFaultError) as caught:
+                client.create(P, resource)
+            assert "already" in str(caught.value)
+
+            # Enumerated one by one, as a client gets that asks for no number.
+            answer = client.enumerate(P, ET.fromstring(ENUMERATE.format("")))
+            context, seen = text(answer, names.WSEN("EnumerationContext")), []
+            while context:
+                pulled = client.pull(
+                    P,
+                    ET.fromstring(
+                        f"<n:Pull xmlns:n='{names.WSEN}'><n:EnumerationContext>{context}"
+                        "</n:EnumerationContext></n:Pull>"
+                    ),
+                )
+                seen += [one.text for one in pulled.iter(P("Name"))]
+                more = pulled.find(f".//{names.WSEN('EnumerationContext')}")
+                context = (more.text or "") if more is not None else ""
+            assert seen == ["first", "second"]
+            optimised = "<w:OptimizeEnumeration/><w:MaxElements>10</w:MaxElements>"
+            answer = client.enumerate(P, ET.fromstring(ENUMERATE.format(optimised)))
+            assert [one.text for one in answer.iter(P("Name"))] == ["first", "second"]
+            assert answer.find(f".//{names.WSMAN('EndOfSequence')}") is not None
+
+            # Put what was got, with another wish.
+            body = client.get(P, None, selector_set=named("second")).find(f".//{P('Resource')}")
+            assert body is not None
+            wanted = body.find(P("Wanted"))
+            assert wanted is not None
+            wanted.text = "down"
+            assert text(client.put(P, body, selector_set=named("second")), P("Wanted")) == "down"
+
+            said = ET.fromstring(f"<p:echo_INPUT xmlns:p='{P}'><p:text>hello</p:text></p:echo_INPUT>")
+            answer = client.invoke(f"{P}/echo", P, said, selector_set=named("first"))
+            assert text(answer, P("Result")) == "hello"
+            renamed = ET.fromstring(
+                f"<p:Rename_INPUT xmlns:p='{P}'><p:NewName>third</p:NewName></p:Rename_INPUT>"
+            )
+            answer = client.invoke(f"{P}/Rename", P, renamed, selector_set=named("first"))
+            assert text(answer, names.WSMAN("Selector")) == "third"
+
+            client.delete(P, selector_set=named("second"))
+            with pytest.raises(pypsrp.exceptions.WSManFaultError) as caught:
+                client.get(P, None, selector_set=named("nobody"))
+            assert "nobody" in str(caught.value)
+
+    await asyncio.to_thread(drive)
+    await wsman.fleet.client.wait_gone("second")
+    assert await wsman.fleet.client.names() == ["third"]
+
+
+async def test_pypsrp_subscribes(wsman, create, sink):
+    await create("a")
+
+    def client(work: Callable[[pypsrp.wsman.WSMan], Any]) -> Any:
+        with pypsrp.wsman.WSMan(
+            "127.0.0.1",
+            port=wsman.port,
+            ssl=False,
+            auth="basic",
+            encryption="never",
+            username=NAME,
+            password=PASSWORD,
+        ) as made:
+            return work(made)
+
+    body = ET.fromstring(
+        f"<e:Subscribe xmlns:e='{names.WSE}' xmlns:a='{names.WSA}'><e:Delivery><e:NotifyTo>"
+        f"<a:Address>{sink.url}</a:Address></e:NotifyTo></e:Delivery><e:Expires>PT1M</e:Expires></e:Subscribe>"
+    )
+    answer = await asyncio.to_thread(client, lambda one: one.invoke(names.SUBSCRIBE, P, body))
+    assert text(answer, names.WSE("Expires")) == "PT60S"
+    assert text(answer, names.WSE("Identifier")).startswith("uuid:")
+    await wsman.fleet.client.put("a", wanted="down")
+    event = await sink.next()
+    assert event.first is not None
+    assert event.first.local == "StateChanged"
+
+
+async def test_pywinrm(wsman, create):
+    await create("first")
+    endpoint = f"http://127.0.0.1:{wsman.port}/wsman"
+    plain: dict[str, Any] = {"server_cert_validation": "ignore", "proxy": None}
+
+    def drive() -> None:
+        client = winrm.protocol.Protocol(
+            endpoint, transport="basic", username=NAME, password=PASSWORD, **plain
+        )
+
+        def ask(action: str, body: dict[str, Any], name: str = "") -> dict[str, Any]:
+            message = client.build_wsman_header(action, P)
+            if name:
+                message["env:Header"]["w:SelectorSet"] = {"w:Selector": {"@Name": "Name", "#text": name}}
+            message["env:Body"] = body
+            found: dict[str, Any] = xmltodict.parse(
+                client.send_message(xmltodict.unparse({"env:Envelope": message})),
+                process_namespaces=True,
+                namespaces={str(P): None, str(names.WSMAN): "w", str(names.WSEN): "n", str(names.WXF): "x",
+                            "http://www.w3.org/2003/05/soap-envelope": "s"},
+            )  # fmt: skip
+            return dict(found["s:Envelope"]["s:Body"] or {})
+
+        assert ask(names.GET, {}, "first")["Resource"]["State"] == "up"
+        made = {"@xmlns:p": str(P), "p:Name": "second", "p:Type": "memory", "p:Agent": "host-a"}
+        assert "x:ResourceCreated" in ask(names.CREATE, {"p:Resource": made})
+        optimised = {"@xmlns:n": str(names.WSEN), "w:OptimizeEnumeration": None, "w:MaxElements": "10"}
+        items = ask(names.ENUMERATE, {"n:Enumerate": optimised})["n:EnumerateResponse"]["w:Items"]["Resource"]
+        assert [one["Name"] for one in items] == ["first", "second"]
+        echo = {"p:echo_INPUT": {"@xmlns:p": str(P), "p:text": "hello"}}
+        assert ask(f"{P}/echo", echo, "first")["echo_OUTPUT"]["Result"] == "hello"
+        assert ask(names.DELETE, {}, "second") == {}
+        with pytest.raises(winrm.exceptions.WSManFaultError) as caught:
+            ask(names.GET, {}, "nobody")
+        assert caught.value.fault_subcode == "wsa:DestinationUnreachable"
+        stranger = winrm.protocol.Protocol(
+            endpoint, transport="basic", username=NAME, password="wrong", **plain
+        )
+        with pytest.raises(winrm.exceptions.InvalidCredentialsError):
+            stranger.send_message(
+                xmltodict.unparse({"env:Envelope": stranger.build_wsman_header(names.GET, P)})
+            )
+
+    await asyncio.to_thread(drive)
+    await wsman.fleet.client.wait_gone("second")
+
+
+WSL = ("wsl", "curl", "libxml2-utils", "uuid-runtime")  # Debian's packages, and what they do not depend on
+NEEDS = ("wslid", "curl", "xmllint", "uuidgen")
+
+
+def install_wsl() -> None:
+    """Debian's package, where we may."""
+    if any(shutil.which(one) is None for one in NEEDS) and os.geteuid() == 0 and shutil.which("apt-get"):
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["apt-get", "-q", "update"], ["apt-get", "-qy", "install", *WSL]):
+            subprocess.run(command, env=quiet, capture_output=True, timeout=110, check=False)
+
+
+async def test_wsl(wsman, create, tmp_path):
+    await asyncio.to_thread(install_wsl)
+    found = all(shutil.which(one) for one in NEEDS)
+    require_part("wsl", found, hint=f"apt-get install {' '.join(WSL)} (as root the test does so itself)")
+    await create("first", tier="front")
+    await create("second", tier="back")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "WSENDPOINT": f"127.0.0.1:{wsman.port}",
+        "WSUSER": NAME,
+        "WSPASS": PASSWORD,
+        "WSNOSSL": "true",
+        "WSAUTOMATED": "1",
+        "KEEPHISTORY": "0",
+    }
+
+    async def run(*command: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=tmp_path, env=environment, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        async with asyncio.timeout(60):
+            output, _ = await process.communicate()
+        assert process.returncode == 0, output.decode()
+        return output.decode()
+
+    uri = str(P)
+    assert "ProductVendor" in await run("wslid", "ident")
+    one_by_one = await run("wslenum", uri)
+    assert one_by_one.count("<p:Resource>") == 2
+    optimised = await run("wslenum", uri, "-opti", "10")
+    assert optimised.count("<p:Resource>") == 2
+    assert "EndpointReference" in await run("wslenum", uri, "-mode", "epr", "-opti", "10")
+    filtered = await run("wslenum", uri, "-filter", "select * from Resource where tier='front'")
+    assert "first" in filtered
+    assert "second" not in filtered
+    assert "<p:State>up</p:State>" in await run("wslget", uri, "Name=first")
+    where = ("-filter", "select * from Resource where Name='first'")
+    assert "hello" in await run("wslinvoke", uri, "echo", "text=hello", *where)
+    assert "_OUTPUT" in await run("wslinvoke", uri, "Rename", "NewName=third", *where)
+    assert await wsman.fleet.client.names() == ["second", "third"]
+    await put(
+        tmp_path, environment, uri, "Wanted=down", "-filter", "select * from Resource where Name='second'"
+    )
+    assert (await wsman.fleet.client.describe("second"))["wanted"] == "down"
+    await put(
+        tmp_path,
+        environment,
+        uri,
+        "Wanted=up",
+        "-fragment",
+        "-filter",
+        "select * from Resource where Name='second'",
+    )
+    assert (await wsman.fleet.client.describe("second"))["wanted"] == "up"
+
+
+async def put(folder: Any, environment: dict[str, str], *arguments: str) -> None:
+    """Its exit code says whether "_OUTPUT" is in the answer, which no answer to a Put is: look at that."""
+    process = await asyncio.create_subprocess_exec(
+        "wslput", *arguments, cwd=folder, env=environment, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        output, _ = await process.communicate()
+    assert "PutResponse" in output.decode(), output.decode()

@@ -1,0 +1,420 @@
+"""Each action of the standard against a real fleet, and the faults it must answer with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.manage.wsman import enumeration, names
+from muster.soap import xml
+from muster.testing.eventually import eventually
+from tests.manage.wsman.conftest import V12, told
+
+P = names.RESOURCE
+
+
+def child(element: xml.Element | None, name: str) -> xml.Element:
+    assert element is not None
+    found = element.find(name)
+    assert found is not None, (name, element)
+    return found
+
+
+async def test_identify_needs_no_login(wsman):
+    said = (
+        f'<s:Envelope xmlns:s="{V12.value}" xmlns:i="{names.WSMID}"><s:Header/>'
+        "<s:Body><i:Identify/></s:Body></s:Envelope>"
+    )
+    answer = await wsman.http.post(
+        wsman.url, content=said, headers={"content-type": "application/soap+xml;charset=UTF-8"}
+    )
+    assert answer.status_code == 200
+    assert f"<wsmid:ProtocolVersion>{names.WSMAN}</wsmid:ProtocolVersion>" in answer.text
+    assert "http/basic" in answer.text
+    other = await wsman.http.post(
+        wsman.url, content=said.replace("Identify", "Other"), headers={"content-type": "application/soap+xml"}
+    )
+    assert other.status_code == 401
+
+
+async def test_create_get_put_rename_delete(wsman):
+    body = (
+        "<p:Resource><p:Name>a-1</p:Name><p:Type>memory</p:Type><p:Agent>host-a</p:Agent>"
+        '<p:Labels><p:Item Name="tier">front</p:Item></p:Labels>'
+        '<p:Config><p:Item Name="value" Type="map"><p:Item Name="n" Type="integer">7</p:Item>'
+        '<p:Item Name="l" Type="list"><p:Item>x</p:Item><p:Item Type="boolean">true</p:Item></p:Item>'
+        "</p:Item></p:Config></p:Resource>"
+    )
+    answer = await wsman.ask(names.CREATE, body)
+    created = answer.first
+    assert created is not None
+    assert created.name == names.WXF("ResourceCreated")
+    assert [one.text for one in created.walk() if one.name == names.WSMAN("Selector")] == ["a-1"]
+    assert (answer.header(names.WSA("RelatesTo")) or created).text == "uuid:1"
+    assert (answer.header(names.WSA("Action")) or created).text == f"{names.CREATE}Response"
+    await wsman.fleet.client.wait("a-1", "up")
+    described = await wsman.fleet.client.describe("a-1")
+    assert described["spec"]["config"] == {"value": {"n": 7, "l": ["x", True]}}
+    assert described["spec"]["labels"] == {"tier": "front"}
+    assert described["applied_by"] == "door-ann"
+
+    found = (await wsman.ask(names.GET, name="a-1")).first
+    assert found is not None
+    assert (found.text_of(P("Name")), found.text_of(P("State"))) == ("a-1", "up")
+
+    # What was read is sent back with one property changed.
+    sent = xml.write(found).decode().replace("<p:Wanted>up", "<p:Wanted>down")
+    changed = (await wsman.ask(names.PUT, sent, name="a-1")).first
+    assert changed is not None
+    assert changed.text_of(P("Wanted")) == "down"
+    assert (await wsman.fleet.client.describe("a-1"))["spec"]["config"] == described["spec"]["config"]
+    # …and sent once more, as it was read then: it is of an earlier generation by now.
+    stale = sent.replace(">down<", ">drained<")
+    assert await wsman.fault(names.PUT, stale, name="a-1") == ("s:Sender", "wsman:Concurrency", "")
+
+    # A Put that changes the key renames.
+    renamed = xml.write(changed).decode().replace("<p:Name>a-1", "<p:Name>b-1")
+    answer = await wsman.ask(names.PUT, renamed, name="a-1", headers="<w:RequestEPR/>")
+    reference = answer.header(names.WSMAN("RequestedEPR"))
+    assert reference is not None
+    assert [one.text for one in reference.walk() if one.name == names.WSMAN("Selector")] == ["b-1"]
+    # So does the method, once that is done.
+    await wsman.fleet.client.wait("b-1", "down")
+    answer = await wsman.ask(
+        f"{P}/Rename", "<p:Rename_INPUT><p:NewName>c-1</p:NewName></p:Rename_INPUT>", name="b-1"
+    )
+    assert answer.first is not None
+    assert answer.first.name == P("Rename_OUTPUT")
+    assert (answer.header(names.WSA("Action")) or answer.first).text == f"{P}/RenameResponse"
+    assert await wsman.fault(names.GET, name="a-1") == (
+        "s:Sender", "wsa:DestinationUnreachable", "InvalidResourceURI",
+    )  # fmt: skip
+
+    answer = await wsman.ask(names.DELETE, name="c-1")
+    assert (answer.body, wsman.last.status_code) == ([], 200)
+    await wsman.fleet.client.wait_gone("c-1")
+
+
+async def test_fragments(wsman, create):
+    await create("a", tier="front")
+
+    def at(path: str, dialect: str = "") -> str:
+        return f'<w:FragmentTransfer s:mustUnderstand="true"{dialect}>{path}</w:FragmentTransfer>'
+
+    for path, expected in [
+        ("Wanted", "<p:Wanted>up</p:Wanted>"),
+        ("p:Wanted/text()", "up"),
+        ("/p:Resource/p:Config/p:Item[1]/text()", "1"),
+    ]:
+        answer = await wsman.ask(names.GET, name="a", headers=at(path))
+        assert f"<wsman:XmlFragment>{expected}</wsman:XmlFragment>" in wsman.last.text
+        assert answer.header(names.WSMAN("FragmentTransfer")) is not None
+    await wsman.ask(names.GET, name="a", headers=at("Nothing"))
+    assert 'xsi:nil="true"' in wsman.last.text
+
+    put = "<w:XmlFragment><Wanted>down</Wanted></w:XmlFragment>"  # without a namespace, as `wsl` does
+    await wsman.ask(names.PUT, put, name="a", headers=at("Wanted"))
+    assert (await wsman.fleet.client.describe("a"))["wanted"] == "down"
+    await wsman.ask(names.PUT, "<w:XmlFragment>up</w:XmlFragment>", name="a", headers=at("Wanted/text()"))
+    described = await wsman.fleet.client.describe("a")
+    assert (described["wanted"], described["spec"]["labels"]) == ("up", {"tier": "front"})
+
+    refused = await wsman.fault(names.GET, name="a", headers=at("Wanted", ' Dialect="urn:x"'))
+    assert refused[1] == "wsman:FragmentDialectNotSupported"
+    assert (await wsman.fault(names.GET, name="a", headers=at("//Wanted[text()='x']")))[0] == "s:Sender"
+    for bad in ("<w:XmlFragment/>", "<p:Wanted>up</p:Wanted>", "<w:XmlFragment><Other/></w:XmlFragment>"):
+        assert await wsman.fault(names.PUT, bad, name="a", headers=at("Wanted")) == (
+            "s:Sender", "wxf:InvalidRepresentation", "InvalidFragment",
+        )  # fmt: skip
+    assert (await wsman.fleet.client.describe("a"))["generation"] == described["generation"]
+
+
+async def test_methods(wsman, create):
+    await create("a")
+    answer = await wsman.ask(f"{P}/stop", "<p:stop_INPUT/>", name="a")
+    assert answer.first is not None
+    assert answer.first.text_of(P("ReturnValue")) == "0"
+    assert (await wsman.ask(f"{P}/logs", name="a")).first is not None  # a body may be absent
+    assert (await wsman.fault(f"{P}/fly", "<p:fly_INPUT/>", name="a"))[0] == "s:Sender"
+    assert await wsman.fault(f"{P}/stop", "<p:start_INPUT/>", name="a") == (
+        "s:Sender", "wsman:SchemaValidationError", "",
+    )  # fmt: skip
+    for bad in ("<p:Rename_INPUT/>", "<p:Rename_INPUT><p:Other>b</p:Other></p:Rename_INPUT>"):
+        assert await wsman.fault(f"{P}/Rename", bad, name="a") == (
+            "s:Sender", "wsman:InvalidParameter", "InvalidName",
+        )  # fmt: skip
+    twice = "<p:stop_INPUT><p:x>1</p:x><p:x>2</p:x></p:stop_INPUT>"
+    assert (await wsman.fault(f"{P}/stop", twice, name="a"))[1] == "wsman:InvalidParameter"
+
+
+async def pull_all(wsman, answer, **options) -> list[xml.Element]:
+    """All items, pulled to the end."""
+    items: list[xml.Element] = []
+    context = child(answer.first, names.WSEN("EnumerationContext")).text
+    first = answer.first.find(names.WSMAN("Items"))
+    items += first.children if first else []
+    while context:
+        more = options.get("pull", "")
+        body = f"<n:Pull><n:EnumerationContext>{context}</n:EnumerationContext>{more}</n:Pull>"
+        told = (
+            await wsman.ask(names.PULL, body, uri=options.get("uri", P), size=options.get("size", 153600))
+        ).first
+        found = told.find(names.WSEN("EnumerationContext"))
+        items += child(told, names.WSEN("Items")).children
+        assert (found is None) == (told.find(names.WSEN("EndOfSequence")) is not None)
+        context = found.text if found is not None else ""
+    return items
+
+
+async def test_enumerations(wsman, create):
+    for number in range(5):
+        await create(f"r-{number}", tier="front" if number % 2 else "back", text="x" * 900)
+    one_by_one = await pull_all(wsman, await wsman.ask(names.ENUMERATE, "<n:Enumerate/>"))
+    assert [one.text_of(P("Name")) for one in one_by_one] == [f"r-{n}" for n in range(5)]
+    assert len(wsman.desk.enumerations) == 0
+
+    # Optimised, in one answer: the context is empty, and the items are WS-Management's.
+    body = "<n:Enumerate><w:OptimizeEnumeration/><w:MaxElements>50</w:MaxElements>{}</n:Enumerate>"
+    answer = await wsman.ask(names.ENUMERATE, body.format(""), headers="<w:RequestTotalItemsCountEstimate/>")
+    assert child(answer.first, names.WSEN("EnumerationContext")).text == ""
+    assert child(answer.first, names.WSMAN("EndOfSequence")) is not None
+    assert len(child(answer.first, names.WSMAN("Items")).children) == 5
+    count = answer.header(names.WSMAN("TotalItemsCountEstimate"))
+    assert count is not None
+    assert count.text == "5"
+
+    # Modes.
+    mode = "<w:EnumerationMode>{}</w:EnumerationMode>"
+    answer = await wsman.ask(names.ENUMERATE, body.format(mode.format("EnumerateEPR")))
+    items = child(answer.first, names.WSMAN("Items")).children
+    assert {one.name for one in items} == {names.WSA("EndpointReference")}
+    answer = await wsman.ask(names.ENUMERATE, body.format(mode.format("EnumerateObjectAndEPR")))
+    items = child(answer.first, names.WSMAN("Items")).children
+    assert [one.local for one in items[0].children] == ["Resource", "EndpointReference"]
+    refused = await wsman.fault(names.ENUMERATE, body.format(mode.format("EnumerateNothing")))
+    assert refused == ("s:Sender", "wsman:UnsupportedFeature", "EnumerationMode")
+
+    # No more at once than fit into the envelope that was asked for.
+    small = "<n:Enumerate><w:OptimizeEnumeration/><w:MaxElements>50</w:MaxElements></n:Enumerate>"
+    answer = await wsman.ask(names.ENUMERATE, small, size=8192)
+    assert len(wsman.last.content) <= 8192
+    assert 0 < len(child(answer.first, names.WSMAN("Items")).children) < 5
+    pull = "<n:MaxElements>50</n:MaxElements>"
+    assert len(await pull_all(wsman, answer, pull=pull, size=8192)) == 5
+
+
+SELECTOR_A = '<w:SelectorSet><w:Selector Name="Name">a</w:Selector></w:SelectorSet>'
+
+
+async def test_filters(wsman, create):
+    await create("a", tier="back")
+    await create("b", tier="front")
+    for space, dialect, text, expected in [
+        ("w", names.PREDICATE, "tier = 'front'", ["b"]),
+        ("n", names.PREDICATE, "name LIKE 'b%'", ["b"]),
+        ("w", names.QUERIES[1], "select * from Resource where Name='a' or tier='front'", ["a", "b"]),
+        ("w", names.QUERIES[2], "SELECT * FROM Resource", ["a", "b"]),
+        ("w", names.SELECTOR_FILTER, SELECTOR_A, ["a"]),
+    ]:
+        given = f'<{space}:Filter Dialect="{dialect}">{text}</{space}:Filter>'
+        answer = await wsman.ask(names.ENUMERATE, f"<n:Enumerate>{given}</n:Enumerate>")
+        assert [one.text_of(P("Name")) for one in await pull_all(wsman, answer)] == expected, text
+
+
+async def test_filters_that_cannot_be(wsman):
+    def filtered(dialect: str, text: str) -> str:
+        return f'<n:Enumerate><w:Filter Dialect="{dialect}">{text}</w:Filter></n:Enumerate>'
+
+    unknown = await wsman.fault(names.ENUMERATE, filtered("urn:other", "x"))
+    assert unknown[1] == "wsen:FilterDialectRequestedUnavailable"
+    assert f"<wsen:SupportedDialect>{names.PREDICATE}</wsen:SupportedDialect>" in wsman.last.text
+    for dialect, text in [
+        (names.PREDICATE, "name ="),
+        (names.PREDICATE, "<p:x/>"),
+        (names.QUERIES[0], "drop table Resource"),
+        (names.SELECTOR_FILTER, "x"),
+        (names.SELECTOR_FILTER, '<w:SelectorSet><w:Selector Name="a b">1</w:Selector></w:SelectorSet>'),
+    ]:
+        assert (await wsman.fault(names.ENUMERATE, filtered(dialect, text)))[
+            1
+        ] == "wsen:CannotProcessFilter", text
+    twice = f'<w:Filter Dialect="{names.PREDICATE}">a = 1</w:Filter>' * 2
+    assert (await wsman.fault(names.ENUMERATE, f"<n:Enumerate>{twice}</n:Enumerate>"))[
+        1
+    ] == "wsen:CannotProcessFilter"
+    assert len(wsman.desk.enumerations) == 0
+
+
+async def test_contexts_end_and_belong_to_who_opened_them(wsman, create, monkeypatch):
+    await create("a")
+    await create("b")
+
+    async def begin(more: str = "") -> str:
+        return child((await wsman.ask(names.ENUMERATE, f"<n:Enumerate>{more}</n:Enumerate>")).first,
+                     names.WSEN("EnumerationContext")).text  # fmt: skip
+
+    def pull(context: str) -> str:
+        return f"<n:Pull><n:EnumerationContext>{context}</n:EnumerationContext></n:Pull>"
+
+    lost = ("s:Receiver", "wsen:InvalidEnumerationContext", "")
+    context = await begin()
+    release = f"<n:Release><n:EnumerationContext>{context}</n:EnumerationContext></n:Release>"
+    assert (await wsman.ask(names.RELEASE, release)).body == []
+    assert await wsman.fault(names.PULL, pull(context)) == lost
+    assert await wsman.fault(names.RELEASE, release) == lost
+    assert await wsman.fault(names.PULL, pull("made up")) == lost
+    assert await wsman.fault(names.PULL, "<n:Pull/>") == ("s:Sender", "wsman:SchemaValidationError", "")
+
+    context = await begin()
+    wsman.user = "bob"
+    assert await wsman.fault(names.PULL, pull(context)) == lost
+    wsman.user = "ann"
+    assert (await wsman.fault(names.PULL, pull(context), uri=names.AGENT))[0] == "s:Sender"
+    assert told(
+        await wsman.ask(
+            names.PULL, pull(context).replace("</n:Pull>", "<n:MaxElements>x</n:MaxElements></n:Pull>")
+        )
+    )
+    assert (await wsman.ask(names.PULL, pull(context))).first is not None
+
+    context = await begin("<n:Expires>PT60S</n:Expires>")
+    now_s = wsman.desk._now_s
+    monkeypatch.setattr(wsman.desk, "_now_s", lambda: now_s() + 61)
+    assert await wsman.fault(names.PULL, pull(context)) == lost
+    for bad in ("PT0S", "-PT1S", "yesterday", "2001-01-01T00:00:00Z"):
+        assert (
+            await wsman.fault(names.ENUMERATE, f"<n:Enumerate><n:Expires>{bad}</n:Expires></n:Enumerate>")
+        )[1] == ("wsen:InvalidExpirationTime")
+    while len(wsman.desk.enumerations) < enumeration.FOR_EACH_MAX:
+        await begin()
+    assert (await wsman.fault(names.ENUMERATE, "<n:Enumerate/>"))[1] == "wsman:QuotaLimit"
+
+
+async def test_agents_and_managers_can_be_read(wsman):
+    await eventually(wsman.fleet.client.agents)
+    await eventually(wsman.fleet.client.managers)
+    for uri, name in ((names.AGENT, "host-a"), (names.MANAGER, "manager-1")):
+        found = (await wsman.ask(names.GET, uri=uri, name=name)).first
+        assert found is not None
+        assert found.text_of(uri("Name")) == name
+        listed = await pull_all(wsman, await wsman.ask(names.ENUMERATE, "<n:Enumerate/>", uri=uri), uri=uri)
+        assert [one.text_of(uri("Name")) for one in listed] == [name]
+        assert (await wsman.fault(names.DELETE, uri=uri, name=name))[1] == "wsa:ActionNotSupported"
+    assert (await wsman.fault(names.GET, uri=names.AGENT, name="host-z"))[1] == "wsa:DestinationUnreachable"
+
+
+def resource(name: str, more: str) -> str:
+    return f"<p:Resource><p:Name>{name}</p:Name>{more}</p:Resource>"
+
+
+REFUSED: list[tuple[dict[str, Any], tuple[str, str, str]]] = [
+    ({"action": "urn:other"}, ("s:Sender", "wsa:ActionNotSupported", "")),
+    ({"action": ""}, ("s:Sender", "wsa:MessageInformationHeaderRequired", "")),
+    ({"uri": "urn:other"}, ("s:Sender", "wsa:DestinationUnreachable", "InvalidResourceURI")),
+    ({"name": None}, ("s:Sender", "wsman:InvalidSelectors", "InsufficientSelectors")),
+    ({"name": ""}, ("s:Sender", "wsman:InvalidSelectors", "InvalidValue")),
+    ({"name": "missing"}, ("s:Sender", "wsa:DestinationUnreachable", "InvalidResourceURI")),
+    ({"name": None, "headers": '<w:SelectorSet><w:Selector Name="Id">a</w:Selector></w:SelectorSet>'},
+     ("s:Sender", "wsman:InvalidSelectors", "UnexpectedSelectors")),
+    ({"name": None, "headers": '<w:SelectorSet><w:Selector Name="Name">a</w:Selector>'
+      '<w:Selector Name="Name">b</w:Selector></w:SelectorSet>'},
+     ("s:Sender", "wsman:InvalidSelectors", "DuplicateSelectors")),
+    ({"headers": "<w:OperationTimeout>soon</w:OperationTimeout>"},
+     ("s:Sender", "wsa:InvalidMessageInformationHeader", "OperationTimeout")),
+    ({"headers": "<w:OperationTimeout>PT0S</w:OperationTimeout>"}, ("s:Receiver", "wsman:TimedOut", "")),
+    ({"size": 100}, ("s:Sender", "wsman:EncodingLimit", "MinimumEnvelopeLimit")),
+    ({"reply_to": "http://127.0.0.1:1/"}, ("s:Sender", "wsman:UnsupportedFeature", "AddressingMode")),
+    ({"headers": "<a:MessageID>2</a:MessageID>"}, ("s:Sender", "wsa:InvalidMessageInformationHeader", "")),
+    ({"headers": '<w:Locale s:mustUnderstand="true" xml:lang="tlh"/>'},
+     ("s:Sender", "wsman:UnsupportedFeature", "Locale")),
+    ({"headers": '<w:OptionSet><w:Option Name="x" MustComply="true"/></w:OptionSet>'},
+     ("s:Sender", "wsman:InvalidOptions", "NotSupported")),
+    ({"headers": '<e:Strange s:mustUnderstand="true"/>'}, ("s:MustUnderstand", "", "")),
+    ({"action": names.PUT, "body": ""}, ("s:Sender", "wxf:InvalidRepresentation", "MissingValues")),
+    ({"action": names.PUT, "body": "<p:Other/>"}, ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
+    ({"action": names.PUT, "body": '<Resource xmlns="urn:x"/>'},
+     ("s:Sender", "wxf:InvalidRepresentation", "InvalidNamespace")),
+    ({"action": names.PUT, "body": resource("a", "<p:Odd/>")},
+     ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
+    ({"action": names.PUT, "body": resource("a", "<p:Wanted>sideways</p:Wanted>")},
+     ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
+    ({"action": names.PUT, "body": resource("a", "<p:Config><p:Item Name='x' Type='date'/></p:Config>")},
+     ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
+    ({"action": names.CREATE, "body": resource("a", "<p:Type>memory</p:Type><p:Agent>host-a</p:Agent>")},
+     ("s:Sender", "wsman:AlreadyExists", "")),
+    ({"action": names.CREATE, "name": None,
+      "body": resource("z", "<p:Type>unheard</p:Type><p:Agent>host-a</p:Agent>")},
+     ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
+    ({"action": names.CREATE, "body": "<p:Resource><p:Name>z</p:Name></p:Resource>"},
+     ("s:Sender", "wsman:InvalidSelectors", "InvalidValue")),
+    ({"action": f"{P}/Rename", "body": "<p:Rename_INPUT><p:NewName>b</p:NewName></p:Rename_INPUT>"},
+     ("s:Sender", "wsman:AlreadyExists", "")),
+    ({"action": names.PULL, "body": "<n:Release/>"}, ("s:Sender", "wsman:SchemaValidationError", "")),
+]  # fmt: skip
+
+
+async def test_what_is_refused_has_its_fault_and_changes_nothing(wsman, create):
+    await create("a")
+    await create("b")
+    before = {name: await wsman.fleet.client.describe(name) for name in ("a", "b")}
+    for options, expected in REFUSED:
+        asked: dict[str, Any] = {"action": names.GET, "name": "a", "body": "", **options}
+        answer = await wsman.ask(asked.pop("action"), asked.pop("body"), **asked)
+        assert told(answer) == expected, options
+        assert wsman.last.status_code == (400 if expected[0] == "s:Sender" else 500)
+        action = answer.header(names.WSA("Action"))
+        assert action is not None
+        assert action.text.endswith("/fault")
+    assert {
+        name: await wsman.fleet.client.describe(name) for name in await wsman.fleet.client.names()
+    } == before
+    # Two more that are HTTP's matter.
+    envelope_ = wsman.last.request.content
+    await wsman.post(envelope_, SOAPAction='"urn:other"')
+    assert wsman.last.status_code == 400
+    assert "ActionMismatch" in wsman.last.text or "fault" in wsman.last.text
+
+
+async def test_hostile_xml(wsman, create):
+    await create("a")
+    before = await wsman.fleet.client.describe("a")
+    good = (await wsman.ask(names.GET, name="a")) and wsman.last.request.content
+    bomb = b'<!DOCTYPE s [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+    for data, subcode, detail in [
+        (bomb + good, "wsman:SchemaValidationError", ""),
+        (b'<!DOCTYPE s SYSTEM "http://127.0.0.1:1/x">' + good, "wsman:SchemaValidationError", ""),
+        (b'<!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + good.replace(b">a<", b">&x;<"),
+         "wsman:SchemaValidationError", ""),
+        (good.decode().encode("utf-16"), "wsman:EncodingLimit", "CharacterSet"),
+        (good + b" " * (600 << 10), "wsman:EncodingLimit", "ServiceEnvelopeLimit"),
+        (good.replace(b"<s:Body>", b"<s:Body>" + b"<x>" * 99), "wsman:EncodingLimit", "ServiceEnvelopeLimit"),
+        (b"<html/>", "", ""),
+    ]:  # fmt: skip
+        answer = await wsman.post(data)
+        assert told(answer)[:1] + told(answer)[1:] == ("s:Sender", subcode, detail), data[:60]
+        assert "root:" not in wsman.last.text
+    old = good.replace(V12.value.encode(), b"http://schemas.xmlsoap.org/soap/envelope/")
+    await wsman.post(old)
+    assert "VersionMismatch" in wsman.last.text
+    assert "Upgrade" in wsman.last.text
+    assert await wsman.fleet.client.describe("a") == before
+
+
+async def test_a_viewer_looks_and_changes_nothing(wsman, create):
+    await create("a")
+    wsman.user = "vic"
+    assert (await wsman.ask(names.GET, name="a")).first is not None
+    for action in (names.DELETE, names.PUT, names.CREATE, f"{P}/stop"):
+        assert (await wsman.fault(action, name="a"))[1] == "wsman:AccessDenied"
+    assert [row["state"] for row in await wsman.fleet.client.get("a")] == ["up"]
+
+
+async def test_an_operation_that_takes_too_long(wsman):
+    await wsman.fleet.client.create(
+        {"name": "slow", "type": "memory", "agent": "host-a", "config": {"hangs": ["stop"]}}
+    )
+    await wsman.fleet.client.wait("slow", "up")
+    timeout = "<w:OperationTimeout>PT0.3S</w:OperationTimeout>"
+    assert (await wsman.fault(f"{P}/stop", name="slow", headers=timeout))[:2] == (
+        "s:Receiver",
+        "wsman:TimedOut",
+    )

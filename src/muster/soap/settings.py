@@ -14,7 +14,7 @@ class Soap(settings.Section, frozen=True, kw_only=True):
     """SOAP doors: WS-Management at ``/wsman``, WS-Context at ``/context``."""
 
     enabled: Annotated[bool, doc("Whether this process serves them.")] = False
-    host: Annotated[str, doc("Address to listen on. Any but a loopback one needs a certificate.")] = "127.0.0.1"
+    host: Annotated[str, doc("Address to listen on; without a certificate, a loopback one.")] = "127.0.0.1"
     port: Annotated[int, doc("Port; 0 takes a free one.", ge=0, le=65535)] = 5985
     certificate: Annotated[
         settings.FilePath, doc("Certificate (PEM) of the door; clients then use https. None: http.")

@@ -16,7 +16,13 @@ from tests.cli import driver
 
 
 def wanted(tmp_path: Path, **more: object) -> catalogue.Settings:
-    flags = {"domain.data_dir": str(tmp_path), "inform.nodes": 2, "inform.refresh_s": "300ms", **more}
+    flags = {
+        "domain.data_dir": str(tmp_path),
+        "manage.enabled": False,
+        "inform.nodes": 2,
+        "inform.refresh_s": "300ms",
+        **more,
+    }
     return settings.load(catalogue.Settings, flags=flags)
 
 

@@ -249,3 +249,14 @@ async def test_without_its_store_the_registry_keeps_managers_going_and_takes_not
         return (await small.client.get("a"))[0]["restarts"] == 1
 
     await eventually(caught_up)
+
+
+async def test_what_another_began_is_found_done_and_a_wish_that_changes_nothing_is_fulfilled(small):
+    await small.client.apply(manifest(memory("a", ", config: {value: 1}")))
+    await small.client.wait("a", "up")
+    one = small.man.managed["a"]
+    one.runtime.generation = 0  # as in a manager that took over before the one before it could tell
+    await small.client.apply(manifest(memory("a", ", config: {value: 1}, labels: {x: y}")))
+    row = await small.client.wait("a", "up")
+    assert row["applied"]
+    assert small.host.hosted["a"].adapter.done.count("create") == 1

@@ -13,6 +13,7 @@ from tests.monitor import conftest
 async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
     flags = {
         "domain.data_dir": str(tmp_path),
+        "manage.enabled": "false",
         "channel.enabled": "true",
         "channel.hold_s": "100ms",
         "channel.beat_s": "100ms",

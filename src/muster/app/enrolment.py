@@ -33,6 +33,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     creds: str
     name: str
     ca: str = ""
+    locator: str = ""
 
     def render(self) -> str:
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode().rstrip("=")
@@ -64,7 +65,15 @@ class Desk:
         self._trust = trust
 
     async def make(
-        self, by: str, name: str, servers: tuple[str, ...], ca: str, *, approval: bool, lifetime_s: float
+        self,
+        by: str,
+        name: str,
+        servers: tuple[str, ...],
+        ca: str,
+        *,
+        locator: str = "",
+        approval: bool,
+        lifetime_s: float,
     ) -> str:
         subjects.token(name)
         identity = PREFIX + secrets.token_hex(6)
@@ -76,7 +85,7 @@ class Desk:
         creds = await asyncio.to_thread(issue)
         issued = Issued(name=name, by=by, expires_at_s=time.time() + lifetime_s, approved=not approval)
         await self._store.put(TOKENS, identity, msgspec.json.encode(issued))
-        return Token(servers=servers, creds=creds, name=name, ca=ca).render()
+        return Token(servers=servers, creds=creds, name=name, ca=ca, locator=locator).render()
 
     async def waiting(self) -> list[dict[str, object]]:
         """Machines that have asked and wait for approval."""

@@ -191,7 +191,13 @@ class Manage:
         assert running is not None
         ca = await asyncio.to_thread(pathlib.Path(running.ca).read_text) if running.ca else ""
         token = await self._desk.make(
-            by, name, tuple(servers) or running.servers, ca, approval=approval, lifetime_s=lifetime_s
+            by,
+            name,
+            tuple(servers) or running.servers,
+            ca,
+            locator="" if servers else running.locator_url or "",
+            approval=approval,
+            lifetime_s=lifetime_s,
         )
         return {"name": name, "token": token}
 

@@ -97,8 +97,10 @@ async def _through(
             lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
         writer.write("\r\n".join([*lines, "", ""]).encode())
         said = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].decode("latin-1")
-        if said.split(" ")[1:2] != ["200"]:
-            raise ConnectionError(f"the proxy {where.hostname}:{where.port} refuses {name}: {said[:200]}")
+        status = said.split(" ")[1:2]
+        if status != ["200"]:
+            told = "a name and a password are wanted" if status == ["407"] else f"it answers {said[:100]!r}"
+            raise ConnectionError(f"the proxy {where.hostname}:{where.port} refuses {name}: {told}")
     except asyncio.IncompleteReadError as error:
         writer.transport.abort()
         raise ConnectionError(f"the proxy {where.hostname}:{where.port} does not answer") from error

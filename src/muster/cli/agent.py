@@ -35,6 +35,11 @@ RETRY_S = 2.0
     show_default=True,
     help="Where it keeps its credentials and what it hosts.",
 )
+@click.option(
+    "--proxy",
+    metavar="URL",
+    help="An HTTP proxy (http://HOST:PORT) by way of which the domain is reached; it is remembered.",
+)
 @click.option("--zone", default="default", show_default=True, help="Machines of a zone fail together.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For predicates to select on.")
 @monitoring.duration("--beat", "5s", "Between two heartbeats.")
@@ -43,25 +48,28 @@ def agent(
     context: click.Context,
     token: str | None,
     folder: Path,
+    proxy: str | None,
     zone: str,
     labels: tuple[str, ...],
     beat_s: float,
 ) -> None:
     """Host resources on this machine, and let machines into a domain.
 
-    It needs no open port: it connects outwards, by TLS or WebSocket.
+    It needs no open port: it connects outwards, by TLS or WebSocket, through an HTTP proxy if need be. It
+    asks the domain's locator for the best broker, and turns to others when that one fails.
     """
     if context.invoked_subcommand is not None:
         return
     invocation = context.ensure_object(base.Invocation)
     given = monitoring.pairs(labels, "--label")
-    base.run(_run(invocation, token, folder.expanduser(), zone, given, beat_s))
+    base.run(_run(invocation, token, folder.expanduser(), proxy, zone, given, beat_s))
 
 
 async def _run(
     invocation: base.Invocation,
     token: str | None,
     folder: Path,
+    proxy: str | None,
     zone: str,
     labels: dict[str, str],
     beat_s: float,
@@ -71,10 +79,10 @@ async def _run(
     from muster.manage import agent
 
     if token is not None:
-        await _enrol(invocation, token, folder)
+        await _enrol(invocation, token, folder, proxy)
     measure = metrics.Metrics(process=True)
     async with (
-        await _connect(folder, measure) as bus,
+        await _connect(folder, proxy, measure) as bus,
         monitoring.serving(invocation, bus, measure, folder=folder / "run" / "pages") as asked,
     ):
         running = agent.Agent(
@@ -92,7 +100,7 @@ async def _run(
             await asked.wait()
 
 
-async def _enrol(invocation: base.Invocation, text: str, folder: Path) -> None:
+async def _enrol(invocation: base.Invocation, text: str, folder: Path, proxy: str | None) -> None:
     """Spend the token: a key is made here, and its public half is all that leaves."""
     import ssl
 
@@ -110,7 +118,7 @@ async def _enrol(invocation: base.Invocation, text: str, folder: Path) -> None:
     creds = credentials.Credentials.parse(token.creds)
     answer: dict[str, str] | None = None
     told = False
-    async with await connecting.connect(token.servers, creds=creds, tls=tls) as bus:
+    async with await connecting.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
         while answer is None:
             try:
                 answer = await manage.ask(
@@ -124,11 +132,11 @@ async def _enrol(invocation: base.Invocation, text: str, folder: Path) -> None:
                     told = True
                 await asyncio.sleep(RETRY_S)
     await asyncio.to_thread(enrolment.write_credentials, folder / "agent.creds", key, answer["jwt"])
-    where = {"servers": list(token.servers), "ca": token.ca}
+    where = {"servers": list(token.servers), "ca": token.ca, "locator": token.locator, "proxy": proxy}
     await asyncio.to_thread((folder / "domain.json").write_bytes, msgspec.json.encode(where))
 
 
-async def _connect(folder: Path, measure: metrics.Metrics) -> api.Bus:
+async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) -> api.Bus:
     import ssl
 
     import msgspec
@@ -145,7 +153,12 @@ async def _connect(folder: Path, measure: metrics.Metrics) -> api.Bus:
         ) from error
     creds = await asyncio.to_thread(credentials.Credentials.load, folder / "agent.creds")
     tls = ssl.create_default_context(cadata=where["ca"]) if where["ca"] else None
-    return await connecting.connect(where["servers"], creds=creds, tls=tls, measure=measure)
+    proxy = proxy or where.get("proxy")
+    # Who needs a proxy does not reach the locator either.
+    locator = None if proxy else where.get("locator") or None
+    return await connecting.connect(
+        where["servers"], locator=locator, creds=creds, tls=tls, proxy=proxy, measure=measure
+    )
 
 
 @agent.command(

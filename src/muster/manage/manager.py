@@ -434,7 +434,10 @@ class Manager:
                     self._checkpoints.due.add(name)
                 continue
             step = reconcile.decide(one.assignment, runtime, now)
-            if step is not None and step.act is not reconcile.Act.CLAIM:
+            if step is None:
+                if reconcile.settle(one.assignment, runtime):
+                    self._checkpoints.due.add(name)
+            elif step.act is not reconcile.Act.CLAIM:
                 runtime.busy = True
                 self._spawn(self._act(one, step))
 

@@ -231,6 +231,20 @@ def decide(assignment: protocol.Assignment, runtime: Runtime, now: float) -> Ste
             return Step(Act.DRAIN, "drained by a user")
 
 
+def settle(assignment: protocol.Assignment, runtime: Runtime) -> bool:
+    """Nothing is to be done: does the resource have what was wished, whoever brought it there? Whether so.
+
+    A manager may find done what one before it began, and a wish may change nothing that an adapter knows.
+    """
+    observed = runtime.observed
+    if observed is None or runtime.busy or runtime.generation == assignment.generation:
+        return False
+    if not observed.exists or observed.digest != assignment.spec.digest:
+        return False
+    runtime.generation, runtime.dirty = assignment.generation, True
+    return True
+
+
 def changed(before: protocol.Assignment, after: protocol.Assignment, runtime: Runtime) -> None:
     """The assignment was renewed: a new wish gives one more chance to what was given up."""
     if after.generation != before.generation:

@@ -1,0 +1,249 @@
+"""Every command of management against a real domain with real processes, in the order of a user's day."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.cli import driver
+
+pytestmark = [
+    pytest.mark.may_block(reason="commands are run as a shell does"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+WAIT_S = 90.0
+SETTINGS = """
+[domain]
+name = "work"
+data_dir = "."
+[bus]
+port = 0
+websocket = true
+[manage]
+beat_s = "500ms"
+"""
+MANIFEST = """
+resources:
+  - name: db
+    type: process
+    agent: local
+    group: data
+    labels: {tier: back}
+    restart: {attempts: 1000, delay_s: 0.05, delay_s_max: 0.1}
+    config: {command: [sh, -c, "echo ready; exec sleep 1000"]}
+  - name: web-1
+    type: process
+    agent: local
+    group: web
+    depends_on: [db]
+    config: {command: [sleep, "1000"]}
+  - name: web-2
+    type: process
+    agent: local
+    group: web
+    depends_on: [db]
+    config: {command: [sleep, "1000"]}
+"""
+
+
+class Shell:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def __call__(self, *words: str | Path, code: int = 0) -> Any:
+        answer = driver.quick("-o", "json", *words, home=self.home)
+        assert answer.code == code, f"{words}: {answer.code} {answer.out} {answer.err}"
+        return json.loads(answer.out) if answer.out.strip() else None
+
+    def text(self, *words: str | Path) -> str:
+        answer = driver.quick(*words, home=self.home)
+        assert answer.code == 0, answer.err
+        return answer.out
+
+    def until(self, look: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + WAIT_S
+        while not (found := look()):
+            assert time.monotonic() < deadline, self("get")
+            time.sleep(0.1)
+        return found
+
+    def state(self, name: str) -> str:
+        return str(rows(self("get", name))[0]["state"])
+
+    def pid(self, name: str) -> int:
+        """Of what runs now; it may just be falling or rising."""
+        return int(self.until(lambda: self("describe", name)["status"]["properties"].get("pid")))
+
+
+def rows(found: Any) -> list[dict[str, Any]]:
+    return found if isinstance(found, list) else [found]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "muster.toml").write_text(SETTINGS)
+    made = Shell(home)
+    try:
+        made("up", "--detach")
+        yield made
+    finally:
+        driver.run("down", home=home, timeout_s=WAIT_S)
+
+
+def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
+    manifest = tmp_path / "fleet.yaml"
+    manifest.write_text(MANIFEST)
+
+    planned = rows(shell("plan", "-f", manifest))
+    assert [(line["wave"], line["name"], line["act"]) for line in planned] == [
+        (1, "db", "create"),
+        (2, "web-1", "create"),
+        (2, "web-2", "create"),
+    ]
+    assert shell("apply", "-f", manifest, "--wait", "60s")["changed"] == ["db", "web-1", "web-2"]
+    assert {row["name"]: row["state"] for row in rows(shell("get"))} == dict.fromkeys(
+        ("db", "web-1", "web-2"), "up"
+    )
+    assert [row["name"] for row in rows(shell("targets", "tier = 'back' AND os = 'linux'"))] == ["db"]
+    assert [row["name"] for row in rows(shell("get", "--where", "group = 'web'"))] == ["web-1", "web-2"]
+    assert "ready" in json.dumps(shell("logs", "db"))
+    shown = shell.text("get")
+    assert "web-1" in shown
+    assert "up" in shown
+    assert "STATE" in shown
+
+    # A change, told before it is made.
+    manifest.write_text(MANIFEST.replace('[sleep, "1000"]', '[sleep, "2000"]', 1))
+    (difference,) = rows(shell("diff", "-f", manifest))
+    assert (difference["name"], difference["field"]) == ("web-1", "config.command")
+    assert psutil.pid_exists(shell.pid("web-1"))
+    shell("apply", "-f", manifest, "--wait", "60s")
+    assert "2000" in psutil.Process(shell.pid("web-1")).cmdline()
+
+    # Somebody kills what should be; it comes back, and whoever watches sees it.
+    watching = subprocess.Popen(
+        driver.command_line("-o", "json", "watch"),
+        env=driver.environment(shell.home),
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    try:
+        assert watching.stdout is not None
+        before = shell.pid("db")
+        os.kill(before, signal.SIGKILL)
+        shell.until(lambda: shell.state("db") == "up" and shell.pid("db") != before)
+        heard: set[str] = set()
+        while "up" not in heard:  # it may not have listened yet
+            os.kill(shell.pid("db"), signal.SIGKILL)
+            shell.until(lambda: shell.state("db") == "up")
+            while select.select([watching.stdout], [], [], 0.2)[0]:
+                heard.add(json.loads(watching.stdout.readline())["state"])
+        assert "down" in heard
+    finally:
+        watching.kill()
+        watching.wait()
+        assert watching.stdout is not None
+        watching.stdout.close()
+
+    # Operations.
+    before = shell.pid("web-2")
+    (done,) = rows(shell("exec", "web-2", "restart"))
+    assert done["outcome"] == "done"
+    shell.until(lambda: shell.pid("web-2") != before)
+    (listed,) = rows(shell("exec", "web-2", "enumerate"))
+    assert "signal" in listed["result"]["operations"]
+    assert rows(shell("exec", "web-2", "dance", code=1))[0]["outcome"] == "refused"
+    (rolled,) = rows(shell("rollout", "start", "restart", "--where", "group = 'web'", "--batch", "50%"))
+    assert (rolled["state"], rolled["counts"]) == ("done", {"done": 2})
+    assert [one["id"] for one in rows(shell("rollout", "list"))] == [rolled["id"]]
+
+    # Draining.
+    shell("drain", "web-2")
+    shell.until(lambda: shell.state("web-2") == "down")
+    shell("drain", "web-2", "--undo")
+    shell.until(lambda: shell.state("web-2") == "up")
+
+    # A drill.
+    killed = rows(shell("get", "db"))[0]["manager"]
+    shell("chaos", "kill", killed)
+    shell.until(
+        lambda: (
+            {one["name"]: one["starts"] for one in rows(shell("chaos", "list"))}[killed] == 2
+            and shell.state("db") == "up"
+        )
+    )
+    assert {one["name"] for one in rows(shell("get", "--managers"))} >= {"manager-1", "manager-2"}
+
+    # The audit says who did what.
+    whats = [(one["who"], one["what"], one["outcome"]) for one in rows(shell("events"))]
+    assert ("admin", "apply", "done") in whats
+    assert ("admin", "exec", "refused") in whats
+    assert ("admin", "rollout", "done") in whats
+    assert ("admin", "drain", "done") in whats
+
+    # Others may look, or not even that.
+    for role, may_look in (("viewer", True), ("user", True)):
+        creds = tmp_path / f"{role}.creds"
+        shell("creds", "issue", f"bob-{role}", "--role", role, "--to", creds)
+        given = ("--server", shell("status")["brokers"][0]["url"], "--creds", creds)
+        assert bool(rows(shell("get", *given))) is may_look
+        if role == "user":
+            refused = driver.quick("delete", "db", *given, home=shell.home)
+            assert refused.code == 3
+            assert "only an operator may delete" in refused.err
+            refused = driver.quick("exec", "db", "stop", *given, home=shell.home)
+            assert "only an operator may exec" in refused.err
+    whats = [(one["who"], one["what"], one["outcome"]) for one in rows(shell("events"))]
+    assert ("bob-user", "delete", "refused") in whats
+    assert ("bob-user", "exec", "refused") in whats
+    assert shell.state("db") == "up"
+
+    shell("delete", "-f", manifest, "--wait", "60s")
+    assert not shell("get")
+
+
+def test_a_machine_joins_with_a_token_and_hosts(shell: Shell, tmp_path: Path) -> None:
+    """By WebSocket: all that a firewall lets out."""
+    door = shell("status")["brokers"][0]["websocket_url"]
+    token = shell("agent", "token", "host-b", "--address", door)["token"]
+    command = driver.command_line(
+        *("-o", "json", "agent", "--join", token, "--folder", tmp_path / "agent"),
+        *("--label", "disk=ssd", "--zone", "east", "--beat", "500ms"),
+    )
+    agent = subprocess.Popen(
+        command, env=driver.environment(tmp_path), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert agent.stdout is not None
+        assert json.loads(agent.stdout.readline())["agent"] == "host-b"
+        shell.until(lambda: "host-b" in {one["name"] for one in rows(shell("get", "--agents"))})
+        manifest = tmp_path / "fleet.yaml"
+        manifest.write_text(
+            "resources: [{name: far, type: process, where: \"disk = 'ssd' AND zone = 'east'\", "
+            'config: {command: [sleep, "1000"]}}]'
+        )
+        shell("apply", "-f", manifest, "--wait", "60s")
+        assert rows(shell("get", "far"))[0]["agent"] == "host-b"
+        again = driver.quick("agent", "--join", token, "--folder", tmp_path / "other", home=tmp_path)
+        assert again.code != 0, "a token is for one use"
+        shell("delete", "far", "--wait", "60s")
+        shell("agent", "forget", "host-b")
+    finally:
+        agent.terminate()
+        agent.wait(timeout=WAIT_S)
+        assert agent.stdout is not None
+        agent.stdout.close()

@@ -1,0 +1,152 @@
+"""How an agent reaches its domain: TLS, WebSocket with TLS, through an HTTP proxy, by the locator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import Any
+
+import pytest
+
+from muster import connecting
+from muster.app import catalogue, certificates, domain
+from muster.core import errors, settings
+from muster.manage import agent, client, manager, service
+from muster.testing.eventually import eventually
+from muster.trust import roles
+
+MANIFEST = "resources: [{name: a, type: memory, agent: host-b}]"
+
+
+class Proxy:
+    """A small HTTP proxy that knows CONNECT only, and notes where it was asked to go."""
+
+    def __init__(self, secret: str = "") -> None:
+        self.asked: list[str] = []
+        self.carried_bytes = 0
+        self._secret = secret
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            method, where, _ = head.split(" ", 2)
+            if method != "CONNECT" or self._secret not in head:
+                writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+                writer.close()
+                return
+            self.asked.append(where)
+            host, _, port = where.rpartition(":")
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            try:
+                await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer))
+            finally:
+                far_writer.close()
+                writer.close()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            self.carried_bytes += len(data)
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def secured(tmp_path):
+    """A domain whose brokers speak TLS, by socket and by WebSocket; management in this process."""
+    flags = {
+        "domain.data_dir": str(tmp_path),
+        "bus.tls": "on",
+        "bus.websocket": True,
+        "manage.enabled": False,
+    }
+    made = settings.load(catalogue.Settings, flags=flags)
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(domain.Domain(made, parts=catalogue.parts(made)))
+        registry = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
+        await stack.enter_async_context(service.Registry(registry, running.store))
+        bus = await stack.enter_async_context(await running.connect("manager-1", roles.Role.MANAGER))
+        await stack.enter_async_context(manager.Manager(bus, tick_s=0.05))
+        admin = await stack.enter_async_context(await running.connect("admin", roles.Role.OPERATOR))
+        running.fleet = client.Client(admin)
+        running.creds = await asyncio.to_thread(_issue, running)
+        running.tls = await asyncio.to_thread(certificates.for_clients, made)
+        yield running
+
+
+def _issue(running: Any) -> Any:
+    running.trust.issue("host-b", roles.Role.AGENT)
+    return running.trust.credentials("host-b")
+
+
+async def websocket_url(running: Any) -> str:
+    (found,) = await running.brokers.describe()
+    return str(found["websocket_url"])
+
+
+async def hosts(running: Any, bus: Any, tmp_path: Any) -> None:
+    async with agent.Agent(bus, tmp_path / "hosted", beat_s=0.2):
+        await running.fleet.apply(MANIFEST)
+        await running.fleet.wait("a", "up")
+        assert await running.fleet.execute("a", "echo", {"text": "hi"}) == "hi"
+        await running.fleet.delete("a")
+        await running.fleet.wait_gone("a")
+
+
+async def test_by_tls_and_the_locator(secured, tmp_path):
+    url = secured.running.locator_url
+    async with await connecting.connect(locator=url, creds=secured.creds, tls=secured.tls) as bus:
+        await hosts(secured, bus, tmp_path)
+
+
+async def test_by_websocket_with_tls(secured, tmp_path):
+    url = await websocket_url(secured)
+    assert url.startswith("wss://")
+    async with await connecting.connect(url, creds=secured.creds, tls=secured.tls) as bus:
+        await hosts(secured, bus, tmp_path)
+    with pytest.raises(errors.Unavailable):
+        await connecting.connect(url, creds=secured.creds, tls=ssl.create_default_context())
+
+
+@pytest.mark.parametrize("way", ["tls", "websocket"])
+async def test_through_an_http_proxy(secured, tmp_path, way):
+    url = await websocket_url(secured) if way == "websocket" else secured.servers[0]
+    async with Proxy() as proxy:
+        address = f"http://127.0.0.1:{proxy.port}"
+        async with await connecting.connect(url, creds=secured.creds, tls=secured.tls, proxy=address) as bus:
+            await hosts(secured, bus, tmp_path)
+            assert proxy.asked == [url.rpartition("/")[2]]
+            assert proxy.carried_bytes > 1000
+
+
+async def test_a_proxy_that_wants_a_password_or_is_not_there(secured):
+    given: dict[str, Any] = {"creds": secured.creds, "tls": secured.tls}
+    async with Proxy(secret="Proxy-Authorization: Basic YW5uOnN3b3JkZmlzaA==") as proxy:
+        address = f"127.0.0.1:{proxy.port}"
+        with pytest.raises(errors.Unavailable, match="a password are wanted"):
+            await connecting.connect(secured.servers[0], proxy=f"http://{address}", **given)
+        url = f"http://ann:swordfish@{address}"
+        async with await connecting.connect(secured.servers[0], proxy=url, **given) as bus:
+            await bus.flush()
+            await eventually(lambda: proxy.asked)
+    with pytest.raises(errors.Unavailable):
+        await connecting.connect(secured.servers[0], proxy=f"http://{address}", **given)

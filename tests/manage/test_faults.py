@@ -1,0 +1,401 @@
+"""What goes wrong: the store, the clock, the network, a manager in the middle of a rollout, an adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from muster.bus.memory import network
+from muster.core import errors, health
+from muster.manage import agent, client, manager, protocol, reconcile, requests, service
+from muster.manage.adapters import base, memory
+from muster.store import api as store_api
+from muster.store import database
+from muster.testing import clock, postgres
+from muster.testing.eventually import eventually, throughout
+
+postgres_server = postgres.postgres_server
+
+
+def entry(name: str, agent: str = "host-a", **more: Any) -> dict[str, Any]:
+    restart = {"delay_s": 0.01, "delay_s_max": 0.05, "attempts": 1000}
+    return {"name": name, "type": "memory", "agent": agent, "restart": restart, **more}
+
+
+@pytest.fixture
+async def small(fleet):
+    fleet.reg = await fleet.registry()
+    fleet.man = await fleet.manager()
+    fleet.host = await fleet.agent()
+    return fleet
+
+
+# The store
+
+
+class Relay:
+    """Stands between a registry and its PostgreSQL, and can be cut."""
+
+    def __init__(self, port: int) -> None:
+        self._far = port
+        self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.port = 0
+
+    async def mend(self) -> None:
+        self._server = await asyncio.start_server(self._begin, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def cut(self) -> None:
+        self._server.close()
+        for writer in self._open:
+            writer.transport.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._far)
+        self._open |= {writer, far_writer}
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_carry(reader, far_writer))
+                group.create_task(_carry(far_reader, writer))
+        except* OSError:
+            pass
+        finally:
+            self._open -= {writer, far_writer}
+            writer.transport.abort()
+            far_writer.transport.abort()
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_server):
+    """Managers go on; what is asked meanwhile is refused; what they learnt is stored afterwards."""
+    relay = Relay(postgres_server.port)
+    await relay.mend()
+    try:
+        url = postgres_server.url.replace(f":{postgres_server.port}/", f":{relay.port}/")
+        named = store_api.Settings(namespace=f"t_{secrets.token_hex(6)}")
+        fleet.store = await fleet.stack.enter_async_context(
+            await database.open(url, settings=named, password=postgres_server.password)
+        )
+        await fleet.registry()
+        man, host = await fleet.manager(), await fleet.agent()
+        await fleet.client.create(entry("a", config={"value": 1}))
+        await fleet.client.wait("a", "up")
+        epoch = (await fleet.client.get("a"))[0]["epoch"]
+
+        await relay.cut()
+        impatient = client.Client(fleet.client._bus, timeout_s=3.0)
+        with pytest.raises(errors.MusterError):
+            await impatient.create(entry("b"))
+        held = man._held_until
+        host.hosted["a"].adapter.die("oops")
+        await eventually(lambda: host.hosted["a"].adapter.state is health.State.UP)
+        await eventually(lambda: man._held_until > held + 2)
+        assert (await fleet.client.get("a"))[0]["epoch"] == epoch, "reads go on, and nothing was reassigned"
+
+        await relay.mend()
+
+        async def caught_up():
+            return (await fleet.client.get("a"))[0]["restarts"] == 1
+
+        await eventually(caught_up, timeout_s=30)
+        await fleet.client.put("a", config={"value": 2})
+        await fleet.client.wait("a", "up")
+        # What was acknowledged is there for the next registry.
+        second = await database.open(url, settings=named, password=postgres_server.password)
+        async with second:
+            loaded = await service.Registry(await fleet.connect("reader"), second)._load(10**9)
+            assert loaded.resources["a"].spec.config == {"value": 2}
+            assert loaded.statuses["a"].restarts == 1
+    finally:
+        await fleet.stack.aclose()
+        await relay.cut()
+
+
+# The clock
+
+
+async def test_a_clock_that_jumps_moves_nothing(fleet):
+    jumps_s = [0.0]
+
+    def wall() -> float:
+        return 1_700_000_000 + asyncio.get_running_loop().time() + jumps_s[-1]
+
+    await fleet.registry()
+    man = manager.Manager(await fleet.connect("manager-1"), tick_s=0.05, clock=wall)
+    await fleet.stack.enter_async_context(man)
+    host = await fleet.agent(clock=wall)
+    await fleet.client.create(entry("a"))
+    row = await fleet.client.wait("a", "up")
+    adapter = host.hosted["a"].adapter
+
+    def is_up() -> bool:
+        return man.managed["a"].runtime.health.state is health.State.UP
+
+    for jump_s in (-86400.0, 86400.0 * 365):
+        await eventually(is_up)
+        jumps_s.append(jump_s)
+        await throughout(is_up, for_s=1.0)
+        adapter.die("oops")
+        await eventually(lambda: adapter.state is health.State.UP)
+    after = (await fleet.client.get("a"))[0]
+    assert after["epoch"] == row["epoch"]
+    assert adapter.done.count("start") == 3
+
+
+# The network
+
+
+def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
+    """Two zones, one of them on the far side: there all is unknown and left alone; here the work goes on."""
+
+    async def story() -> None:
+        net = network.Network(7)
+
+        def wall() -> float:
+            return 1_700_000_000 + asyncio.get_running_loop().time()
+
+        async with await database.open("sqlite::memory:") as store:
+            registry = service.Registry(await net.connect("registry"), store)
+            boss = manager.Manager(await net.connect("manager-1"), clock=wall)
+            hosts = {
+                name: agent.Agent(
+                    await net.connect(name), zone=zone, beat_s=1.0, types=("memory",), clock=wall
+                )
+                for name, zone in (("e1", "east"), ("e2", "east"), ("w1", "west"))
+            }
+            await registry.start()
+            await boss.start()
+            for host in hosts.values():
+                await host.start()
+            fleet = client.Client(await net.connect("ann"))
+            for name in hosts:
+                await fleet.create(entry(f"on-{name}", name))
+                await fleet.wait(f"on-{name}", "up")
+
+            def done(name: str) -> list[str]:
+                return list(hosts[name].hosted[f"on-{name}"].adapter.done)
+
+            before = {name: done(name) for name in hosts}
+            net.cut("e1", "e2")
+            rows = [await fleet.wait(f"on-{name}", "unknown") for name in ("e1", "e2")]
+            assert all("whole zone east is silent" in row["reason"] for row in rows)
+            hosts["w1"].hosted["on-w1"].adapter.die("oops")
+            await eventually(lambda: len(done("w1")) > len(before["w1"]))
+            await asyncio.sleep(120)
+            net.heal()
+            for name in hosts:
+                await fleet.wait(f"on-{name}", "up")
+            assert done("e1") == before["e1"]
+            assert done("e2") == before["e2"]
+            assert {row["epoch"] for row in rows} == {
+                row["epoch"] for row in await fleet.get("on-e1", "on-e2")
+            }
+            for host in hosts.values():
+                await host.stop()
+            await boss.abandon()
+            await registry.stop()
+
+    clock.run_virtual(story())
+
+
+# In the middle of a rollout
+
+
+class Slow(memory.Memory):
+    """``work`` begins, and ends when the test lets it."""
+
+    type_name = "slow"
+    begun: ClassVar[list[str]] = []
+    let_go: ClassVar[asyncio.Event]
+
+    async def do_work(self) -> str:
+        Slow.begun.append(self.place.name)
+        await Slow.let_go.wait()
+        return "worked"
+
+
+@pytest.fixture
+async def rolling(fleet):
+    """Three resources of a kind whose work takes a while, on two agents, with two managers."""
+    Slow.begun, Slow.let_go = [], asyncio.Event()
+    fleet.reg = await fleet.registry(manager_ttl_s=1.0)
+    fleet.managers = {name: await fleet.manager(name) for name in ("manager-1", "manager-2")}
+
+    async def host(name: str) -> agent.Agent:
+        made: agent.Agent = await fleet.agent(name, adapters=lambda _: Slow, types=("slow", "memory"))
+        return made
+
+    fleet.hosts = {name: await host(name) for name in ("host-a", "host-b")}
+    for name, where in (("r1", "host-a"), ("r2", "host-b"), ("r3", "host-a")):
+        await fleet.client.create(entry(name, where))
+    for name in ("r1", "r2", "r3"):
+        await fleet.client.wait(name, "up")
+    return fleet
+
+
+async def ended(fleet: Any, id: str) -> Any:
+    found = (await fleet.client.rollouts(id))[0]
+    return found if found["state"] != "running" else None
+
+
+async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling):
+    owners = {row["name"]: row["manager"] for row in await rolling.client.get()}
+    began = await rolling.client.rollout({"operation": "work", "batch": "100%"}, "r1", "r2", "r3")
+    await eventually(lambda: sorted(Slow.begun) == ["r1", "r2", "r3"])
+    victim = rolling.managers[owners["r1"]]
+    await victim.abandon()
+    await eventually(
+        lambda: all(owner.manager != victim.name for owner in rolling.reg.processor.owners.values())
+    )
+    Slow.let_go.set()
+    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=20)
+    assert (found["state"], found["counts"]) == ("done", {"done": 3})
+    assert sorted(Slow.begun) == ["r1", "r2", "r3"], "each was carried out once"
+
+
+async def test_a_rollout_whose_registry_dies_goes_on_and_repeats_nothing(rolling):
+    second = await rolling.registry("registry-2", manager_ttl_s=1.0)
+    began = await rolling.client.rollout({"operation": "work", "batch": "2"}, "r1", "r2", "r3")
+    await eventually(lambda: sorted(Slow.begun) == ["r1", "r2"])
+    await rolling.reg.stop()
+    await second.acting.wait()
+    Slow.let_go.set()
+    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=20)
+    assert (found["state"], found["counts"]) == ("done", {"done": 3})
+    assert sorted(Slow.begun) == ["r1", "r2", "r3"]
+
+
+async def test_a_step_whose_agent_died_in_it_is_in_doubt_and_not_repeated(rolling):
+    plan = {"operation": "work", "batch": "1", "timeout_s": 5}
+    began = await rolling.client.rollout(plan, "r2", "r3")
+    await eventually(lambda: Slow.begun == ["r2"])
+    await rolling.hosts["host-b"].stop()  # in the middle of it
+    await rolling.agent("host-b", adapters=lambda _: Slow, types=("slow", "memory"))
+    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=30)
+    assert found["state"] == "stopped", "one in doubt counts as an error"
+    assert found["counts"] == {"in-doubt": 1, "pending": 1}
+    assert Slow.begun == ["r2"]
+    # Somebody has looked and lets it go on: what is in doubt stays so.
+    Slow.let_go.set()
+    await rolling.client.resume(began["id"])
+    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=30)
+    assert (found["state"], found["counts"]) == ("done", {"in-doubt": 1, "done": 1})
+    assert Slow.begun == ["r2", "r3"]
+
+
+# Adapters
+
+
+class Liar(base.Adapter):
+    """Says whatever it is told to."""
+
+    type_name = "liar"
+    config_type = memory.Config
+    says: Any = protocol.Observed(True, health.State.UP)
+
+    async def create(self, config: Any, *, start: bool) -> None:
+        self.place.changed(await self.observe())
+
+    async def put(self, config: Any) -> None:
+        pass
+
+    async def delete(self) -> None:
+        pass
+
+    async def resume(self, config: Any) -> None:
+        pass
+
+    async def observe(self) -> protocol.Observed:
+        if isinstance(self.says, Exception):
+            raise self.says
+        found: protocol.Observed = self.says
+        return found
+
+    async def do_start(self) -> None:
+        pass
+
+    async def do_look(self) -> str:
+        return "looked"
+
+
+async def test_an_adapter_that_lies_hurts_itself_alone(small, tmp_path):
+    host = await small.agent(
+        "host-b",
+        adapters=lambda name: Liar if name == "liar" else memory.Memory,
+        types=("liar", "memory"),
+    )
+    await small.client.create(entry("good", "host-b"))
+    subject = protocol.request("ann", "create")
+    lying = {**entry("bad", "host-b"), "type": "liar"}
+    await requests.ask(small.client._bus, subject, entry=lying)
+    await small.client.wait("bad", "up")
+    adapter = host.hosted["bad"].adapter
+    lies = [
+        protocol.Observed(True, health.State.UP, "x" * 1_000_000, properties={"much": "y" * 5_000_000}),
+        protocol.Observed(True, health.State.UP, properties={"odd": object()}),
+        protocol.Observed(True, health.State.UP, digest="of something else"),
+        RuntimeError("I will not tell"),
+        "not even the right type",
+    ]
+    for lie in lies:
+        adapter.says = lie
+        await small.client.exec("look", "bad")
+        if isinstance(lie, protocol.Observed):
+            adapter.place.changed(lie)
+        assert await small.client.execute("good", "echo", {"text": "still here"}) == "still here"
+    assert len(host.hosted["bad"].seen.reason) <= 1_000
+    assert (await small.client.get("good"))[0]["state"] == "up"
+
+
+async def test_one_that_hangs_holds_up_nobody_else(small):
+    await small.client.create(entry("stuck", config={"hangs": ["echo"]}))
+    await small.client.create(entry("fine"))
+    await small.client.wait("stuck", "up")
+    await small.client.wait("fine", "up")
+    hanging = asyncio.create_task(small.client.exec("echo", "stuck", timeout_s=2.0))
+    await eventually(lambda: "echo" in small.host.hosted["stuck"].adapter.done)
+    assert await small.client.execute("fine", "echo", {"text": "x"}) == "x"
+    (answer,) = await hanging
+    assert answer["outcome"] == "in-doubt"
+    small.host.hosted["fine"].adapter.die("oops")
+    await eventually(lambda: small.host.hosted["fine"].adapter.state is health.State.UP)
+
+
+def test_a_flapping_one_is_tried_less_and_less_often_and_says_so():
+    spec = protocol.Spec(name="a", type="memory", agent="h", restart=protocol.Restart(attempts=100))
+    assignment = protocol.Assignment(spec=spec, epoch=1, generation=1)
+    runtime = reconcile.Runtime.begin(assignment, 0.0, 0)
+    delays, now = [], 0.0
+    for _ in range(8):
+        up = protocol.Observed(True, health.State.UP, digest=spec.digest)
+        reconcile.observe(assignment, runtime, up, now, int(now * 1000))
+        fallen = msgspec.structs.replace(up, state=health.State.DOWN, reason="oops")
+        reconcile.observe(assignment, runtime, fallen, now, int(now * 1000))
+        delays.append(runtime.retry_at - now)
+        assert reconcile.decide(assignment, runtime, now) is None
+        now = runtime.retry_at
+        assert reconcile.decide(assignment, runtime, now) is not None
+    assert delays == sorted(delays)
+    assert delays[0] < 0.5
+    assert delays[-1] >= 15
+    assert "flapping: fell 8 times" in runtime.health.reason

@@ -192,14 +192,17 @@ def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
                 await fleet.create(entry(f"on-{name}", name))
                 await fleet.wait(f"on-{name}", "up")
 
+            def adapter(name: str) -> Any:
+                return hosts[name].hosted[f"on-{name}"].adapter
+
             def done(name: str) -> list[str]:
-                return list(hosts[name].hosted[f"on-{name}"].adapter.done)
+                return list(adapter(name).done)
 
             before = {name: done(name) for name in hosts}
             net.cut("e1", "e2")
             rows = [await fleet.wait(f"on-{name}", "unknown") for name in ("e1", "e2")]
             assert all("whole zone east is silent" in row["reason"] for row in rows)
-            hosts["w1"].hosted["on-w1"].adapter.die("oops")
+            adapter("w1").die("oops")
             await eventually(lambda: len(done("w1")) > len(before["w1"]))
             await asyncio.sleep(120)
             net.heal()

@@ -82,7 +82,7 @@ async def secured(tmp_path):
     }
     made = settings.load(catalogue.Settings, flags=flags)
     async with contextlib.AsyncExitStack() as stack:
-        running = await stack.enter_async_context(domain.Domain(made, parts=catalogue.parts(made)))
+        running: Any = await stack.enter_async_context(domain.Domain(made, parts=catalogue.parts(made)))
         registry = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
         await stack.enter_async_context(service.Registry(registry, running.store))
         bus = await stack.enter_async_context(await running.connect("manager-1", roles.Role.MANAGER))

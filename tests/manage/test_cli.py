@@ -75,7 +75,7 @@ class Shell:
         deadline = time.monotonic() + WAIT_S
         while not (found := look()):
             assert time.monotonic() < deadline, self("get")
-            time.sleep(0.1)
+            time.sleep(0.1)  # pace
         return found
 
     def state(self, name: str) -> str:

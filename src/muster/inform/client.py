@@ -23,21 +23,11 @@ WAIT_S = 5.0  # a node that dies while we wait there is noticed so late
 
 
 class Client:
-    def __init__(
-        self, bus: api.Bus, *, node: str = protocol.ANY, timeout_s: float = TIMEOUT_S, name: str = ""
-    ) -> None:
-        """``node``: always ask this one; else whichever the brokers find nearest.
-
-        ``name``: ask in this name; only doors may.
-        """
+    def __init__(self, bus: api.Bus, *, node: str = protocol.ANY, timeout_s: float = TIMEOUT_S) -> None:
+        """``node``: always ask this one; else whichever the brokers find nearest."""
         self._bus = bus
         self._node = node
         self._timeout_s = timeout_s
-        self._headers = {protocol.ACTING_FOR: name} if name else None
-
-    def acting_for(self, name: str) -> Client:
-        """The same, asking in the name of somebody who came in through a door."""
-        return Client(self._bus, node=self._node, timeout_s=self._timeout_s, name=name)
 
     async def put(
         self,
@@ -133,7 +123,6 @@ class Client:
             told = await self._bus.request(
                 protocol.asked(self._bus.identity, verb, self._node),
                 protocol.encode(asked),
-                headers=self._headers,
                 timeout_s=timeout_s or self._timeout_s,
             )
         except errors.TimedOut:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from muster.bus import api
-from muster.core import clock, errors, log, subjects
+from muster.core import clock, errors, log
 from muster.inform import contextlog, copies, directory, protocol, rights, views
 from muster.inform import settings as settings_
 
@@ -184,15 +184,6 @@ class Desk:
         if not rule.lets_everybody(act):
             role = self.role_of(identity) if self.role_of is not None else None
             rule.check(key, act, identity=identity, role=role, owner=owner)
-
-    def acts_for(self, sender: str, other: str) -> str:
-        """``other``, if ``sender`` is a door that may ask in others' names."""
-        if self.role_of is not None and self.role_of(sender) not in rights.DOORS:
-            raise errors.Forbidden(
-                f"{sender} may not ask in the name of {other[:80]!r}",
-                hint=f"only {', '.join(sorted(rights.DOORS))} may",
-            )
-        return subjects.token(other)
 
     def count(self, key: str, origin: str) -> None:
         counts = self.demand.get(key)

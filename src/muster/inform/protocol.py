@@ -30,7 +30,6 @@ PART = "inform"
 STREAM = "contexts"
 BUCKETS = 1024
 ANY = "any"
-ACTING_FOR = "Muster-Acting-For"  # header of a door's request: in whose name it asks
 
 KEY_BYTES_MAX = 512
 VALUE_BYTES_MAX = 1 << 20

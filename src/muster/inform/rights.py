@@ -52,9 +52,6 @@ BUILT_IN = (
 )
 DEFAULT = Rule("*")
 
-#: Roles that let others in by doors of their own, and ask in their names.
-DOORS = frozenset({"gateway", "information-node", "bootstrap"})
-
 
 def rule_for(rules: Sequence[Rule], key: str) -> Rule:
     return next((rule for rule in rules if rule.covers(key)), DEFAULT)

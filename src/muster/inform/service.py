@@ -369,7 +369,7 @@ class Node:
             unknown = errors.InvalidInput(f"no verb {verb!r}: there are {', '.join(self._verbs)}")
             self._spawn(self._answer(message, lambda: _raise(unknown)))
         else:
-            self._spawn_bounded(message, lambda: answer(self._in_whose_name(sender, message), message.data))
+            self._spawn_bounded(message, lambda: answer(sender, message.data))
 
     def _answered_at_once(self, sender: str, message: api.Message) -> bool:
         """A read from memory needs no task. Whatever is out of the ordinary takes the long way."""
@@ -378,18 +378,13 @@ class Node:
             found = self.reader.local(asked.key, asked.max_staleness_s)
             if found is None or len(found.value) > AT_ONCE_BYTES_MAX:
                 return False
-            self.desk.check(self._in_whose_name(sender, message), "read", asked.key, found.writer)
+            self.desk.check(sender, "read", asked.key, found.writer)
             if not message.respond_now(protocol.reply(found)):
                 return False
         except errors.MusterError:
             return False
         self.desk.count(asked.key, self.name)
         return True
-
-    def _in_whose_name(self, sender: str, message: api.Message) -> str:
-        """A door asks for those who came in through it."""
-        other = message.headers.get(protocol.ACTING_FOR)
-        return sender if other is None else self.desk.acts_for(sender, other)
 
     def _told(self, message: api.Message) -> None:
         """By another node."""

@@ -1,0 +1,104 @@
+"""The SOAP doors of UDDI: each message to the operation of its name, and nobody but a publisher to publish.
+
+Every port answers what the standard puts on it; `/uddi` answers all three.  The paths of another well-known
+registry lead here too, so that clients set up for it need no change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from muster.core import errors, metrics
+from muster.inform.uddi import faults, inquiry, publication, registry, schema, tokens
+from muster.soap import door, envelope, xml
+
+U = schema.UDDI
+PATHS = {
+    "/uddi": ("Inquiry", "Publication", "Security"),
+    "/uddi/inquiry": ("Inquiry",),
+    "/uddi/publication": ("Publication",),
+    "/uddi/security": ("Security",),
+    "/juddiv3/services/inquiry": ("Inquiry",),
+    "/juddiv3/services/publish": ("Publication",),
+    "/juddiv3/services/security": ("Security",),
+}
+
+#: From a name and a password to who that is; `errors.Unauthorized`.
+Login = Callable[[str, str], Awaitable[door.Caller]]
+
+
+class Ports:
+    def __init__(
+        self,
+        held: registry.Registry,
+        login: Login,
+        *,
+        measure: metrics.Metrics | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._inquiry = inquiry.Inquiry(held)
+        self._publication = publication.Publication(held, self._inquiry)
+        self._login = login
+        self._measure = measure or metrics.Metrics()
+        self._tokens = tokens.Tokens()
+        self._now_s = now_s
+
+    def doors(self) -> dict[str, door.Door]:
+        """By path."""
+        return {path: self._door(names) for path, names in PATHS.items()}
+
+    def _door(self, names: tuple[str, ...]) -> door.Door:
+        operations = {operation for name in names for operation in schema.PORTS[name]}
+
+        async def handle(call: door.Call) -> door.Answer:
+            return await self._answer(call, operations)
+
+        def wsdl(location: str) -> bytes:
+            root = next((location[: -len(path)] for path in PATHS if location.endswith(path)), location)
+            return schema.wsdl(f"{root}/uddi")
+
+        return door.Door(
+            name="uddi",
+            handle=handle,
+            versions=(envelope.Version.V11,),
+            prefixes=schema.PREFIXES,
+            fault_of=faults.of,
+            documents={"wsdl": wsdl, "xsd": lambda _: schema.xml_schema()},
+            measure=self._measure,
+        )
+
+    async def _answer(self, call: door.Call, operations: set[str]) -> door.Answer:
+        asked = call.envelope.first
+        if asked is None or len(call.envelope.body) != 1:
+            raise faults.fault(faults.Code.FATAL_ERROR, "the body holds one message of UDDI")
+        if asked.namespace != U or asked.local not in operations:
+            raise faults.fault(faults.Code.UNSUPPORTED, f"this port has no {asked.name[:120]!r}")
+        found = await self._operation(schema.checked(asked))
+        return door.Answer([found] if found is not None else [])
+
+    async def _operation(self, asked: xml.Element) -> xml.Element | None:
+        name = asked.local
+        if name == "get_authToken":
+            return await self._get_token(asked)
+        given = asked.find(U("authInfo"))
+        text = given.text if given is not None else ""
+        if name == "discard_authToken":
+            self._tokens.discard(text, self._now_s())
+            return None
+        if name in schema.PORTS["Inquiry"]:
+            if text:  # none is needed, but a wrong one is told
+                self._tokens.publisher(text, self._now_s())
+            answer: xml.Element = await getattr(self._inquiry, name)(asked)
+            return answer
+        publisher = self._tokens.publisher(text, self._now_s())
+        done: xml.Element | None = await getattr(self._publication, name)(asked, publisher)
+        return done
+
+    async def _get_token(self, asked: xml.Element) -> xml.Element:
+        try:
+            caller = await self._login(asked.get("userID") or "", asked.get("cred") or "")
+        except errors.Unauthorized as error:
+            raise faults.fault(faults.Code.UNKNOWN_USER, "wrong name or password") from error
+        text = self._tokens.make(registry.Publisher(caller.name, caller.role), self._now_s())
+        return xml.Element(U("authToken"), xml.Element(U("authInfo"), text))

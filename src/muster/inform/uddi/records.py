@@ -1,0 +1,248 @@
+"""Entities of UDDI as contexts, and contexts as entities.
+
+Each business, service and tModel is a context whose value is its XML and whose attributes are what `find`
+and the search of UDDI look at.  A service is a service entry (`muster.inform.services`) under its own key,
+so both views are of one thing: what was saved as a plain entry is shown as a businessService of the
+domain's own business, with its metadata as keywords, its place as a box and its lease as a keyed reference.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from muster.core import errors
+from muster.inform import protocol, services
+from muster.inform.uddi import entities, matching, schema
+from muster.soap import datatypes, xml
+
+U = schema.UDDI
+XML_BYTES_MAX = protocol.VALUE_BYTES_MAX
+
+#: The business whose services are those that no business was named for.
+DOMAIN_KEY = "uddi:muster:domain"
+DOMAIN_NAME = "Muster"
+
+_KINDS = {"business": "businessEntity", "service": "businessService", "tmodel": "tModel"}
+_KEYS = {"business": "businessKey", "service": "serviceKey", "tmodel": "tModelKey"}
+_OWN = frozenset({"names", "identifiers", "models", "bindings", "business", "created", "deleted", "uddi"})
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An entity as it stands in the registry."""
+
+    kind: str
+    key: str
+    element: xml.Element
+    owner: str = ""
+    created_at_s: float = 0.0
+    modified_at_s: float = 0.0
+    version: int = 0
+    deleted: bool = False
+    expires_at_ns: int = 0
+    business: str = ""  # of a service
+
+    @property
+    def names(self) -> list[entities.Name]:
+        return entities.names(self.element)
+
+    @property
+    def first_name(self) -> str:
+        return next((name.text for name in self.names), "")
+
+
+def context_key(kind: str, key: str) -> str:
+    if kind == "service":
+        return services.PREFIX + key.removeprefix("uddi:")
+    return f"uddi/{kind}/{key}"
+
+
+def element_name(kind: str) -> str:
+    return U(_KINDS[kind])
+
+
+def key_name(kind: str) -> str:
+    return _KEYS[kind]
+
+
+def category(reference: entities.Reference) -> str:
+    return f"{reference.model}={reference.value}"
+
+
+def attributes(
+    kind: str, element: xml.Element, created_at_s: float, *, deleted: bool = False
+) -> protocol.Attributes:
+    """What a search looks at."""
+    names = [name.text for name in entities.names(element)]
+    bag = entities.bag(element)
+    found: protocol.Attributes = {
+        "kind": kind,
+        "name": names[0] if names else "",
+        "names": names,
+        "categories": [category(one) for one in bag.references],
+        "created": created_at_s,
+        "uddi": True,
+    }
+    if kind == "service":
+        bindings = entities.bindings(element)
+        found |= {
+            "access": [text for one in bindings for text in entities.texts(one, "accessPoint")],
+            "business": element.get("businessKey") or "",
+            "bindings": [one.get("bindingKey") or "" for one in bindings],
+            "models": sorted({model for one in bindings for model in entities.models(one)}),
+        }
+        found = {**_metadata(bag), **found}
+    else:
+        found["identifiers"] = [category(one) for one in entities.bag(element, "identifierBag").references]
+    if deleted:
+        found["deleted"] = True
+    return found
+
+
+def _metadata(bag: entities.Bag) -> protocol.Attributes:
+    """Name/value pairs, numbers as numbers, so that predicates compare them; and the middle of the box."""
+    found: protocol.Attributes = {
+        one.name: _number(one.value)
+        for one in bag.references
+        if one.model == matching.KEYWORDS and one.name and one.name not in services.RESERVED | _OWN
+    }
+    for model, references in bag.groups:
+        if model == matching.BOX:
+            west, south, east, north = matching.box(references)
+            middle = (west + (east if west <= east else east + 360.0)) / 2
+            found |= {"lon": middle if middle <= 180.0 else middle - 360.0, "lat": (south + north) / 2}
+    return found
+
+
+def _number(text: str) -> protocol.Attribute:
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        if abs(value) < 1e15 and str(value) == text:
+            return value
+    return text
+
+
+def lease_s(element: xml.Element) -> float:
+    """How long a service wants to be kept without being saved again; 0: for ever."""
+    for one in entities.bag(element).references:
+        if one.model == matching.LEASE and one.name == "lease_s":
+            try:
+                seconds = float(one.value)
+            except ValueError:
+                seconds = -1.0
+            if not 0 < seconds <= 100 * 365 * 86_400:
+                raise schema.Invalid(f"a lease of {one.value[:40]!r} seconds")
+            return seconds
+    return 0.0
+
+
+# Back again.
+
+
+def held(context: protocol.Context) -> Held:
+    """`errors.InvalidInput` where the context is no entity."""
+    kind = str(context.attributes.get("kind", ""))
+    if kind not in _KINDS:
+        raise errors.InvalidInput(f"{context.key!r} is nothing of UDDI")
+    if kind == "service" and not context.attributes.get("uddi"):
+        element = from_entry(services.from_context(context))
+    else:
+        element = xml.parse(context.value, xml.Limits(bytes=XML_BYTES_MAX))
+    if context.expires_at_ns:
+        element = _with_lease(element, context.expires_at_ns)
+    return Held(
+        kind,
+        element.get(_KEYS[kind]) or "",
+        element,
+        context.writer,
+        _seconds(context.attributes.get("created"), context.stamp_time),
+        (context.stamp_time >> 16) / 1000,
+        context.version,
+        bool(context.attributes.get("deleted")),
+        context.expires_at_ns,
+        element.get("businessKey") or "",
+    )
+
+
+def _seconds(created: object, stamp_time: int) -> float:
+    return float(created) if isinstance(created, int | float) else (stamp_time >> 16) / 1000
+
+
+def from_entry(entry: services.Entry) -> xml.Element:
+    """A plain service entry, in the words of UDDI."""
+    key = f"uddi:{entry.id}".lower()
+    bindings = [
+        xml.Element(
+            U("bindingTemplate"),
+            xml.Element(U("accessPoint"), access[:4096], attributes={"useType": "endPoint"}),
+            attributes={"bindingKey": f"{key}:{number}", "serviceKey": key},
+        )
+        for number, access in enumerate(entry.access, 1)
+    ]
+    pairs = [one.partition("=") for one in entry.categories]
+    references = [_reference(model, value) for model, _, value in pairs]
+    references += [
+        _reference(matching.KEYWORDS, _text(value), name)
+        for name, value in entry.metadata.items()
+        if name not in ("lon", "lat")
+    ]
+    groups = [_point(entry.metadata)] if {"lon", "lat"} <= set(entry.metadata) else []
+    return xml.Element(
+        U("businessService"),
+        xml.Element(U("name"), entry.name[:255]),
+        xml.Element(U("bindingTemplates"), *bindings) if bindings else None,
+        xml.Element(U("categoryBag"), *references, *groups) if references or groups else None,
+        attributes={"serviceKey": key, "businessKey": DOMAIN_KEY},
+    )
+
+
+def _reference(model: str, value: str, name: str = "") -> xml.Element:
+    said = {"tModelKey": model.lower()[:255], "keyName": name[:255], "keyValue": value[:255]}
+    return xml.Element(U("keyedReference"), attributes=said)
+
+
+def _text(value: protocol.Attribute) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def _point(metadata: Mapping[str, protocol.Attribute]) -> xml.Element:
+    lon, lat = _text(metadata["lon"]), _text(metadata["lat"])
+    sides = {"minX": lon, "minY": lat, "maxX": lon, "maxY": lat}
+    return xml.Element(
+        U("keyedReferenceGroup"),
+        *(_reference(matching.BOX, value, side) for side, value in sides.items()),
+        attributes={"tModelKey": matching.BOX},
+    )
+
+
+def _with_lease(element: xml.Element, expires_at_ns: int) -> xml.Element:
+    ends = _reference(matching.LEASE, datatypes.moment(expires_at_ns / 1e9), "expires_at")
+    bag = element.find(U("categoryBag"))
+    inside: Iterable[xml.Element] = bag.children if bag is not None else ()
+    references = [one for one in inside if one.name == U("keyedReference")]
+    groups = [one for one in inside if one.name != U("keyedReference")]
+    kept = [
+        one
+        for one in references
+        if (one.get("tModelKey"), one.get("keyName")) != (matching.LEASE, "expires_at")
+    ]
+    return entities.with_part(
+        element,
+        "name description bindingTemplates categoryBag",
+        xml.Element(U("categoryBag"), *kept, ends, *groups),
+    )
+
+
+def domain_business() -> xml.Element:
+    return xml.Element(
+        U("businessEntity"),
+        xml.Element(U("name"), DOMAIN_NAME),
+        xml.Element(U("description"), "Services of this domain that were saved without a business"),
+        attributes={"businessKey": DOMAIN_KEY},
+    )

@@ -1,0 +1,210 @@
+"""The registry behind the ports: entities read from contexts and written to them, as their publisher.
+
+What a publisher does is done over a connection under the publisher's own name, so who owns what is decided
+where everything else is: at the context's primary, by the rules of `muster.inform.rights`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from muster.bus import api
+from muster.core import errors
+from muster.inform import client, protocol
+from muster.inform.uddi import entities, faults, records, schema
+from muster.soap import faults as soap_faults
+from muster.soap import xml
+
+U = schema.UDDI
+FOUND_MAX = 10_000
+TOGETHER = 16
+_ASSERTIONS = "uddi/assertion/"
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+#: A connection as somebody who came in.
+Visit = Callable[[str, str], contextlib.AbstractAsyncContextManager[api.Bus]]
+
+
+class Publisher(NamedTuple):
+    name: str
+    role: str
+
+
+class Registry:
+    def __init__(
+        self,
+        contexts: client.Client,
+        visit: Visit,
+        *,
+        now_s: Callable[[], float] = time.time,
+        node: str = "uddi:muster",
+    ) -> None:
+        """``contexts``: to read with; ``visit``: to write as a publisher."""
+        self._contexts = contexts
+        self._visit = visit
+        self.now_s = now_s
+        self.node = node
+
+    @contextlib.asynccontextmanager
+    async def _as(self, publisher: Publisher) -> AsyncIterator[client.Client]:
+        async with self._visit(*publisher) as bus:
+            yield client.Client(bus)
+
+    # Entities.
+
+    async def get(self, kind: str, key: str) -> records.Held | None:
+        if (kind, key) == ("business", records.DOMAIN_KEY):
+            return records.Held("business", key, records.domain_business())
+        try:
+            context = await self._contexts.get(records.context_key(kind, key), max_staleness_s=0.0)
+        except (errors.NotFound, errors.InvalidInput):
+            return None
+        found = records.held(context)
+        return found if found.key == key else None
+
+    async def each(self, kind: str, keys: Sequence[str]) -> list[records.Held]:
+        """All of them in their order, or the fault that names one that is not there."""
+        gate = asyncio.Semaphore(TOGETHER)
+
+        async def one(key: str) -> records.Held:
+            async with gate:
+                found = await self.get(kind, key)
+            if found is None:
+                raise unknown(key, records.key_name(kind))
+            return found
+
+        return list(await asyncio.gather(*map(one, keys)))
+
+    async def find(self, kind: str, condition: str = "") -> list[records.Held]:
+        predicate = f"kind = '{kind}'" + (f" AND ({condition})" if condition else "")
+        found = await self._contexts.find(predicate, limit=FOUND_MAX)
+        if found.silent:
+            raise faults.fault(
+                faults.Code.BUSY, f"no answer from {', '.join(found.silent)}: what is there is not complete"
+            )
+        held = []
+        for context in found.contexts:
+            try:
+                held.append(records.held(context))
+            except errors.InvalidInput:  # written by hand, and no entity: not ours to show
+                continue
+        if kind == "business" and not condition:
+            held.append(records.Held("business", records.DOMAIN_KEY, records.domain_business()))
+        return held
+
+    async def services_of(self, business: str) -> list[records.Held]:
+        if business == records.DOMAIN_KEY:
+            found = await self.find("service")
+            return [one for one in found if one.business == business]
+        return await self.find("service", f"business = {quoted(business)}")
+
+    async def service_with(self, binding: str) -> records.Held | None:
+        """The service that has a binding of this key."""
+        found = await self.find("service", f"bindings CONTAINS {quoted(binding)}")
+        if not found and ":" in binding:  # of a plain entry, whose bindings are numbered
+            held = await self.get("service", binding.rpartition(":")[0])
+            found = [held] if held is not None else []
+        for held in found:
+            if any(one.get("bindingKey") == binding for one in entities.bindings(held.element)):
+                return held
+        return None
+
+    async def put(
+        self,
+        publisher: Publisher,
+        kind: str,
+        element: xml.Element,
+        before: records.Held | None,
+        *,
+        deleted: bool = False,
+    ) -> None:
+        key = element.get(records.key_name(kind)) or ""
+        created_at_s = before.created_at_s if before is not None else self.now_s()
+        async with self._as(publisher) as contexts:
+            await contexts.put(
+                records.context_key(kind, key),
+                xml.write(element, schema.PREFIXES),
+                attributes=records.attributes(kind, element, created_at_s, deleted=deleted),
+                lease_s=records.lease_s(element) if kind == "service" else 0.0,
+                expected_version=before.version if before is not None else 0,
+            )
+
+    async def delete(self, publisher: Publisher, held: records.Held) -> None:
+        # Where it is gone somebody was faster, or its lease has ended.
+        with contextlib.suppress(errors.NotFound):
+            async with self._as(publisher) as contexts:
+                await contexts.delete(records.context_key(held.kind, held.key))
+
+    # Assertions: each publisher's own word, one context for each.
+
+    async def assertions(self, condition: str = "") -> list[Assertion]:
+        predicate = "kind = 'assertion'" + (f" AND ({condition})" if condition else "")
+        found = await self._contexts.find(predicate, limit=FOUND_MAX)
+        return [Assertion.of(context) for context in found.contexts]
+
+    async def say(self, publisher: Publisher, said: Assertion) -> None:
+        async with self._as(publisher) as contexts:
+            await contexts.put(
+                said.context_key,
+                xml.write(said.element, schema.PREFIXES),
+                attributes={
+                    "kind": "assertion",
+                    "publisher": publisher.name,
+                    "from_business": said.source,
+                    "to_business": said.target,
+                },
+            )
+
+    async def withdraw(self, publisher: Publisher, said: Assertion) -> None:
+        with contextlib.suppress(errors.NotFound):
+            async with self._as(publisher) as contexts:
+                await contexts.delete(said.context_key)
+
+
+class Assertion:
+    """What one publisher says of two businesses. It is complete when the owners of both have said it."""
+
+    def __init__(self, publisher: str, element: xml.Element) -> None:
+        self.publisher = publisher
+        self.element = element
+        self.source = element.text_of(U("fromKey"))
+        self.target = element.text_of(U("toKey"))
+        keyed = element.find(U("keyedReference"))
+        assert keyed is not None  # the schema has seen to it
+        self.keyed = keyed
+        self.reference = entities.reference(keyed)
+
+    @classmethod
+    def of(cls, context: protocol.Context) -> Assertion:
+        return cls(str(context.attributes.get("publisher", "")), xml.parse(context.value))
+
+    @property
+    def identity(self) -> tuple[str, str, entities.Reference]:
+        return self.source, self.target, self.reference
+
+    @property
+    def context_key(self) -> str:
+        text = "\0".join((self.source, self.target, *self.reference))
+        return f"{_ASSERTIONS}{hashlib.sha256(text.encode()).hexdigest()[:40]}/{self.publisher}"
+
+
+def unknown(key: str, key_type: str) -> soap_faults.Fault:
+    return faults.fault(
+        faults.Code.INVALID_KEY_PASSED, f"nothing has the key {key[:80]!r}", key_type=key_type
+    )
+
+
+def without_repeats(keys: Iterable[str], key_type: str) -> list[str]:
+    found = list(keys)
+    if len(set(found)) != len(found):
+        raise faults.fault(faults.Code.INVALID_KEY_PASSED, "a key stands there twice", key_type=key_type)
+    return found

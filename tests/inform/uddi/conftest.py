@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest_asyncio
+
+from muster.bus import api
+from muster.core import errors
+from muster.inform import client, services
+from muster.inform.uddi import ports, registry, schema
+from muster.soap import asgi, door, envelope, serving, xml
+
+U = schema.UDDI
+PASSWORDS = {"ann": "open-sesame", "bob": "open-simsim"}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        import time
+
+        return time.time() + self.ahead_s
+
+
+@dataclass
+class Uddi:
+    """The doors, and a way to say anything to them."""
+
+    url: str
+    http: httpx.AsyncClient
+    clock: Clock
+    contexts: client.Client
+    services: services.Services
+
+    async def post(self, path: str, data: str | bytes, content_type: str = "text/xml") -> httpx.Response:
+        content = data if isinstance(data, bytes) else data.encode()
+        return await self.http.post(
+            f"{self.url}{path}", content=content, headers={"content-type": content_type}
+        )
+
+    async def say(self, body: str, path: str = "/uddi") -> xml.Element | None:
+        """The element in the body of the answer."""
+        asked = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", body)
+        response = await self.post(
+            path,
+            f'<s:Envelope xmlns:s="{envelope.Version.V11.value}" xmlns:u="{U}"><s:Body>{asked}</s:Body>'
+            "</s:Envelope>",
+        )
+        return envelope.read(xml.parse(response.content)).first
+
+    async def ask(self, body: str, path: str = "/uddi") -> xml.Element:
+        found = await self.say(body, path)
+        assert found is not None
+        assert found.local != "Fault", found
+        schema.checked(found)  # what we say keeps to the standard's schema as well
+        return found
+
+    async def fault(self, body: str, path: str = "/uddi") -> str:
+        """The code of the error, after a look at the shape of its report."""
+        found = await self.say(body, path)
+        assert found is not None
+        assert found.local == "Fault", found
+        detail = found.find("detail")
+        assert detail is not None, found
+        assert isinstance(detail.content[0], xml.Element), "the report comes first, before any white space"
+        schema.checked(detail.content[0])
+        (result,) = detail.content[0].children
+        code: Any = result.children[0].get("errCode")
+        return str(code)
+
+    async def token(self, name: str = "ann") -> str:
+        found = await self.ask(f'<get_authToken userID="{name}" cred="{PASSWORDS[name]}"/>')
+        return f"<authInfo>{found.text_of(U('authInfo'))}</authInfo>"
+
+
+async def login(name: str, password: str) -> door.Caller:
+    if PASSWORDS.get(name) != password:
+        raise errors.Unauthorized("wrong name or password")
+    return door.Caller(name, "user")
+
+
+@pytest_asyncio.fixture
+async def uddi(start_node, connect) -> AsyncIterator[Uddi]:
+    await start_node("n1", copies=1)
+    contexts = client.Client(await connect("uddi"))
+    buses: dict[str, api.Bus] = {}
+
+    @contextlib.asynccontextmanager
+    async def visit(name: str, role: str) -> AsyncIterator[api.Bus]:
+        assert role == "user"
+        if name not in buses:
+            buses[name] = await connect(name)
+        yield buses[name]
+
+    clock = Clock()
+    made = ports.Ports(registry.Registry(contexts, visit), login, now_s=clock)
+    async with (
+        serving.Server(asgi.Application(made.doors())) as server,
+        httpx.AsyncClient() as http,
+    ):
+        yield Uddi(server.url, http, clock, contexts, services.Services(contexts))

@@ -1,0 +1,391 @@
+"""The ports by hand: what is published is found, what is not allowed is refused with the standard's code."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.inform import services
+from muster.inform.uddi import schema
+from tests.inform.uddi.conftest import U, Uddi
+
+GENERATOR = """<tModel tModelKey="uddi:example.org:keygenerator"><name>keys of example.org</name><categoryBag>
+<keyedReference tModelKey="uddi:uddi.org:categorization:types" keyName="" keyValue="keyGenerator"/>
+</categoryBag></tModel>"""
+KEYWORDS = "uddi:uddi.org:categorization:general_keywords"
+
+PRINTING = f"""<businessEntity businessKey="uddi:example.org:b1"><name xml:lang="en">Example Printing</name>
+<description>We print</description><businessServices><businessService serviceKey="uddi:example.org:s1">
+<name>Printer  three</name><bindingTemplates><bindingTemplate bindingKey="uddi:Example.org:t1">
+<accessPoint useType="endPoint">http://127.0.0.1:1/print</accessPoint><tModelInstanceDetails>
+<tModelInstanceInfo tModelKey="uddi:example.org:ipp"/></tModelInstanceDetails></bindingTemplate>
+</bindingTemplates><categoryBag><keyedReference tModelKey="{KEYWORDS}" keyName="floor" keyValue="2"/>
+<keyedReference tModelKey="uddi:example.org:colour" keyValue="blue"/></categoryBag></businessService>
+</businessServices><identifierBag><keyedReference tModelKey="uddi:example.org:vat" keyValue="7"/>
+</identifierBag></businessEntity>"""
+
+
+async def published(uddi: Uddi) -> str:
+    token = await uddi.token()
+    await uddi.ask(f"<save_tModel>{token}{GENERATOR}</save_tModel>")
+    await uddi.ask(f"<save_business>{token}{PRINTING}</save_business>")
+    return token
+
+
+async def found(uddi: Uddi, body: str) -> list[str]:
+    answer = await uddi.ask(body)
+    kinds = ("businessInfo", "serviceInfo", "tModelInfo", "bindingTemplate")
+    name = {"businessList": 0, "serviceList": 1, "tModelList": 2, "bindingDetail": 3}[answer.local]
+    keys = ("businessKey", "serviceKey", "tModelKey", "bindingKey")
+    return [one.get(keys[name]) or "" for one in answer.walk() if one.local == kinds[name]]
+
+
+async def test_what_is_published_is_found_here_and_by_predicates(uddi):
+    await published(uddi)
+    assert await found(uddi, "<find_business><name>Example Printing</name></find_business>") == [
+        "uddi:example.org:b1"
+    ]
+    detail = await uddi.ask(
+        "<get_businessDetail><businessKey>uddi:example.org:B1</businessKey></get_businessDetail>"
+    )
+    (service,) = [one for one in detail.walk() if one.local == "businessService"]
+    assert service.get("businessKey") == "uddi:example.org:b1"
+    assert service.text_of(U("name")) == "Printer three", "white space collapses"
+    hits = await uddi.contexts.find("floor >= 2 AND name = 'Printer three'")
+    assert [one.key for one in hits.contexts] == ["service/example.org:s1"]
+    (entry,) = await uddi.services.find("categories CONTAINS 'uddi:example.org:colour=blue'")
+    assert entry.access == ("http://127.0.0.1:1/print",)
+    assert entry.owner == "ann"
+
+
+async def test_a_plain_entry_is_a_service_with_keywords_a_box_and_a_lease(uddi):
+    saved = await uddi.services.save(
+        services.Entry(
+            name="scanner",
+            access=("http://127.0.0.1:1/scan",),
+            metadata={"floor": 3, "lon": 8.5, "lat": 47.4},
+        ),
+        lease_s=600,
+    )
+    key = f"uddi:{saved.id}"
+    by_name = '<find_service businessKey="uddi:muster:domain"><name>scanner</name></find_service>'
+    assert await found(uddi, by_name) == [key]
+    assert await found(
+        uddi,
+        f'<find_service><categoryBag><keyedReference tModelKey="{KEYWORDS}" keyName="floor" keyValue="3"/>'
+        "</categoryBag></find_service>",
+    ) == [key]
+    detail = await uddi.ask(f"<get_serviceDetail><serviceKey>{key}</serviceKey></get_serviceDetail>")
+    names = {
+        one.get("keyName"): one.get("keyValue") for one in detail.walk() if one.local == "keyedReference"
+    }
+    assert names["floor"] == "3"
+    assert names["expires_at"].endswith("Z")
+    binding = await uddi.ask(f"<get_bindingDetail><bindingKey>{key}:1</bindingKey></get_bindingDetail>")
+    assert "http://127.0.0.1:1/scan" in str(binding)
+    (info,) = (await uddi.ask("<find_business><name>Muster</name></find_business>")).children[1].children
+    assert key in str(info)
+
+
+@pytest.mark.parametrize(
+    ("box", "hit"),
+    [((8, 47, 9, 48), True), ((9, 47, 10, 48), False), ((170, 40, 9, 50), True), ((8, 48, 9, 49), False)],
+)
+async def test_services_are_found_in_a_box(uddi, box, hit):
+    token = await uddi.token()
+
+    def group(sides: tuple[float, float, float, float]) -> str:
+        references = "".join(
+            f'<keyedReference tModelKey="uddi:muster:boundingbox" keyName="{name}" keyValue="{side}"/>'
+            for name, side in zip(("minX", "minY", "maxX", "maxY"), sides, strict=True)
+        )
+        return (
+            f'<categoryBag><keyedReferenceGroup tModelKey="uddi:muster:boundingbox">{references}'
+            "</keyedReferenceGroup></categoryBag>"
+        )
+
+    saved = await uddi.ask(
+        f"<save_service>{token}<businessService><name>map</name>{group((8.1, 47.1, 8.9, 47.9))}"
+        "</businessService></save_service>"
+    )
+    key = saved.children[0].get("serviceKey")
+    assert await found(uddi, f"<find_service>{group(box)}</find_service>") == ([key] if hit else [])
+    near = await uddi.services.find(box=services.Box(8, 47, 9, 48))
+    assert [one.name for one in near] == ["map"]
+
+
+async def test_a_service_whose_lease_ends_is_gone(uddi):
+    token = await uddi.token()
+    saved = await uddi.ask(
+        f"<save_service>{token}<businessService><name>brief</name><categoryBag>"
+        '<keyedReference tModelKey="uddi:muster:lease" keyName="lease_s" keyValue="0.2"/></categoryBag>'
+        "</businessService></save_service>"
+    )
+    key = saved.children[0].get("serviceKey")
+    async for change in uddi.contexts.watch(f"service/{key.removeprefix('uddi:')}"):
+        if change.reason == "expire":
+            break
+    asked = f"<get_serviceDetail><serviceKey>{key}</serviceKey></get_serviceDetail>"
+    assert await uddi.fault(asked) == "E_invalidKeyPassed"
+
+
+async def test_find_qualifiers(uddi):
+    await published(uddi)
+
+    async def service(name: str, *qualifiers: str) -> bool:
+        words = "".join(f"<findQualifier>{one}</findQualifier>" for one in qualifiers)
+        listed = f"<findQualifiers>{words}</findQualifiers>" if words else ""
+        return bool(await found(uddi, f"<find_service>{listed}<name>{name}</name></find_service>"))
+
+    assert await service("Printer three")
+    assert not await service("printer three")
+    assert not await service("Printer%")
+    assert await service("printer three", "caseInsensitiveMatch")
+    assert await service("Print_r%", "approximateMatch")
+    assert await service("%E", "uddi:uddi.org:findqualifier:approximateMatch", "CASEINSENSITIVEMATCH")
+    assert await service("Prïnter three", "diacriticInsensitiveMatch")
+    assert not await service("Printer three", "signaturePresent")
+
+
+async def test_bags_and_fingerprints(uddi):
+    await published(uddi)
+
+    def bag(*pairs: tuple[str, str]) -> str:
+        inside = "".join(
+            f'<keyedReference tModelKey="{model}" keyValue="{value}"/>' for model, value in pairs
+        )
+        return f"<categoryBag>{inside}</categoryBag>"
+
+    blue, red = ("uddi:example.org:colour", "blue"), ("uddi:example.org:colour", "red")
+    either = "<findQualifiers><findQualifier>orAllKeys</findQualifier></findQualifiers>"
+    like = "<findQualifiers><findQualifier>orLikeKeys</findQualifier></findQualifiers>"
+    assert await found(uddi, f"<find_service>{bag(blue)}</find_service>")
+    assert not await found(uddi, f"<find_service>{bag(blue, red)}</find_service>")
+    assert await found(uddi, f"<find_service>{either}{bag(blue, red)}</find_service>")
+    assert await found(uddi, f"<find_service>{like}{bag(blue, red)}</find_service>")
+    other = ("uddi:example.org:size", "a4")
+    assert not await found(uddi, f"<find_service>{like}{bag(blue, red, other)}</find_service>")
+    subset = "<findQualifiers><findQualifier>{}</findQualifier></findQualifiers>"
+    assert not await found(uddi, f"<find_business>{bag(blue)}</find_business>")
+    for word in ("serviceSubset", "combineCategoryBags"):
+        assert await found(uddi, f"<find_business>{subset.format(word)}{bag(blue)}</find_business>")
+    fingerprint = "<tModelBag><tModelKey>uddi:example.org:IPP</tModelKey></tModelBag>"
+    assert await found(uddi, f"<find_binding>{fingerprint}</find_binding>") == ["uddi:example.org:t1"]
+    assert await found(uddi, f"<find_business>{fingerprint}</find_business>") == ["uddi:example.org:b1"]
+    vat = '<identifierBag><keyedReference tModelKey="uddi:example.org:vat" keyValue="{}"/></identifierBag>'
+    assert await found(uddi, f"<find_business>{vat.format(7)}</find_business>")
+    assert not await found(uddi, f"<find_business>{vat.format(8)}</find_business>")
+
+
+async def test_answers_come_in_pages_and_in_order(uddi):
+    token = await uddi.token()
+    services_ = "".join(f"<businessService><name>s{number}</name></businessService>" for number in (2, 0, 1))
+    await uddi.ask(f"<save_service>{token}{services_}</save_service>")
+
+    async def names(attributes: str, qualifier: str = "approximateMatch") -> list[str]:
+        words = f"<findQualifier>approximateMatch</findQualifier><findQualifier>{qualifier}</findQualifier>"
+        answer = await uddi.ask(
+            f"<find_service {attributes}><findQualifiers>{words}</findQualifiers><name>s%</name>"
+            "</find_service>"
+        )
+        counts = [one.text for one in answer.children[0].children]
+        assert counts[1] == "3"
+        assert (answer.get("truncated") == "true") == (attributes == 'maxRows="2"')
+        return [one.text for one in answer.walk() if one.local == "name"]
+
+    assert await names("", "sortByNameAsc") == ["s0", "s1", "s2"]
+    assert await names('maxRows="2"', "sortByNameDesc") == ["s2", "s1"]
+    assert await names('maxRows="2" listHead="3"', "sortByNameDesc") == ["s0"]
+    assert await names('listHead="9"', "caseSensitiveSort") == []
+
+
+async def test_saving_again_replaces_and_deleting_takes_what_is_inside(uddi):
+    token = await published(uddi)
+    await uddi.ask(
+        f'<save_business>{token}<businessEntity businessKey="uddi:example.org:b1"><name>New</name>'
+        "</businessEntity></save_business>"
+    )
+    asked = "<get_serviceDetail><serviceKey>uddi:example.org:s1</serviceKey></get_serviceDetail>"
+    assert await uddi.fault(asked) == "E_invalidKeyPassed", "a service that is not in the new one is gone"
+    await uddi.ask(f"<save_business>{token}{PRINTING}</save_business>")
+    binding = f"<delete_binding>{token}<bindingKey>uddi:example.org:t1</bindingKey></delete_binding>"
+    assert await uddi.say(binding) is None
+    assert "bindingTemplate" not in str(await uddi.ask(asked))
+    gone = f"<delete_business>{token}<businessKey>uddi:example.org:b1</businessKey></delete_business>"
+    assert await uddi.say(gone) is None
+    assert await uddi.fault(asked) == "E_invalidKeyPassed"
+    assert not (await uddi.contexts.find("kind = 'service' OR kind = 'business'")).contexts
+
+
+async def test_a_binding_can_be_saved_alone_and_moves(uddi):
+    token = await published(uddi)
+    (other,) = (
+        await uddi.ask(
+            f'<save_service>{token}<businessService businessKey="uddi:example.org:b1"><name>other</name>'
+            "</businessService></save_service>"
+        )
+    ).children
+    key = other.get("serviceKey")
+    await uddi.ask(
+        f'<save_binding>{token}<bindingTemplate bindingKey="uddi:example.org:t1" serviceKey="{key}">'
+        "<accessPoint>http://127.0.0.1:1/moved</accessPoint></bindingTemplate></save_binding>"
+    )
+    by_service = f'<find_binding serviceKey="{key}"/>'
+    assert await found(uddi, by_service) == ["uddi:example.org:t1"]
+    assert await found(uddi, '<find_binding serviceKey="uddi:example.org:s1"/>') == []
+
+
+async def test_a_deleted_model_is_hidden_and_comes_back_when_saved(uddi):
+    token = await published(uddi)
+    key = "<tModelKey>uddi:example.org:keygenerator</tModelKey>"
+    assert await uddi.say(f"<delete_tModel>{token}{key}</delete_tModel>") is None
+    find = "<find_tModel><name>keys of example.org</name></find_tModel>"
+    assert await found(uddi, find) == []
+    detail = await uddi.ask(f"<get_tModelDetail>{key}</get_tModelDetail>")
+    assert detail.children[0].get("deleted") == "true"
+    hidden = await uddi.ask(f'<get_registeredInfo infoSelection="hidden">{token}</get_registeredInfo>')
+    assert "keygenerator" in str(hidden)
+    await uddi.ask(f"<save_tModel>{token}{GENERATOR}</save_tModel>")
+    assert len(await found(uddi, find)) == 1
+
+
+async def test_what_is_mine_and_since_when(uddi):
+    token = await published(uddi)
+    mine = await uddi.ask(f'<get_registeredInfo infoSelection="all">{token}</get_registeredInfo>')
+    assert "uddi:example.org:b1" in str(mine)
+    assert "uddi:example.org:keygenerator" in str(mine)
+    theirs = await uddi.ask(
+        f'<get_registeredInfo infoSelection="all">{await uddi.token("bob")}</get_registeredInfo>'
+    )
+    assert theirs.children == []
+    keys = "".join(
+        f"<entityKey>uddi:example.org:{one}</entityKey>" for one in ("b1", "s1", "t1", "keygenerator")
+    )
+    infos = (await uddi.ask(f"<get_operationalInfo>{keys}</get_operationalInfo>")).children
+    assert [one.text_of(U("authorizedName")) for one in infos] == ["ann"] * 4
+    assert infos[0].text_of(U("modifiedIncludingChildren")) >= infos[0].text_of(U("created"))
+
+
+async def test_relations_count_when_both_have_said_them(uddi):
+    token, other = await published(uddi), await uddi.token("bob")
+    saved = await uddi.ask(
+        f"<save_business>{other}<businessEntity><name>Paper</name></businessEntity></save_business>"
+    )
+    paper = saved.children[0].get("businessKey")
+    said = (
+        f"<publisherAssertion><fromKey>uddi:example.org:b1</fromKey><toKey>{paper}</toKey>"
+        '<keyedReference tModelKey="uddi:uddi.org:relationships" keyName="buys" keyValue="peer-peer"/>'
+        "</publisherAssertion>"
+    )
+    related = (
+        "<find_relatedBusinesses><businessKey>uddi:example.org:b1</businessKey></find_relatedBusinesses>"
+    )
+    status = "<get_assertionStatusReport>{}</get_assertionStatusReport>"
+    assert await uddi.say(f"<add_publisherAssertions>{token}{said}</add_publisherAssertions>") is None
+    assert len((await uddi.ask(related)).children) == 2, "one side alone makes no relation"
+    report = await uddi.ask(status.format(other))
+    assert report.children[0].get("completionStatus") == "status:toKey_incomplete"
+    both = await uddi.ask(f"<set_publisherAssertions>{other}{said}</set_publisherAssertions>")
+    assert both.local == "publisherAssertions"
+    assert paper in str(await uddi.ask(related))
+    report = await uddi.ask(status.format(token))
+    assert report.children[0].get("completionStatus") == "status:complete"
+    mine = await uddi.ask(f"<get_publisherAssertions>{token}</get_publisherAssertions>")
+    assert len(mine.children) == 1
+    again = f"<delete_publisherAssertions>{token}{said}</delete_publisherAssertions>"
+    assert await uddi.say(again) is None
+    assert await uddi.fault(again) == "E_assertionNotFound"
+    assert len((await uddi.ask(related)).children) == 2
+
+
+async def test_owners_keys_and_tokens(uddi):
+    token, other = await published(uddi), await uddi.token("bob")
+    save = "<save_business>{}<businessEntity{}><name>x</name></businessEntity></save_business>"
+    key = ' businessKey="uddi:example.org:{}"'
+    before = await uddi.contexts.find("kind = 'business'")
+    assert await uddi.fault(save.format("", "")) == "E_authTokenRequired"
+    assert await uddi.fault(save.format("<authInfo>made up</authInfo>", "")) == "E_authTokenRequired"
+    assert await uddi.fault(save.format(other, key.format("b1"))) == "E_userMismatch"
+    assert await uddi.fault(save.format(other, key.format("b2"))) == "E_keyUnavailable"
+    assert await uddi.fault(save.format(token, ' businessKey="uddi:elsewhere.org:b"')) == "E_keyUnavailable"
+    assert await uddi.fault(save.format(token, ' businessKey="no key"')) == "E_invalidKeyPassed"
+    delete = f"<delete_service>{other}<serviceKey>uddi:example.org:s1</serviceKey></delete_service>"
+    assert await uddi.fault(delete) == "E_userMismatch"
+    assert await uddi.fault('<get_authToken userID="ann" cred="wrong"/>') == "E_unknownUser"
+    assert await uddi.say(f"<discard_authToken>{other}</discard_authToken>") is None
+    assert await uddi.fault(save.format(other, "")) == "E_authTokenExpired"
+    uddi.clock.ahead_s = 2_000
+    assert await uddi.fault(save.format(token, "")) == "E_authTokenExpired"
+    assert [one.version for one in (await uddi.contexts.find("kind = 'business'")).contexts] == [
+        one.version for one in before.contexts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("<find_business/>", "E_fatalError"),
+        ("<find_service><name/></find_service>", "E_valueNotAllowed"),
+        (f"<find_service><name>{'x' * 256}</name></find_service>", "E_valueNotAllowed"),
+        ("<find_service><tModelBag/></find_service>", "E_valueNotAllowed"),
+        ('<find_service maxRows="many"><name>x</name></find_service>', "E_valueNotAllowed"),
+        ("<find_service><other/></find_service>", "E_valueNotAllowed"),
+        ("<get_all/>", "E_unsupported"),
+        (
+            "<find_service><findQualifiers><findQualifier>best</findQualifier></findQualifiers></find_service>",
+            "E_unsupported",
+        ),
+        (
+            "<find_service><findQualifiers><findQualifier>exactMatch</findQualifier><findQualifier>"
+            "approximateMatch</findQualifier></findQualifiers><name>x</name></find_service>",
+            "E_invalidCombination",
+        ),
+        (
+            "<find_service><findQualifiers><findQualifier>exactMatch</findQualifier><findQualifier>"
+            "exactmatch</findQualifier></findQualifiers><name>x</name></find_service>",
+            "E_valueNotAllowed",
+        ),
+        ('<find_service businessKey="uddi:no:such"/>', "E_invalidKeyPassed"),
+        ('<find_binding serviceKey="uddi:no:such"/>', "E_invalidKeyPassed"),
+        ("<get_tModelDetail><tModelKey>uddi:no:such</tModelKey></get_tModelDetail>", "E_invalidKeyPassed"),
+        (
+            "<get_serviceDetail><serviceKey>uddi:a</serviceKey><serviceKey>uddi:A</serviceKey></get_serviceDetail>",
+            "E_invalidKeyPassed",
+        ),
+    ],
+)
+async def test_what_is_wrong_gets_its_code(uddi, body, code):
+    assert await uddi.fault(body) == code
+
+
+async def test_each_port_answers_only_its_own(uddi):
+    assert await uddi.fault('<get_authToken userID="a" cred="b"/>', "/uddi/inquiry") == "E_unsupported"
+    assert await uddi.fault("<find_business/>", "/juddiv3/services/publish") == "E_unsupported"
+    assert (
+        await uddi.ask("<find_business><name>x</name></find_business>", "/juddiv3/services/inquiry")
+    ).local
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ('<!DOCTYPE x [<!ENTITY a "b">]><x>&a;</x>', 500, "document type"),
+        ('<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><x>&a;</x>', 500, "document type"),
+        ("<x", 500, "not XML"),
+        ("<x/>", 500, "no SOAP envelope"),
+        (
+            '<e:Envelope xmlns:e="http://www.w3.org/2003/05/soap-envelope"><e:Body/></e:Envelope>',
+            500,
+            "VersionMismatch",
+        ),
+        ("<a>" * 100 + "</a>" * 100, 500, "nested deeper"),
+    ],
+)
+async def test_hostile_envelopes_are_refused(uddi, body, status, words):
+    response = await uddi.post("/uddi", body)
+    assert (response.status_code, words in response.text) == (status, True), response.text
+
+
+async def test_the_door_describes_itself(uddi):
+    response = await uddi.http.get(f"{uddi.url}/uddi/inquiry?wsdl")
+    assert f"{uddi.url}/uddi/publication" in response.text
+    assert schema.xml_schema() == (await uddi.http.get(f"{uddi.url}/uddi?xsd")).content

@@ -89,18 +89,18 @@ async def login(name: str, password: str) -> door.Caller:
 @pytest_asyncio.fixture
 async def uddi(start_node, connect) -> AsyncIterator[Uddi]:
     await start_node("n1", copies=1)
-    contexts = client.Client(await connect("uddi"))
+    contexts = client.Client(await connect("carl"))
     buses: dict[str, api.Bus] = {}
 
     @contextlib.asynccontextmanager
     async def visit(name: str, role: str) -> AsyncIterator[api.Bus]:
-        assert role == "user"
+        assert role == ("viewer" if name == "uddi" else "user")
         if name not in buses:
             buses[name] = await connect(name)
         yield buses[name]
 
     clock = Clock()
-    made = ports.Ports(registry.Registry(contexts, visit), login, now_s=clock)
+    made = ports.Ports(registry.Registry(visit), login, now_s=clock)
     async with (
         serving.Server(asgi.Application(made.doors())) as server,
         httpx.AsyncClient() as http,

@@ -39,17 +39,20 @@ class Publisher(NamedTuple):
     role: str
 
 
+READER = Publisher("uddi", "viewer")  # anybody may ask, so this is nobody in particular
+
+
 class Registry:
     def __init__(
         self,
-        contexts: client.Client,
         visit: Visit,
         *,
+        reader: Publisher = READER,
         now_s: Callable[[], float] = time.time,
         node: str = "uddi:muster",
     ) -> None:
-        """``contexts``: to read with; ``visit``: to write as a publisher."""
-        self._contexts = contexts
+        """``visit``: to write as a publisher, and to read as ``reader``."""
+        self._reader = reader
         self._visit = visit
         self.now_s = now_s
         self.node = node
@@ -65,7 +68,8 @@ class Registry:
         if (kind, key) == ("business", records.DOMAIN_KEY):
             return records.Held("business", key, records.domain_business())
         try:
-            context = await self._contexts.get(records.context_key(kind, key), max_staleness_s=0.0)
+            async with self._as(self._reader) as contexts:
+                context = await contexts.get(records.context_key(kind, key), max_staleness_s=0.0)
         except (errors.NotFound, errors.InvalidInput):
             return None
         found = records.held(context)
@@ -86,7 +90,8 @@ class Registry:
 
     async def find(self, kind: str, condition: str = "") -> list[records.Held]:
         predicate = f"kind = '{kind}'" + (f" AND ({condition})" if condition else "")
-        found = await self._contexts.find(predicate, limit=FOUND_MAX)
+        async with self._as(self._reader) as contexts:
+            found = await contexts.find(predicate, limit=FOUND_MAX)
         if found.silent:
             raise faults.fault(
                 faults.Code.BUSY, f"no answer from {', '.join(found.silent)}: what is there is not complete"
@@ -148,7 +153,8 @@ class Registry:
 
     async def assertions(self, condition: str = "") -> list[Assertion]:
         predicate = "kind = 'assertion'" + (f" AND ({condition})" if condition else "")
-        found = await self._contexts.find(predicate, limit=FOUND_MAX)
+        async with self._as(self._reader) as contexts:
+            found = await contexts.find(predicate, limit=FOUND_MAX)
         return [Assertion.of(context) for context in found.contexts]
 
     async def say(self, publisher: Publisher, said: Assertion) -> None:

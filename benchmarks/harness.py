@@ -141,7 +141,9 @@ def run_one(name: str, quick: bool) -> None:
     print(
         f"bench-{name}{' (quick)' if quick else ''}: {(module.__doc__ or name).splitlines()[0]}\n", flush=True
     )
-    limit_s = QUICK_S_MAX if quick else RUN_S_MAX
+    limit_s = (
+        getattr(module, "QUICK_S_MAX", QUICK_S_MAX) if quick else getattr(module, "RUN_S_MAX", RUN_S_MAX)
+    )
 
     def give_up(*_: object) -> None:
         raise errors.TimedOut(f"bench-{name} did not end in {limit_s} s")

@@ -3,8 +3,14 @@
 A fleet is played as first-level channels forward it: a thousand machines a message, a dozen metrics each,
 every ten seconds.  The broker syncs each message to disk before it acknowledges.  The pipeline is the real
 process with its defaults.  CPU is that of processes, from the kernel; the share of Spark's Python workers is
-split by what they say of themselves.  The peer is Prometheus (Debian's package, fetched once into a cache
-where that is possible), which scrapes the same samples as text; only its own CPU counts, not the pages'.
+split by what they say of themselves.  Memory is what processes have to themselves and their part of what they
+share.
+
+The peer is Prometheus (Debian's package, fetched once into a cache where that is possible), which scrapes the
+same samples as text; only its own CPU counts, not the pages'.  Of both, the first periods are not counted:
+Spark compiles then, and Prometheus makes its series.
+
+A phase that fails is told of, and costs its own rows only.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
@@ -54,8 +61,10 @@ class Sizes:
     killed_periods: int
 
 
-FULL = Sizes(100_000, 6, MILLION, 60, (1_500_000,), 5, MILLION, 6)
+FULL = Sizes(100_000, 6, MILLION, 60, (1_500_000, 2 * MILLION), 6, MILLION, 6)
 QUICK = Sizes(20_000, 1, 100_000, 2, (), 0, 0, 0)
+WARM_PERIODS = 3
+RUN_S_MAX, QUICK_S_MAX = 1800, 300
 
 
 def run(quick: bool) -> list[harness.Row]:
@@ -78,19 +87,40 @@ def _measure(started: broker.Broker, place: pathlib.Path, sizes: Sizes) -> list[
     pid = started.pid
     assert pid is not None
     bench = Bench(started.url, pid, place)
+    rows: list[harness.Row] = []
     with bench.pipeline():
+        bench.play(sizes.both, 1 if sizes is QUICK else WARM_PERIODS)
         both = bench.play(sizes.both, sizes.both_periods)
         large = bench.play(sizes.large, sizes.large_periods)
+        rows += _sustained(large)
         held = large.machines if large.holds else both.machines if both.holds else 0
         for machines in sizes.larger:
-            if held == large.machines:
+            with _phase(f"{machines:,} machines"):
                 found = bench.play(machines, sizes.larger_periods)
-                held = machines if found.holds else held
-    rows = [*_sustained(large, bench), _row("largest fleet that held", held, "machines", 2 * MILLION)]
+                rows += _larger(found)
+                held = max(held, machines) if found.holds else held
+    rows.append(_row("largest fleet that held", held, "machines", 2 * MILLION))
     if sizes.killed:
-        rows.append(_row("caught up after kill -9 of the driver", bench.recover(sizes), "s", 60, "lower"))
+        took_s = float("inf")
+        with _phase("kill -9 of the driver"):
+            took_s = bench.recover(sizes)
+        rows.append(_row("caught up after kill -9 of the driver", took_s, "s", 60, "lower"))
     rows.append(_row("reports lost or doubled in Parquet", bench.wrong_rows(), "rows", 0, "lower"))
-    return [*rows, *_peer(both, sizes, place)]
+    if sizes is not QUICK:
+        _draw(large)
+    with _phase("Prometheus"):
+        rows += _peer(both, sizes, place)
+    return rows
+
+
+@contextlib.contextmanager
+def _phase(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (errors.MusterError, OSError, psutil.Error) as error:
+        if "did not end in" in str(error):  # the whole benchmark's time is up
+            raise
+        print(f"  {name}: failed: {error}", flush=True)
 
 
 def _row(
@@ -120,8 +150,23 @@ class Played:
             not self.told["failed"]
             and self.told["behind_max_s"] < PERIOD_S
             and self.caught_up_s < 2 * TRIGGER_S + 5
-            and sum(one.counts.get("late", 0) for one in self.batches[-1:]) == 0
+            and self.counted("late") == 0
         )
+
+    def counted(self, reason: str) -> int:
+        """Since the first batch."""
+        if not self.batches:
+            return 0
+        return self.batches[-1].counts.get(reason, 0) - self.batches[0].counts.get(reason, 0)
+
+    @property
+    def lag_growth_s(self) -> float:
+        """How much older what is read was in the last third than in the first, at the median."""
+        third = max(1, len(self.batches) // 3)
+        early, recent = (
+            [one.lag_s for one in some] for some in (self.batches[:third], self.batches[-third - 1 : -1])
+        )
+        return measure.percentile(recent or [0.0], 50) - measure.percentile(early or [0.0], 50)
 
 
 class Bench:
@@ -278,10 +323,18 @@ class Bench:
         raise errors.TimedOut("the pipeline did not catch up in 300 s")
 
     def wrong_rows(self) -> int:
-        """Reports in the history that are missing or there twice, by the stream's own positions."""
+        """Reports in the history that are missing or there twice: each message has a thousand, once."""
         root = self.place / "history"
-        rows = sum(pq.read_metadata(path).num_rows for path in history.files(root, history.NODES))
-        return abs(int(rows) - self.stored)
+        found = np.zeros(1, np.int64)
+        for path in history.files(root, history.NODES):
+            column = pq.read_table(path, columns=[history.SEQUENCE]).column(0).to_numpy()
+            counts = np.bincount(column)
+            if len(counts) > len(found):
+                found, counts = counts, found
+            found[: len(counts)] += counts
+        there = found[found > 0]
+        each = pipeline_worker.MACHINES_A_MESSAGE
+        return int(np.abs(there - each).sum()) + abs(len(there) * each - self.stored)
 
     def _wait_for_pipeline(self) -> None:
         async def wait() -> None:
@@ -331,30 +384,22 @@ class Bench:
         for processes in self._tree().values():
             for one in processes:
                 with contextlib.suppress(psutil.Error):
-                    total += one.memory_info().rss
+                    total += one.memory_full_info().pss
         return total
 
 
-def _sustained(large: Played, bench: Bench) -> list[harness.Row]:
+def _sustained(large: Played) -> list[harness.Row]:
     name = f"{large.machines:,} machines"
     cores = os.cpu_count() or 1
     usual = large.batches[1:] or large.batches
-    workers = (usual[-1].cpu_ms if usual else {}) or {"all": 1}
-    first = large.batches[0].cpu_ms if large.batches else {}
-    spent = {stage: ms - first.get(stage, 0) for stage, ms in workers.items()}
-    total = sum(spent.values()) or 1
-    shares = {
-        "broker": large.cpu_s["broker"],
-        "Spark's JVM": large.cpu_s["JVM"],
-        **{f"workers: {stage}": large.cpu_s["workers"] * ms / total for stage, ms in spent.items()},
-        "driver: results": large.cpu_s["driver"],
-        "(the fleet itself)": large.cpu_s["generator"],
-    }
     whole_s = large.seconds + large.caught_up_s
     end_to_end = TRIGGER_S + DELAY_S + 5
+    total = sum(large.cpu_s.values())
     return [
         _row(f"{name}: reports", large.rows / large.seconds, "1/s", 0.99 * large.machines / PERIOD_S),
+        _row(f"{name}: for", large.seconds, "s"),
         _row(f"{name}: behind at the end", large.caught_up_s, "s", 2 * TRIGGER_S + 5, "lower"),
+        _row(f"{name}: growth of the lag", large.lag_growth_s, "s", TRIGGER_S / 2, "lower"),
         _row(
             f"{name}: batch p50", measure.percentile([one.batch_s for one in usual], 50), "s", None, "lower"
         ),
@@ -368,40 +413,108 @@ def _sustained(large: Played, bench: Bench) -> list[harness.Row]:
         ),
         *(
             _row(f"{name}: CPU, {stage}", 100 * used / whole_s / cores, "% of the machine", None, "lower")
-            for stage, used in shares.items()
+            for stage, used in _shares(large).items()
         ),
+        _row(f"{name}: CPU, all", 100 * total / whole_s / cores, "% of the machine", 90, "lower"),
+        _row(f"{name}: CPU of a report", total / large.rows * 1e6, "µs", None, "lower"),
         _row(f"{name}: memory", large.memory_bytes / 2**20, "MiB", None, "lower"),
     ]
 
 
-def _peer(both: Played, sizes: Sizes, place: pathlib.Path) -> list[harness.Row]:
-    ours_cpu = sum(used for name, used in both.cpu_s.items() if name != "generator")
-    ours = ours_cpu / (both.rows * METRICS / MILLION)
-    found = _prometheus(sizes.both, sizes.both_periods * PERIOD_S, place)
-    name = f"{sizes.both:,} machines"
+def _larger(found: Played) -> list[harness.Row]:
+    name = f"{found.machines:,} machines"
+    cores = os.cpu_count() or 1
+    whole_s = found.seconds + found.caught_up_s
+    usual = found.batches[1:] or found.batches
     return [
-        harness.Row(
-            metric=f"{name}: CPU for a million samples",
-            ours=ours,
-            unit="s",
-            better="lower",
-            peer=found["cpu_s"] if found else None,
-            peer_name="Prometheus" if found else None,
-            goal=1.0 if found else None,
-            goal_is="ratio",
-        ),
-        harness.Row(
-            metric=f"{name}: memory",
-            ours=both.memory_bytes / 2**20,
-            unit="MiB",
-            better="lower",
-            peer=found["memory_bytes"] / 2**20 if found else None,
-            peer_name="Prometheus" if found else None,
+        _row(f"{name}: behind at the end", found.caught_up_s, "s", 2 * TRIGGER_S + 5, "lower"),
+        _row(f"{name}: longest batch", max(one.batch_s for one in usual), "s", None, "lower"),
+        _row(f"{name}: fleet behind its own clock", found.told["behind_max_s"], "s", PERIOD_S, "lower"),
+        _row(
+            f"{name}: CPU, all",
+            100 * sum(found.cpu_s.values()) / whole_s / cores,
+            "% of the machine",
+            None,
+            "lower",
         ),
     ]
 
 
-def _prometheus(machines: int, seconds: float, place: pathlib.Path) -> dict[str, float] | None:
+def _shares(large: Played) -> dict[str, float]:
+    """CPU seconds of each stage."""
+    first, last = large.batches[0].cpu_ms, large.batches[-1].cpu_ms
+    spent = {stage: (ms - first.get(stage, 0)) / 1000 for stage, ms in last.items()}
+    rest = large.cpu_s["workers"] - sum(spent.values())
+    return {
+        "broker": large.cpu_s["broker"],
+        "Spark's JVM": large.cpu_s["JVM"],
+        **{f"workers: {stage}": used for stage, used in spent.items()},
+        "workers: reading the stream, and Spark": max(0.0, rest),
+        "driver: results": large.cpu_s["driver"],
+        "(the fleet itself)": large.cpu_s["generator"],
+    }
+
+
+def _draw(large: Played) -> None:
+    """How long batches took and how old their newest report was, over the whole run; and who worked."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    harness.RESULTS.mkdir(exist_ok=True)
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4), width_ratios=(2, 1))
+    began_ms = large.batches[0].at_ms
+    minutes = [(one.at_ms - began_ms) / 60_000 for one in large.batches]
+    axes[0].plot(minutes, [one.batch_s for one in large.batches], label="batch, s")
+    axes[0].plot(minutes, [one.lag_s for one in large.batches], label="age of its newest report, s")
+    axes[0].axhline(TRIGGER_S, color="grey", linestyle=":", label="trigger, s")
+    axes[0].set(title=f"{large.machines:,} machines every {PERIOD_S:g} s", xlabel="minutes", ylim=(0, None))
+    axes[0].legend(fontsize=8)
+    shares = _shares(large)
+    axes[1].barh(list(shares), [1e6 * used / large.rows for used in shares.values()])
+    axes[1].invert_yaxis()
+    axes[1].set(title="CPU of a report, µs")
+    axes[1].tick_params(labelsize=7)
+    for axis in axes:
+        axis.grid(visible=True, alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(harness.RESULTS / "pipeline-run.png", dpi=100)
+    plt.close(figure)
+
+
+def _peer(both: Played, sizes: Sizes, place: pathlib.Path) -> list[harness.Row]:
+    ours_cpu = sum(used for name, used in both.cpu_s.items() if name != "generator")
+    million = both.rows * METRICS / MILLION
+    warm = 1 if sizes is QUICK else WARM_PERIODS
+    found = _prometheus(sizes.both, warm * PERIOD_S, sizes.both_periods * PERIOD_S, place)
+    name = f"{sizes.both:,} machines"
+    peer_name = "Prometheus" if found else None
+    return [
+        harness.Row(
+            metric=f"{name}: CPU for a million samples",
+            ours=ours_cpu / million,
+            unit="s",
+            better="lower",
+            peer=found["cpu_s"] if found else None,
+            peer_name=peer_name,
+            goal=1.0 if found else None,
+            goal_is="ratio",
+        ),
+        harness.Row(
+            metric=f"{name}: memory for a million samples a period",
+            ours=both.memory_bytes / 2**20 / (sizes.both * METRICS / MILLION),
+            unit="MiB",
+            better="lower",
+            peer=found["memory_bytes"] / 2**20 / (sizes.both * METRICS / MILLION) if found else None,
+            peer_name=peer_name,
+            goal=1.0 if found else None,
+            goal_is="ratio",
+        ),
+    ]
+
+
+def _prometheus(machines: int, warm_s: float, seconds: float, place: pathlib.Path) -> dict[str, float] | None:
     """CPU seconds for each million samples, and memory; None where there is no Prometheus to be had."""
     binary = _prometheus_binary()
     if binary is None:
@@ -426,17 +539,22 @@ def _prometheus(machines: int, seconds: float, place: pathlib.Path) -> dict[str,
             stderr=subprocess.DEVNULL,
         )
         try:
-            time.sleep(PERIOD_S + seconds)
             one = psutil.Process(process.pid)
-            times, memory = one.cpu_times(), one.memory_info().rss
+            time.sleep(warm_s + PERIOD_S)  # pages are scraped at times that it chooses within a period
+            before = one.cpu_times()
+            pages.tell("count")
+            first = pages.hear()["samples"]
+            time.sleep(seconds)
+            after, memory = one.cpu_times(), one.memory_full_info().pss
+            pages.tell("count")
+            samples = pages.hear()["samples"] - first
         finally:
             process.terminate()
             process.wait(60)
-        pages.tell("stop")
-        samples = pages.hear()["samples"]
     if not samples:
         return None
-    return {"cpu_s": (times.user + times.system) / (samples / MILLION), "memory_bytes": float(memory)}
+    used_s = after.user + after.system - before.user - before.system
+    return {"cpu_s": used_s / (samples / MILLION), "memory_bytes": float(memory)}
 
 
 def _prometheus_binary() -> str | None:

@@ -12,6 +12,7 @@ import json
 import resource
 import sys
 import threading
+import time
 
 from muster.bus import client
 from muster.core import reports
@@ -22,18 +23,17 @@ PERIOD_S = 10.0
 
 
 def plan(machines: int) -> fleet.Plan:
-    """Machines of fleets of another size have other names: none is taken for a repeat."""
+    """A smaller fleet is part of a larger one."""
     return fleet.Plan(
         machines=machines,
         groups=max(1, machines // MACHINES_A_MESSAGE),
         period_s=PERIOD_S,
-        prefix=f"of{machines}",
     )
 
 
 async def play(url: str, machines: int, periods: int) -> None:
     """Each machine reports once a period. Says ``ready``, starts when told to, says what it stored."""
-    played = fleet.Fleet(plan(machines))
+    played = fleet.Fleet(plan(machines), boot=int(time.time()))  # as if all had just been started
     async with await client.connect([url], identity="fleet", audit_s=0) as bus:
         player = sensors.Player(bus, played)
         print(json.dumps("ready"), flush=True)
@@ -77,9 +77,9 @@ def pages(machines: int) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(json.dumps({"port": server.server_port, "pages": len(texts)}), flush=True)
-    sys.stdin.readline()
-    samples = sum(asked) * MACHINES_A_MESSAGE * len(reports.STANDARD_METRICS)
-    print(json.dumps({"samples": samples}), flush=True)
+    while sys.stdin.readline():
+        samples = sum(asked) * MACHINES_A_MESSAGE * len(reports.STANDARD_METRICS)
+        print(json.dumps({"samples": samples}), flush=True)
     server.shutdown()
 
 

@@ -48,8 +48,10 @@ rolled = {
     "dropped": counts,
     "partial": st.booleans(),
 }
+ranked = st.builds(reports.Ranked, machine=made.name, value=made.finite)
 groups = st.builds(
     reports.GroupReport,
+    top=st.dictionaries(made.name, st.lists(ranked, min_size=1, max_size=2).map(tuple), max_size=2),
     group=made.name,
     zone=st.none() | made.name,
     nodes=st.lists(made.node_reports, max_size=2).map(tuple),

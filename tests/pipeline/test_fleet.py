@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from muster.core import reports
+from muster.monitor import interpreters
 from muster.pipeline import cells, fleet, results, roll, rules
 from tests.pipeline import traffic
 
@@ -179,3 +180,91 @@ def test_a_metric_that_nobody_measured_has_no_roll_up():
     cell = cells.Cell()
     cell.fold(np.full((len(cells.METRICS), 3), math.nan))
     assert figures(cell) == {}
+
+
+def test_a_machine_is_odd_by_its_own_history_and_a_new_level_becomes_usual():
+    odd = rules.Rule(name="odd", level="node", when="cpu_percent_z > 6", until="cpu_percent_z < 2")
+    plan = fleet.Plan(rules=(odd,), window_s=1e6)
+    known = fleet.Fleet(plan)
+    chance = np.random.default_rng(1)
+
+    def tell(number: int, busy: float, idle: float) -> list[tuple[str, bool]]:
+        nonlocal known
+        rows = [
+            traffic.report(name, number, T0 + number, metrics={"cpu_percent": level + chance.normal()})
+            for name, level in (("busy", busy), ("idle", idle))
+        ]
+        known = again(known, plan)
+        return [
+            (one.machine, one.on)
+            for one in known.feed([arrival(rows, T0 + number, number)], T0 + number).changes
+        ]
+
+    for number in range(1, 41):
+        assert tell(number, 90.0, 5.0) == []
+    assert tell(41, 90.0, 30.0) == [("idle", True)]  # far less than what is usual for the other
+    assert tell(42, 90.0, 5.0) == [("idle", False)]
+    told = [change for number in range(43, 400) for change in tell(number, 90.0, 30.0)]
+    assert told == [("idle", True), ("idle", False)]
+
+
+def summary(rows, *, channel: str = "edge", sequence: int = 1, stored_ms: int = T0) -> fleet.Arrival:
+    table = pa.Table.from_batches([reports.to_batch(rows)])
+    held = interpreters.Held(table, reports.summary_schema().empty_table(), T0, T0 + 1, False)
+    (one,) = interpreters.Merge().interpret(held, [interpreters.Subscription("up", ("root",), "merge")])
+    facts = reports.Facts(schema=reports.SUMMARY_SCHEMA, channel=channel, sequence=sequence)
+    return fleet.Arrival(sequence, stored_ms, one.table.combine_chunks().to_batches()[0], facts)
+
+
+def test_summaries_of_merging_channels_add_up_with_node_reports():
+    plan = fleet.Plan()
+    known = fleet.Fleet(plan)
+    cpu = np.random.default_rng(3).uniform(1, 100, 2000)
+    rows = [
+        traffic.report(f"m{n}", 1, T0, zone=f"z{n % 2}", metrics={"cpu_percent": value, "gpu": 1.0})
+        for n, value in enumerate(cpu.tolist())
+    ]
+    once = summary(rows[500:])
+    output = known.feed([arrival(rows[:500], T0)], T0, summaries=[once])
+    assert output.counts["summaries"] > 0
+    known = again(known, plan)
+    repeated = known.feed([], T0 + 1, summaries=[once, summary(rows, sequence=2, stored_ms=T0 - 10**8)])
+    assert repeated.counts.keys() == {"duplicated", "future"}
+    found = closed(known.feed([], T0 + 20_000))
+    for many in (found["group", "default", 0], found["system", "", 0]):
+        told = results.rollups(many)["cpu_percent"]
+        assert (many.cell.total, told.count) == (2000, 2000)
+        assert many.cell.heard() == pytest.approx(2000, rel=0.05)
+        assert told.sum == pytest.approx(cpu.sum())
+        assert (told.min, told.max) == (cpu.min(), cpu.max())
+        assert told.p50 == pytest.approx(np.percentile(cpu, 50), rel=0.04)
+        assert told.p99 == pytest.approx(np.percentile(cpu, 99), rel=0.04)
+        assert results.rollups(many)["gpu"].count == 2000
+    assert found["zone", "z1", 0].cell.total == 1000
+    late = known.feed([], T0 + 20_001, summaries=[summary(rows, sequence=3)])
+    assert late.counts.keys() == {"late"}
+
+
+def test_a_summary_that_does_not_hold_together_is_counted_and_harms_nothing():
+    known = fleet.Fleet(fleet.Plan())
+    good = summary([traffic.report("a", 1, T0)])
+    at = good.batch.schema.get_field_index("sketch")
+    bad = good.batch.set_column(at, "sketch", pa.array([b"rubbish"] * good.batch.num_rows))
+    output = known.feed([], T0, summaries=[fleet.Arrival(1, T0, bad, good.facts)])
+    assert output.counts == {"unusable": good.batch.num_rows}
+
+
+def test_state_goes_through_a_catch_up_of_many_periods_in_one_batch():
+    plan = fleet.Plan()
+    known = fleet.Fleet(plan)
+    arrivals = [
+        arrival(
+            [traffic.report(f"m{n}", period + 1, T0 + 10_000 * period) for n in range(50)],
+            T0 + 10_000 * period,
+            period,
+        )
+        for period in range(6)
+    ]
+    found = closed(known.feed(arrivals, T0 + 70_000))
+    system = [many.cell for (level, _, _), many in found.items() if level == "system"]
+    assert [(cell.total, cell.machines) for cell in system] == [(50, 50)] * 6

@@ -107,7 +107,7 @@ def test_baselines_are_taught_by_the_history(tmp_path):
         many.cell.fold(_column(50.0 + number % 3))
         levels.write([many], window_ms, tmp_path, "r", number)
     baselines = results.Baselines()
-    levels.teach(baselines, tmp_path)
+    levels.teach(baselines, tmp_path, {"group"})
     odd = results.Many("group", "web", T0 + 400_000)
     odd.cell.fold(_column(90.0))
     usual = results.Many("group", "web", T0 + 410_000)
@@ -141,7 +141,57 @@ def test_compaction_keeps_every_report_once(root, spark):
     assert [(row["count"], row["mean"]) for row in daily] == [(1, 70.0)] * 3
     assert daily[0]["hour"].tzinfo is not None
     assert min(row["hour"] for row in daily) == datetime.datetime.fromtimestamp(T0 / 1000, datetime.UTC)
-    assert compaction.run(spark, root, T0 + 30 * HOUR) == {"batches": 0, "days": 0}
+    assert compaction.run(spark, root, T0 + 30 * HOUR) == {"batches": 0, "days": 0, "joined": 0}
+
+
+def test_levels_and_alerts_are_joined_by_the_hour_and_by_the_day_and_stand_once(tmp_path):
+    for batch in range(9):  # three an hour
+        at_ms = T0 + batch * HOUR // 3
+        many = results.Many("group", "web", at_ms)
+        many.cell.fold(_column(batch))
+        levels.write([many], 10_000, tmp_path, "r", batch)
+        alert = messages.Alert(
+            rule="x",
+            about=f"group:{batch}",
+            level=messages.Level.INFO,
+            state=messages.AlertState.FIRING,
+            since_ms=at_ms,
+            at_ms=at_ms,
+        )
+        levels.write_alerts([alert], tmp_path, "r", batch)
+
+    def there() -> tuple[list[float], list[str]]:
+        rows = found(tmp_path, kind="levels", where="metric = 'cpu_percent'")
+        return sorted(row["max"] for row in rows), sorted(
+            row["about"] for row in found(tmp_path, kind="alerts")
+        )
+
+    before = there()
+    assert len(before[0]) == len(before[1]) == 9
+    for kind in (history.LEVELS, history.ALERTS):
+        assert compaction.join(tmp_path, kind, T0 + 2 * HOUR + 60_000) == 6
+        assert len(history.files(tmp_path, kind)) == 5  # two hours, and three batches of the one that goes on
+    assert there() == before
+    for kind in (history.LEVELS, history.ALERTS):
+        assert compaction.join(tmp_path, kind, T0 + 25 * HOUR) == 3 + 3
+        assert len(list((tmp_path / kind).rglob("*.parquet"))) == 1
+        assert compaction.join(tmp_path, kind, T0 + 25 * HOUR) == 0
+    assert there() == before
+    assert history.prune(tmp_path, max_bytes=1, max_age_s=0, now_s=1e12) == 2
+    assert there() == ([], [])
+
+
+def test_what_a_killed_turn_left_behind_is_taken_away(tmp_path):
+    many = results.Many("group", "web", T0)
+    many.cell.fold(_column(1.0))
+    levels.write([many], 10_000, tmp_path, "r", 0)
+    told = history.compacted(tmp_path)
+    told.levels.batches.append("run=r/batch=0")  # taken in, and killed before it could be removed
+    history.save_compacted(tmp_path, told)
+    assert found(tmp_path, kind="levels") == []
+    assert compaction.join(tmp_path, history.LEVELS, T0 + 9 * HOUR) == 0
+    assert not list((tmp_path / "levels").rglob("*.parquet"))
+    assert history.compacted(tmp_path).levels.batches == []
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):

@@ -80,35 +80,18 @@ def _rounded(value: float) -> float | None:
 
 
 async def _check(invocation: base.Invocation, to: connection.Options, window_s: float) -> dict[str, Any]:
-    """From a report's making to its place in the stream: the holding times of the levels between."""
-    from muster.core import errors
-    from muster.monitor import client, model
+    from muster.app import capacity as capacity_
 
     async with await connection.connect(invocation, to) as bus:
-        producers = await client.find(bus)
-        recent = await client.recent(bus, window_s=window_s)
-    if not recent:
-        raise errors.NotFound(
-            f"no report reached the stream in the last {window_s:g} s", hint="widen --window"
-        )
-    ages_s = [
-        one.stored_at_ms / 1000 - at_us / 1e6
-        for one in recent
-        for at_us in one.batch.column("reported_at").cast("int64").to_pylist()
-    ]
-    holds_s = dict.fromkeys(range(1, 1 + max(one.facts.level for one in recent)), 0.0)
-    for producer in producers:
-        holds_s[producer.level] = max(holds_s.get(producer.level, 0.0), producer.hold_s)
-    predicted_s = sum(holds_s.values())
-    result = model.check(predicted_s, ages_s)
-    ages_s.sort()
+        found = await capacity_.check(bus, window_s=window_s)
     return {
-        "rows": len(ages_s),
-        "levels": len(holds_s),
-        "predicted_max_s": round(predicted_s, 3),
-        "measured_max_s": round(result.measured_s, 3),
-        "measured_p50_s": round(ages_s[len(ages_s) // 2], 3),
-        "measured_p99_s": round(ages_s[int(len(ages_s) * 0.99)], 3),
-        "ratio": round(result.ratio, 3),
-        "within_20_percent": result.holds,
+        "reports": found.rows,
+        "batches": found.batches,
+        "stages_s": {name: round(took, 3) for name, took in found.stages.items()},
+        "predicted_max_s": round(found.predicted_s, 3),
+        "measured_max_s": round(found.measured_s, 3),
+        "measured_p50_s": round(found.p50_s, 3),
+        "measured_p99_s": round(found.p99_s, 3),
+        "ratio": round(found.ratio, 3),
+        "within_20_percent": found.holds,
     }

@@ -287,7 +287,7 @@ def encode(batch: pa.RecordBatch, facts: Facts, *, compression: str | None = Non
 
     schema = batch.schema.with_metadata({METADATA_KEY: msgspec.json.encode(facts)})
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         writer.write_batch(batch.replace_schema_metadata(schema.metadata))
     data: bytes = sink.getvalue().to_pybytes()

@@ -99,6 +99,11 @@ def _element(report: Report) -> Any:
         if field == "metrics":
             for name, figure in value.items():
                 _metric(element, name, figure)
+        elif field == "top":
+            for name, found in value.items():
+                for one in found:
+                    facts = {"machine": _escape(one.machine), "value": _text(one.value)}
+                    etree.SubElement(element, "ranked", {"metric": _escape(name), **facts})
         elif field in ("states", "dropped") and isinstance(value, Mapping):
             child, key = ("state", "name") if field == "states" else ("dropped", "reason")
             for name, count in value.items():
@@ -145,6 +150,9 @@ def _fields(element: Any, name: str) -> dict[str, Any]:
             field, key = _COUNTS[tag]
             counts = fields.setdefault(field, {})
             counts[_unescape(child.get(key, ""))] = child.get("count", "")
+        elif tag == "ranked":
+            facts = {key: _unescape(value) for key, value in child.attrib.items()}
+            fields.setdefault("top", {}).setdefault(facts.pop("metric", ""), []).append(facts)
         elif tag in _LISTS:
             fields.setdefault(_LISTS[tag], []).append(_fields(child, tag))
     if metrics:

@@ -98,6 +98,11 @@ class Client:
         found = await self._ask(protocol.read, "status")
         return messages.decode(msgspec.json.encode(found), protocol.Progress)
 
+    async def batches(self) -> list[protocol.Progress]:
+        """Of the last few hundred batches, the newest last."""
+        found = await self._ask(protocol.read, "batches")
+        return [messages.decode(msgspec.json.encode(one), protocol.Progress) for one in found]
+
     async def follow_progress(self) -> AsyncIterator[protocol.Progress]:
         async with await self._bus.subscribe(protocol.progress(self._pipeline)) as subscription:
             async for message in subscription:

@@ -3,6 +3,8 @@
 An hour that is over goes from the batches it came in into files sorted by group, machine and time, in which a
 report that arrived twice stands once.  A day that is over also becomes rows of machines by the hour: the
 roll-up by node.  Both are Spark batch jobs, so an hour of a million machines need not fit into memory.
+Levels and alerts are few beside that: their batches are joined into one file for each hour, and those of a
+day that is over into one for the day, a row group at a time and without Spark.
 
 Each turn writes below a folder of its own, then lists what it took in and what it made, in one atomic step,
 and only then removes what it took in.  Killed anywhere, it leaves files that nobody reads, and is done again.
@@ -11,6 +13,7 @@ and only then removes what it took in.  Killed anywhere, it leaves files that no
 from __future__ import annotations
 
 import datetime
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,16 +28,71 @@ if TYPE_CHECKING:
 
 HOUR_MS = 3_600_000
 BATCHES_MAX = 2000  # in one turn
+_TIMES = {history.LEVELS: "from", history.ALERTS: "at"}
 
 
 def run(spark: SparkSession, root: Path, now_ms: int, *, grace_s: float = 300.0) -> dict[str, int]:
     """Do what there is to do; how many batches and days it was."""
     session.activate(spark)
     _clean(root)
+    until_ms = now_ms - int(grace_s * 1000)
     return {
-        "batches": _hours(spark, root, now_ms - int(grace_s * 1000)),
-        "days": _days(spark, root, now_ms - int(grace_s * 1000)),
+        "batches": _hours(spark, root, until_ms),
+        "days": _days(spark, root, until_ms),
+        "joined": sum(join(root, kind, until_ms) for kind in _TIMES),
     }
+
+
+def join(root: Path, kind: str, now_ms: int) -> int:
+    """Levels or alerts: batches of hours that are over, then hours of days that are over. How many files."""
+    joined = 0
+    done = history.compacted(root)
+    kept = done.kept(kind)
+    taken = set(kept.batches)
+    by_hour: dict[str, list[tuple[str, Path]]] = {}
+    for name, folder in history.batches(root, kind):
+        newest_ms = _newest_ms(folder, _TIMES[kind])
+        if name not in taken and newest_ms is not None and newest_ms < now_ms // HOUR_MS * HOUR_MS:
+            # A batch that reaches over the full hour goes with its end: a reader goes by the rows' own times.
+            by_hour.setdefault(_stamp(newest_ms, "day=%Y-%m-%d/hour=%H"), []).append((name, folder))
+    for hour, ready in sorted(by_hour.items()):
+        parts = [path for _, folder in ready for path in sorted(folder.glob("part-*.parquet"))]
+        made = _joined(root, root / kind / f"turn={done.turns}" / hour, parts)
+        kept.files.append(made)
+        kept.batches += [name for name, _ in ready]
+        joined += len(parts)
+    if by_hour:
+        done.turns += 1
+        history.save_compacted(root, done)
+    today = _stamp(now_ms, "%Y-%m-%d")
+    by_day: dict[str, list[str]] = {}
+    for path in kept.files:
+        if _part(path, "day") < today and "/hour=" in path:
+            by_day.setdefault(_part(path, "day"), []).append(path)
+    for day, paths in sorted(by_day.items()):
+        # With what an earlier turn made of the same day, should more of it have come late.
+        paths += [path for path in kept.files if f"/day={day}/" in path and "/hour=" not in path]
+        parts = [root / path for path in paths]
+        made = _joined(root, root / kind / f"turn={done.turns}" / f"day={day}", parts)
+        kept.files = [path for path in kept.files if path not in paths] + [made]
+        done.turns += 1
+        history.save_compacted(root, done)
+        for path in parts:
+            path.unlink(missing_ok=True)
+        joined += len(parts)
+    _clean(root)
+    return joined
+
+
+def _joined(root: Path, folder: Path, parts: list[Path]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "part-0.parquet"
+    with pq.ParquetWriter(path, pq.read_schema(parts[0]), compression="zstd") as writer:
+        for part in parts:
+            writer.write_table(pq.read_table(part, partitioning=None))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return path.relative_to(root).as_posix()
 
 
 def _hours(spark: SparkSession, root: Path, now_ms: int) -> int:
@@ -76,7 +134,7 @@ def _hours(spark: SparkSession, root: Path, now_ms: int) -> int:
 
 def _days(spark: SparkSession, root: Path, now_ms: int) -> int:
     done = history.compacted(root)
-    today = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC).date().isoformat()
+    today = _stamp(now_ms, "%Y-%m-%d")
     by_day: dict[str, list[str]] = {}
     for path in done.hours:
         by_day.setdefault(_part(path, "day"), []).append(path)
@@ -133,18 +191,24 @@ def _made(root: Path, turn: Path) -> list[str]:
 def _clean(root: Path) -> None:
     """Remove what has been taken in, also by a turn that was killed before it could."""
     done = history.compacted(root)
-    for name in done.batches:
-        shutil.rmtree(root / history.NODES / name, ignore_errors=True)
-    if done.batches:
-        done.batches = [name for name in done.batches if (root / history.NODES / name).exists()]
+    lists = {history.NODES: done.batches, **{kind: done.kept(kind).batches for kind in _TIMES}}
+    for kind, batches in lists.items():
+        for name in batches:
+            shutil.rmtree(root / kind / name, ignore_errors=True)
+        batches[:] = [name for name in batches if (root / kind / name).exists()]
+    if any(lists.values()) or done != history.compacted(root):
         history.save_compacted(root, done)
 
 
-def _newest_ms(folder: Path) -> int | None:
+def _stamp(at_ms: int, form: str) -> str:
+    return datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC).strftime(form)
+
+
+def _newest_ms(folder: Path, column: str = "reported_at") -> int | None:
     newest: int | None = None
     for path in folder.glob("part-*.parquet"):
         metadata = pq.read_metadata(path)
-        place = metadata.schema.names.index("reported_at")
+        place = metadata.schema.names.index(column)
         for number in range(metadata.num_row_groups):
             statistics = metadata.row_group(number).column(place).statistics
             if statistics is None or not statistics.has_min_max:

@@ -40,6 +40,13 @@ class Full(errors.LimitExceeded):
     code = "history-full"
 
 
+class Kept(msgspec.Struct):
+    """Of levels and of alerts: batches that were taken in and are still there, and the files made of them."""
+
+    batches: list[str] = msgspec.field(default_factory=list)
+    files: list[str] = msgspec.field(default_factory=list)
+
+
 class Compacted(msgspec.Struct):
     version: int = 1
     turns: int = 0
@@ -47,6 +54,11 @@ class Compacted(msgspec.Struct):
     batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…, in the hours and still there
     hours: list[str] = msgspec.field(default_factory=list)  # files, from the history's folder
     days: list[str] = msgspec.field(default_factory=list)
+    levels: Kept = msgspec.field(default_factory=Kept)
+    alerts: Kept = msgspec.field(default_factory=Kept)
+
+    def kept(self, kind: str) -> Kept:
+        return self.levels if kind == LEVELS else self.alerts
 
 
 def node_schema() -> pa.Schema:
@@ -103,22 +115,21 @@ def batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
 
 def files(root: Path, kind: str) -> list[Path]:
     """What a reader of this kind reads: every row once."""
-    if kind in (NODES, DAYS):
-        done = compacted(root)
-        if kind == DAYS:
-            return [root / path for path in done.days]
-        taken = set(done.batches)
-        fresh = [
-            path for name, folder in batches(root, NODES) if name not in taken for path in _parts(folder)
-        ]
-        return [*(root / path for path in done.hours), *fresh]
-    return [path for _, folder in batches(root, kind) for path in _parts(folder)]
+    done = compacted(root)
+    if kind == DAYS:
+        return [root / path for path in done.days]
+    taken, made = (
+        (done.batches, done.hours) if kind == NODES else (done.kept(kind).batches, done.kept(kind).files)
+    )
+    gone = set(taken)
+    fresh = [path for name, folder in batches(root, kind) if name not in gone for path in _parts(folder)]
+    return [*(root / path for path in made), *fresh]
 
 
 def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
     """Keep to a budget (0: none): the oldest files go first. How many went."""
     done = compacted(root)
-    listed = [root / path for path in (*done.hours, *done.days)]
+    listed = [root / path for path in (*done.hours, *done.days, *done.levels.files, *done.alerts.files)]
     loose = [
         path
         for kind in (NODES, LEVELS, ALERTS)
@@ -142,6 +153,8 @@ def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
     done.sequence = last_sequence(root)
     done.hours = [path for path in done.hours if path not in names]
     done.days = [path for path in done.days if path not in names]
+    for kind in (LEVELS, ALERTS):
+        done.kept(kind).files = [path for path in done.kept(kind).files if path not in names]
     save_compacted(root, done)  # before they go, so that no reader looks for them
     for path in gone:
         path.unlink(missing_ok=True)

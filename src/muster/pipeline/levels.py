@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,19 +123,26 @@ def write_alerts(changed: Sequence[messages.Alert], root: Path, run: str, batch:
         history.write(_table(listed, ALERT_SCHEMA), folder / "part-0.parquet")
 
 
-def teach(baselines: results.Baselines, root: Path, *, files: int = 200) -> None:
-    """What is usual, from the latest of the history: after a restart nothing has to be learnt anew."""
-    paths = sorted(history.files(root, history.LEVELS), key=lambda path: path.stat().st_mtime)[-files:]
-    if not paths:
+def teach(baselines: results.Baselines, root: Path, wanted: Collection[str], *, files: int = 200) -> None:
+    """What is usual at these levels, from the latest of the history: nothing has to be learnt anew."""
+    if not wanted:
         return
-    wanted = ["level", "name", "from", "metric", "count", "sum"]
-    table = pa.concat_tables([pq.read_table(path, columns=wanted) for path in paths])
     found: dict[tuple[int, str, str], np.ndarray[Any, Any]] = {}
     place = {name: row for row, name in enumerate(cells.METRICS)}
-    columns = [table.column(name).to_pylist() for name in ("level", "name", "metric", "count", "sum")]
-    from_ms = table.column("from").cast(pa.int64()).to_pylist()
-    for at_ms, level, name, metric, count, total in zip(from_ms, *columns, strict=True):
-        if metric in place and count:
+    paths = sorted(history.files(root, history.LEVELS), key=lambda path: path.stat().st_mtime)[-files:]
+    for path in paths:
+        table = pq.read_table(path, columns=["level", "name", "from", "metric", "count", "sum"])
+        asked = pc.and_(
+            pc.is_in(table.column("level"), pa.array(sorted(wanted))),
+            pc.and_(
+                pc.is_in(table.column("metric"), pa.array(cells.METRICS)),
+                pc.greater(table.column("count"), 0),
+            ),
+        )
+        table = table.filter(asked)
+        columns = [table.column(name).to_pylist() for name in ("level", "name", "metric", "count", "sum")]
+        from_ms = table.column("from").cast(pa.int64()).to_pylist()
+        for at_ms, level, name, metric, count, total in zip(from_ms, *columns, strict=True):
             means = found.setdefault((at_ms, level, name), np.full(len(place), np.nan))
             means[place[metric]] = total / count
     for at_ms, level, name in sorted(found):

@@ -4,7 +4,7 @@
     muster.pipeline.from.<pipeline>.report.top               the machines with the highest values
     muster.pipeline.from.<pipeline>.alert.<rule>             alerts (core.messages); kept in ``alerts``
     muster.pipeline.from.<pipeline>.progress                 how the job fares; not kept
-    muster.pipeline.from.<user>.read.<verb>                  asks for status, alerts, silences, latest
+    muster.pipeline.from.<user>.read.<verb>                  asks for status, batches, alerts, …
     muster.pipeline.from.<user>.request.<verb>               acknowledge, silence, unsilence, stop
     muster.monitor.from.<pipeline>.batch.root.tick           nothing, so that time passes for Spark even
                                                              when the whole fleet is silent
@@ -44,7 +44,9 @@ class Progress(messages.Message, frozen=True, kw_only=True, tag="pipeline-progre
 
     state: str = "running"  # starting, running, stopping, failed
     reason: str = ""
-    at_ms: messages.TimeMs = 0
+    at_ms: messages.TimeMs = 0  # when the batch was done
+    newest_ms: messages.TimeMs = 0  # when the newest message it read was stored
+    trigger_s: float = 0.0
     batch: int = -1
     batch_s: float = 0.0
     rows: int = 0  # reports in the batch

@@ -166,7 +166,7 @@ class Judge:
             for rule in known
             if rule.level != "node"
         ]
-        self._scored = {
+        self.scored = {  # levels of which a rule asks for scores
             rule.level for rule, _, _ in self._rules if any(name.endswith(rules.Z) for name in rule.names)
         }
         self._baselines = baselines
@@ -181,7 +181,7 @@ class Judge:
             if not applying:
                 continue
             scores = None
-            if many.level in self._scored:
+            if many.level in self.scored:
                 scores = self._baselines.scores(many.level, many.name, many.from_ms, means(many.cell))
             known = facts(many, scores)
             for rule, when, until in applying:

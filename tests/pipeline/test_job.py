@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -194,3 +196,93 @@ async def _late(ask: pipeline_client.Client):
 async def _counted(ask: pipeline_client.Client):
     progress = await ask.progress()
     return progress if progress.total_rows >= 9 else None
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("a file system can be mounted by root only")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+async def test_a_full_disk_rings_and_the_history_goes_on_when_there_is_room(
+    broker, spark, tmp_path, small_disk
+):
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    at_ms = traffic.now_ms()
+    await traffic.store(broker.url, traffic.body([traffic.report(f"m{n}", 1, at_ms) for n in range(50)]))
+    root = small_disk / "history"
+    async with running(broker, spark, tmp_path, history_dir=str(root)) as ask:
+
+        async def rings(*, on: bool) -> bool:
+            progress = await ask.progress()
+            assert progress.state != "failed", progress.reason
+            told = {one.rule: one.state.value for one in await ask.alerts()}
+            return ("history-full" in told) is on
+
+        await eventually(lambda: rings(on=True), timeout_s=300)
+        progress = await eventually(lambda: _counts(ask, "history-full"), timeout_s=60)
+        assert progress.counts["not-in-history"] == 50
+        filler.unlink()
+        late_ms = traffic.now_ms()
+        await traffic.store(broker.url, traffic.body([traffic.report("m1", 2, late_ms)]))
+        await eventually(lambda: rings(on=False), timeout_s=120)
+        progress = await ask.progress()
+        assert progress.counts["not-in-history"] == 50
+    rows = [row for path in history.files(root, history.NODES) for row in pq.read_table(path).to_pylist()]
+    assert [(row["machine"], row["sequence"]) for row in rows] == [("m1", 2)]
+
+
+@pytest.mark.slow
+async def test_a_broker_killed_under_load_costs_the_pipeline_no_report(broker, spark, tmp_path):
+    sent = 0
+
+    async def tell(number: int) -> None:
+        nonlocal sent
+        at_ms = traffic.now_ms()
+        rows = [traffic.report(f"m{n}", number, at_ms, group=f"g{n % 3}") for n in range(30)]
+        await traffic.store(broker.url, traffic.body(rows))
+        sent += len(rows)
+
+    await tell(1)
+    async with running(broker, spark, tmp_path) as ask:
+        await eventually(lambda: _read(ask, 30), timeout_s=300)
+        for number in range(2, 5):
+            await tell(number)
+        await broker.kill()
+        await asyncio.sleep(2)  # so that a trigger finds no broker
+        await broker.start()
+        for number in range(5, 8):
+            await tell(number)
+        await eventually(lambda: _there(tmp_path / "history", sent), timeout_s=300)
+    rows = [
+        (row["machine"], row["sequence"])
+        for path in history.files(tmp_path / "history", history.NODES)
+        for row in pq.read_table(path).to_pylist()
+    ]
+    assert len(rows) == len(set(rows)) == sent
+
+
+async def _there(root: Path, wanted: int) -> bool:
+    return sum(int(pq.read_metadata(path).num_rows) for path in history.files(root, history.NODES)) >= wanted
+
+
+async def _read(ask: pipeline_client.Client, rows: int) -> bool:
+    progress = await ask.progress()
+    return progress.total_rows >= rows
+
+
+async def _counts(ask: pipeline_client.Client, reason: str):
+    progress = await ask.progress()
+    return progress if progress.counts.get(reason) else None

@@ -77,8 +77,8 @@ def join(root: Path, kind: str, now_ms: int) -> int:
         kept.files = [path for path in kept.files if path not in paths] + [made]
         done.turns += 1
         history.save_compacted(root, done)
-        for path in parts:
-            path.unlink(missing_ok=True)
+        for part in parts:
+            part.unlink(missing_ok=True)
         joined += len(parts)
     _clean(root)
     return joined

@@ -3,6 +3,7 @@
     nodes/run=<run>/batch=<n>/part-<p>.parquet     node reports, as they came
     levels/run=<run>/batch=<n>/part-0.parquet      group, zone and system reports, one row for each metric
     alerts/run=<run>/batch=<n>/part-0.parquet      alerts as they changed
+    levels/turn=<n>/day=<date>/…, alerts/turn=…    the same of finished hours and days, joined
     hours/turn=<n>/day=<date>/hour=<hh>/….parquet  node reports of finished hours, each once, in order
     days/turn=<n>/day=<date>/….parquet             machines by the hour: count, mean, least, greatest
     compacted.json                                 what compaction has taken in, and what it has made

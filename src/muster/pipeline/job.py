@@ -106,6 +106,11 @@ def _hand_over(frame: DataFrame, number: int, take: Take) -> None:
     take(number, found, counts)
 
 
+def failure(error: Exception) -> str:
+    """Why something is not in the history."""
+    return HISTORY_FULL if isinstance(error, history.Full) else HISTORY_FAILED
+
+
 class Watched:
     """One shard in one micro-batch: what came is opened, written to the history, and fed to the fleet."""
 
@@ -147,7 +152,7 @@ class Watched:
             history.write(table, path)
         except (errors.MusterError, OSError) as error:
             self._count(HISTORY_LOST, table.num_rows)
-            self._count(f"{HISTORY_FULL if isinstance(error, history.Full) else HISTORY_FAILED}", 1)
+            self._count(failure(error), 1)
         self._spent("history")
 
     def feed(self, nodes: list[fleet.Arrival], summaries: list[fleet.Arrival]) -> fleet.Output:

@@ -132,14 +132,8 @@ def teach(baselines: results.Baselines, root: Path, wanted: Collection[str], *, 
     paths = sorted(history.files(root, history.LEVELS), key=lambda path: path.stat().st_mtime)[-files:]
     for path in paths:
         table = pq.read_table(path, columns=["level", "name", "from", "metric", "count", "sum"])
-        asked = pc.and_(
-            pc.is_in(table.column("level"), pa.array(sorted(wanted))),
-            pc.and_(
-                pc.is_in(table.column("metric"), pa.array(cells.METRICS)),
-                pc.greater(table.column("count"), 0),
-            ),
-        )
-        table = table.filter(asked)
+        table = table.filter(pc.is_in(table.column("level"), pa.array(sorted(wanted))))
+        table = table.filter(pc.is_in(table.column("metric"), pa.array(cells.METRICS)))
         columns = [table.column(name).to_pylist() for name in ("level", "name", "metric", "count", "sum")]
         from_ms = table.column("from").cast(pa.int64()).to_pylist()
         for at_ms, level, name, metric, count, total in zip(from_ms, *columns, strict=True):

@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,20 @@ import msgspec
 
 from muster.bus import api
 from muster.core import errors, log, messages, reports
-from muster.pipeline import alerts, fleet, levels, notices, protocol, results, rules
+from muster.pipeline import alerts, fleet, job, levels, notices, protocol, results, rules
 from muster.pipeline import settings as settings_
 
 PUBLISH_AT_ONCE = 500
 MEMORY_NAME = "alerts.json"
+
+#: The pipeline's own rule: judged here, not by its condition.
+HISTORY = rules.Rule(
+    name="history-full",
+    level="system",
+    when="FALSE",
+    severity=messages.Level.CRITICAL,
+    summary="{value:.0f} rows of the last batch could not be written to the history",
+)
 
 
 class Remembered(msgspec.Struct):
@@ -52,7 +61,7 @@ class Outcomes:
         self._memory_path = memory
         self._log = log.Events("pipeline", pipeline=bus.identity)
         remembered = self._remember()
-        self.book = alerts.Book(known, remembered.book)
+        self.book = alerts.Book((*known, HISTORY), remembered.book)
         self.sender = notices.Sender(receivers, settings, unsent=remembered.unsent)
         self._window_ms = int(settings.window_s * 1000)
         baselines = results.Baselines()
@@ -84,7 +93,10 @@ class Outcomes:
             levels.write(found, self._window_ms, self._history, self._run, number)
         except (errors.MusterError, OSError) as error:
             counts["levels-not-in-history"] = len(found)
+            counts[job.failure(error)] = counts.get(job.failure(error), 0) + 1
             self._log.error("history-not-written", error=error)
+        if found or counts.get("rows"):  # something was to be written
+            judgements.append(_about_history(counts, clock_ms))
         finish = self._finish(number, judgements, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
 
@@ -204,6 +216,11 @@ def _load_rules(
                     f"{path}: the rule {rule.name!r} notifies {name!r}, who is not there"
                 )
     return found, receivers
+
+
+def _about_history(counts: Mapping[str, int], clock_ms: int) -> alerts.Judgement:
+    missing = sum(counts.get(name, 0) for name in (job.HISTORY_LOST, "levels-not-in-history"))
+    return alerts.Judgement(HISTORY.name, "pipeline", missing > 0, clock_ms, float(missing))
 
 
 async def _in_groups(work: Iterable[Any]) -> None:

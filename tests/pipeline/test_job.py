@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from muster.bus import client
+from muster.bus import api, client
 from muster.core import errors, messages, reports
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import history, service, settings
@@ -261,7 +261,7 @@ async def test_a_broker_killed_under_load_costs_the_pipeline_no_report(broker, s
         for number in range(2, 5):
             await tell(number)
         await broker.kill()
-        await asyncio.sleep(2)  # so that a trigger finds no broker
+        await eventually(lambda: ask._bus.state is not api.ConnectionState.CONNECTED)
         await broker.start()
         for number in range(5, 8):
             await tell(number)

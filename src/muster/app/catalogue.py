@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muster.app import inform, manage, message, monitor, notify, pipeline, responder, team, tree, web
+from muster.app import doors, inform, manage, message, monitor, notify, pipeline, responder, team, tree, web
 from muster.core import ground
 from muster.inform import settings as inform_settings
 from muster.manage import settings as manage_settings
@@ -17,6 +17,7 @@ from muster.message import settings as message_settings
 from muster.monitor import settings as monitor_settings
 from muster.notify import settings as notify_settings
 from muster.pipeline import settings as pipeline_settings
+from muster.soap import settings as soap_settings
 from muster.web import settings as web_settings
 
 
@@ -31,6 +32,7 @@ class Settings(ground.Ground, frozen=True, kw_only=True):
     message: message_settings.Message = message_settings.Message()
     pipeline: pipeline_settings.Pipeline = pipeline_settings.Pipeline()
     responder: responder.Responder = responder.Responder()
+    soap: soap_settings.Soap = soap_settings.Soap()
     web: web_settings.Web = web_settings.Web()
 
 
@@ -48,6 +50,7 @@ FACTORIES: Sequence[Factory] = (
     lambda wanted: notify.Notifier(wanted.notify) if wanted.notify.enabled else None,
     lambda wanted: pipeline.PipelinePart(wanted.pipeline) if wanted.pipeline.enabled else None,
     lambda wanted: responder.ResponderPart(wanted.responder) if wanted.responder.rules else None,
+    lambda wanted: doors.SoapPart(wanted.soap) if wanted.soap.enabled else None,
     lambda wanted: web.WebPart(wanted) if wanted.web.enabled else None,
 )
 

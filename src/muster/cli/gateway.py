@@ -11,8 +11,11 @@ from muster.cli import base, monitoring
 from muster.cli import config as config_
 
 if TYPE_CHECKING:
+    from muster.app import visitors
     from muster.bus import api
-    from muster.trust import passwords
+    from muster.core import metrics
+    from muster.soap import settings
+    from muster.trust import keyring, passwords, roles
 
 _PATH = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -51,6 +54,38 @@ def amqp(
 
 @gateway.command(
     examples=[
+        ("muster gateway wsman --port 5985", "clients ask at http://127.0.0.1:5985/wsman"),
+        ("muster gateway wsman --callback http://sink.example.org:8080/events", "events may go there"),
+    ]
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port (default: a free one).")
+@click.option("--cert", type=_PATH, help="Certificate: clients then use https.")
+@click.option("--key", type=_PATH, help="Its private key.")
+@click.option("--callback", multiple=True, metavar="URL", help="What begins so may be called, for events.")
+@base.pass_invocation
+def wsman(
+    invocation: base.Invocation,
+    host: str,
+    port: int,
+    cert: Path | None,
+    key: Path | None,
+    callback: tuple[str, ...],
+) -> None:
+    """Serve the SOAP doors, WS-Management at /wsman and WS-Context at /context, until Ctrl-C.
+
+    Clients log in with names and passwords of the home's domain; each is connected to the bus as itself.
+    """
+    from muster.soap import settings
+
+    wanted = settings.Soap(
+        host=host, port=port, certificate=str(cert or ""), key=str(key or ""), callbacks=callback
+    )
+    base.run(_serve_soap(invocation, wanted))
+
+
+@gateway.command(
+    examples=[
         ("muster gateway password ann", "asks for it"),
         ("echo 'a long secret' | muster gateway password ann", ""),
     ]
@@ -83,11 +118,8 @@ async def _serve(
     key: Path | None,
     anonymous: str | None,
 ) -> None:
-    import asyncio
     import ssl
 
-    from muster.app import home, identities
-    from muster.bus import client
     from muster.core import errors, metrics
 
     try:
@@ -97,20 +129,11 @@ async def _serve(
             "the AMQP gateway needs python-qpid-proton, which is not installed",
             hint="pip install 'muster-fabric[amqp]'; where no wheel fits, that needs a C compiler",
         ) from error
-    settings = config_.load(invocation)
-    running = home.Folder(settings.domain.folder).running()
-    if running is None:
-        raise errors.Unavailable(
-            f"the domain {settings.domain.name} is not running", hint="`muster up` first"
-        )
-    trust = await asyncio.to_thread(identities.open_, settings)
-    believed = ssl.create_default_context(cafile=running.ca) if running.ca else None
-
     measure = metrics.Metrics(process=True)
+    trust, connect_as = await _domain(invocation, measure)
 
     async def connect(login: passwords.Login) -> api.Bus:
-        creds = await asyncio.to_thread(identities.credentials, trust, login.name, login.role)
-        return await client.connect(running.servers, creds=creds, tls=believed, measure=measure)
+        return await connect_as(login.name, login.role)
 
     door = None
     if cert is not None:
@@ -133,3 +156,49 @@ async def _serve(
         facts = {"url": f"{scheme}://{host}:{started.port}"}
         invocation.printer.done(facts, f"serving {facts['url']}; Ctrl-C ends it")
         await asked.wait()
+
+
+async def _serve_soap(invocation: base.Invocation, wanted: settings.Soap) -> None:
+    from muster.app import doors
+    from muster.core import metrics
+
+    measure = metrics.Metrics(process=True)
+    trust, connect = await _domain(invocation, measure)
+    opened = doors.Doors(connect, trust.passwords(), callbacks=wanted.callbacks, measure=measure)
+    try:
+        async with (
+            doors.serving(opened, wanted) as url,
+            monitoring.serving(invocation, None, measure, process=f"soap-{url.rpartition(':')[2]}") as asked,
+        ):
+            facts = {"url": url, **{path.strip("/"): f"{url}{path}" for path in opened.application.paths}}
+            invocation.printer.done(facts, f"serving {url}/wsman; Ctrl-C ends it")
+            await asked.wait()
+    finally:
+        await opened.close()
+
+
+async def _domain(
+    invocation: base.Invocation, measure: metrics.Metrics
+) -> tuple[keyring.Trust, visitors.Connect]:
+    """The running domain's identities, and a way to connect to it as any of them."""
+    import asyncio
+    import ssl
+
+    from muster.app import home, identities
+    from muster.bus import client
+    from muster.core import errors
+
+    settings = config_.load(invocation)
+    running = home.Folder(settings.domain.folder).running()
+    if running is None:
+        raise errors.Unavailable(
+            f"the domain {settings.domain.name} is not running", hint="`muster up` first"
+        )
+    trust = await asyncio.to_thread(identities.open_, settings)
+    believed = ssl.create_default_context(cafile=running.ca) if running.ca else None
+
+    async def connect(name: str, role: roles.Role) -> api.Bus:
+        creds = await asyncio.to_thread(identities.credentials, trust, name, role)
+        return await client.connect(running.servers, creds=creds, tls=believed, measure=measure)
+
+    return trust, connect

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from muster.core import errors
+from muster.inform import client, sessions
+from muster.inform.wscontext import desk, schema
+from muster.soap import asgi, door, envelope, serving, xml
+
+NAME, PASSWORD = "ann", "open-sesame"
+WSCTX = schema.WSCTX
+
+
+async def authenticate(name: str, password: str) -> door.Caller:
+    if password != PASSWORD:
+        raise errors.Unauthorized("wrong name or password")
+    return door.Caller(name, "user")
+
+
+@dataclass
+class Doors:
+    """The doors onto an information node, and a way to say anything to them."""
+
+    url: str
+    http: httpx.AsyncClient
+    node: Any
+    sink: list[envelope.Envelope]
+    sink_url: str
+    user: str = NAME
+    version: envelope.Version = envelope.Version.V12
+    last: httpx.Response | None = None
+
+    async def post(self, data: bytes | str, path: str = "/context") -> httpx.Response:
+        self.last = await self.http.post(
+            f"{self.url}{path}",
+            content=data,
+            headers={"content-type": self.version.content_type},
+            auth=(self.user, PASSWORD),
+        )
+        return self.last
+
+    async def ask(self, body: str, context: str | None = None, headers: str = "") -> xml.Element:
+        """What stands in the body of the answer."""
+        operation = re.split(r"[\s/>]", body.lstrip("<"))[0]
+        path = "/contextmanager" if operation in schema.MANAGER else "/context"
+        if context is not None:
+            headers += f"<c:context><c:context-identifier>{context}</c:context-identifier></c:context>"
+        wrapped = re.sub(r"<(/?)(?!x:)(\w)", r"<\1c:\2", body)
+        answer = await self.post(
+            f'<s:Envelope xmlns:s="{self.version.value}" xmlns:c="{WSCTX}" xmlns:x="urn:x">'
+            f"<s:Header>{headers}</s:Header><s:Body>{wrapped}</s:Body></s:Envelope>",
+            path,
+        )
+        if answer.status_code == 202:
+            return xml.Element("accepted")
+        found = envelope.read(xml.parse(answer.content))
+        assert found.version is self.version
+        assert found.first is not None
+        return found.first
+
+    async def begin(self, context: str | None = None, body: str = "<begin/>") -> str:
+        answer = await self.ask(body, context)
+        assert answer.name == WSCTX("begun"), answer
+        return answer.children[0].text_of(WSCTX("context-identifier"))
+
+    async def fault(self, body: str, context: str | None = None, headers: str = "") -> str:
+        """The name of the element in the fault's detail."""
+        answer = await self.ask(body, context, headers)
+        assert answer.local == "Fault", answer
+        detail = next(one for one in answer.children if one.local.lower() == "detail")
+        if self.version is envelope.Version.V12:
+            subcode = [one.qname() for one in answer.walk() if one.local == "Value"][1]
+            assert subcode == detail.children[0].name
+        return detail.children[0].local
+
+
+@pytest.fixture
+async def doors(start_node, connect) -> AsyncIterator[Doors]:
+    node = await start_node("n1", copies=1)
+    buses: dict[str, Any] = {}
+    taken: list[envelope.Envelope] = []
+
+    @contextlib.asynccontextmanager
+    async def visit(caller: door.Caller) -> AsyncIterator[sessions.Sessions]:
+        if caller.name not in buses:
+            buses[caller.name] = await connect(caller.name)
+        yield sessions.Sessions(client.Client(buses[caller.name]), time.time_ns)
+
+    async def sink(call: door.Call) -> door.Answer:
+        taken.append(call.envelope)
+        return door.Answer()
+
+    listening = asgi.Application({"/replies": door.Door(name="sink", handle=sink)})
+    async with serving.Server(listening) as back, httpx.AsyncClient() as http:
+        made = desk.Desk(visit, callbacks=[f"{back.url}/replies"])
+        async with serving.Server(asgi.Application(made.doors(authenticate))) as server:
+            yield Doors(server.url, http, node, taken, f"{back.url}/replies")

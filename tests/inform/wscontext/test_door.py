@@ -1,0 +1,178 @@
+"""WS-Context over a real information node: activities, contents, nesting, faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.inform import client, protocol, sessions
+from muster.soap import addressing, datatypes, envelope, xml
+from muster.testing.eventually import eventually
+from tests.inform.wscontext.conftest import WSCTX
+
+V11, V12 = envelope.Version.V11, envelope.Version.V12
+
+
+@pytest.mark.parametrize("version", [V11, V12])
+async def test_an_activity_from_its_beginning_to_its_end(doors, version):
+    doors.version = version
+    id = await doors.begin()
+    assert id.startswith("urn:uuid:")
+    assert (await doors.ask("<getStatus/>", id)).text == "ACTIVE"
+    assert (
+        await doors.ask("<setContents><x:a k='1'>one</x:a><x:b/></setContents>", id)
+    ).local == "contentsSet"
+    found = (await doors.ask("<getContents/>", id)).children[0]
+    assert found.name == WSCTX("context")
+    assert found.get("expiresAt", "").endswith("Z")
+    assert found.children[-2:] == [
+        xml.Element("{urn:x}a", "one", attributes={"k": "1"}),
+        xml.Element("{urn:x}b"),
+    ]
+    assert (await doors.ask("<setContents><x:c/></setContents>", id)).local == "contentsSet"  # replaces
+    assert [one.local for one in (await doors.ask("<getContents/>", id)).children[0].children][-1] == "c"
+    assert (await doors.ask("<complete/>", id)).local == "completed"
+    assert (await doors.ask("<getStatus/>", id)).text == "COMPLETED"
+    assert await doors.fault("<complete/>", id) == "invalidStateFault"
+    assert await doors.fault("<setContents><x:d/></setContents>", id) == "invalidStateFault"
+    assert await doors.fault("<begin/>", id) == "invalidStateFault"
+
+
+async def test_activities_inside_others(doors):
+    outer = await doors.begin(body="<begin><timeout>60</timeout></begin>")
+    inner = await doors.begin(outer, "<begin><timeout>3600</timeout></begin>")
+    found = (await doors.ask("<getContents/>", inner)).children[0]
+    parent = found.find(WSCTX("parent-context"))
+    assert parent is not None
+    assert parent.text_of(WSCTX("context-identifier")) == outer
+    ends = [
+        datatypes.parse_moment((await doors.ask("<getContents/>", one)).children[0].get("expiresAt"))
+        for one in (outer, inner)
+    ]
+    assert abs((ends[0] - ends[1]).total_seconds()) < 1  # a child does not outlive its parent
+    assert await doors.fault("<complete/>", outer) == "childActivityPendingFault"
+    assert (await doors.ask("<complete/>", inner)).local == "completed"
+    assert (await doors.ask("<complete/>", outer)).local == "completed"
+
+
+async def test_timeouts(doors):
+    assert int((await doors.ask("<getTimeout/>")).text) == sessions.TIMEOUT_S
+    assert (await doors.ask("<setTimeout><timeout>90</timeout></setTimeout>")).local == "timeoutSet"
+    assert (await doors.ask("<getTimeout/>")).text == "90"
+    doors.user = "bob"
+    assert int((await doors.ask("<getTimeout/>")).text) == sessions.TIMEOUT_S
+    doors.user = "ann"
+    for bad in ("-1", "2147483000", "soon", ""):
+        assert (
+            await doors.fault(f"<setTimeout><timeout>{bad}</timeout></setTimeout>")
+            == "timeoutOutOfRangeFault"
+        )
+    assert (await doors.ask("<getTimeout/>")).text == "90"
+    assert (await doors.ask("<setTimeout><timeout>0</timeout></setTimeout>")).local == "timeoutSet"
+    assert int((await doors.ask("<getTimeout/>")).text) == sessions.TIMEOUT_S
+
+    short = await doors.begin(body="<begin><timeout>1</timeout></begin>")
+
+    async def over() -> bool:
+        return bool((await doors.ask("<getStatus/>", short)).text == "NO_ACTIVITY")
+
+    await eventually(over, timeout_s=20)
+    assert await doors.fault("<complete/>", short) == "invalidActivityFault"
+    assert await doors.fault("<getContents/>", short) == "unknownContextFault"
+
+
+async def test_faults_and_nothing_changed(doors, connect):
+    id = await doors.begin()
+    await doors.ask("<setContents><x:a/></setContents>", id)
+    unknown = "urn:uuid:00000000-0000-0000-0000-000000000000"
+    assert (await doors.ask("<getStatus/>", unknown)).text == "NO_ACTIVITY"
+    assert (await doors.ask("<getStatus/>")).text == "NO_ACTIVITY"
+    twice = f"<c:context><c:context-identifier>{id}</c:context-identifier></c:context>" * 2
+    for body, context, headers, expected in [
+        ("<complete/>", None, "", "noActivityFault"),
+        ("<complete/>", unknown, "", "invalidActivityFault"),
+        ("<complete/>", "../../etc", "", "validContextExpectedFault"),
+        ("<complete/>", "x" * 1000, "", "validContextExpectedFault"),
+        ("<complete/>", None, "<c:context/>", "validContextExpectedFault"),
+        ("<complete/>", None, twice, "validContextExpectedFault"),
+        ("<begin/>", unknown, "", "invalidActivityFault"),
+        ("<getContents/>", None, "", "validContextExpectedFault"),
+        ("<getContents/>", unknown, "", "unknownContextFault"),
+        ("<setContents><x:b/></setContents>", unknown, "", "unknownContextFault"),
+        ("<setContents>text</setContents>", id, "", "generalFault"),
+        ("<setContents><context/></setContents>", id, "", "generalFault"),
+        ("<other/>", id, "", "generalFault"),
+        ("", id, "", "generalFault"),
+    ]:
+        assert await doors.fault(body, context, headers) == expected, body
+    assert (await doors.ask("<getContents/>", id)).children[0].children[-1].name == "{urn:x}a"
+    found = await client.Client(await connect("eve")).find("kind = 'session'")
+    assert len(found.contexts) == 1
+    assert isinstance(found.contexts[0], protocol.Context)
+
+
+async def test_contents_that_are_no_xml(doors, connect):
+    id = await doors.begin()
+    direct = sessions.Sessions(client.Client(await connect("zoe")), lambda: 0)
+    key = sessions.PREFIX + id.removeprefix("urn:uuid:")
+    context = await client.Client(await connect("yan")).get(key)
+    written = client.Client(await connect("xia"))
+    await written.put(key, b"\x00\xff", attributes=context.attributes, lease_s=60)
+    shown = (await doors.ask("<getContents/>", id)).children[0].children[-1]
+    assert (shown.local, shown.text) == ("bytes", "AP8=")
+    body = "<setContents><x:q xmlns:x='urn:muster:context:1'/></setContents>"
+    assert (await doors.ask(body.replace("x:q", "x:bytes"), id)).local == "contentsSet"
+    assert (await direct.get(id.removeprefix("urn:uuid:"))).contents == b""
+
+
+async def test_answers_go_elsewhere_only_where_allowed(doors):
+    def reply_to(url: str, wsa: str = addressing.WSA05) -> str:
+        return (
+            f'<w:MessageID xmlns:w="{wsa}">m-1</w:MessageID>'
+            f'<w:ReplyTo xmlns:w="{wsa}"><w:Address>{url}</w:Address></w:ReplyTo>'
+        )
+
+    for wsa in (addressing.WSA04, addressing.WSA05):
+        assert (await doors.ask("<begin/>", headers=reply_to(doors.sink_url, wsa))).name == "accepted"
+        answer = doors.sink.pop()
+        assert answer.first is not None
+        assert answer.first.name == WSCTX("begun")
+        relates = answer.header(xml.Namespace(wsa)("RelatesTo"))
+        assert relates is not None
+        assert relates.text == "m-1"
+    assert (await doors.ask("<complete/>", headers=reply_to(doors.sink_url))).name == "accepted"
+    fault = doors.sink.pop().first
+    assert fault is not None
+    assert fault.local == "Fault"
+    assert (await doors.ask("<begin/>", headers=reply_to(addressing.NONE))).name == "accepted"
+    anonymous = await doors.ask("<getStatus/>", headers=reply_to(addressing.ANONYMOUS[addressing.WSA05]))
+    assert anonymous.text == "NO_ACTIVITY"
+    assert "m-1" in doors.last.text
+    for url in ("http://127.0.0.1:1/", doors.sink_url.replace("replies", "other"), "file:///etc/passwd"):
+        assert (await doors.ask("<begin/>", headers=reply_to(url))).local == "Fault"
+    assert doors.sink == []
+
+
+async def test_hostile_and_mistaken_messages(doors):
+    doors.version = V12
+    await doors.begin()
+    good = doors.last.request.content
+    for data, word in [
+        (b'<!DOCTYPE a [<!ENTITY x "y">]>' + good, "document type"),
+        (b'<!DOCTYPE a SYSTEM "http://127.0.0.1:1/">' + good, "document type"),
+        (good[:-5], "not XML"),
+        (good.replace(b"<c:begin/>", b"<x>" * 70), "nested deeper"),
+        (good.replace(b"soap-envelope", b"soap-next"), "VersionMismatch"),
+        (good.replace(b"<s:Header>", b'<s:Header><q s:mustUnderstand="1"/>'), "MustUnderstand"),
+    ]:
+        answer = await doors.post(data)
+        assert answer.status_code in (400, 500)
+        assert word in answer.text, answer.text
+    anonymous = await doors.http.post(
+        f"{doors.url}/context", content=good, headers={"content-type": "text/xml"}
+    )
+    assert anonymous.status_code == 401
+    wrong = await doors.http.post(
+        f"{doors.url}/context", content=good, headers={"content-type": "text/xml"}, auth=("ann", "wrong")
+    )
+    assert wrong.status_code == 401
+    assert (await doors.post(good)).status_code == 200

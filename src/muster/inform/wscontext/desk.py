@@ -20,6 +20,7 @@ from muster.core import errors, log, metrics
 from muster.inform import sessions
 from muster.inform.wscontext import schema
 from muster.soap import addressing, callbacks, datatypes, door, envelope, faults, xml
+from muster.trust import roles
 
 events = log.Events("wscontext")
 
@@ -145,6 +146,8 @@ class Desk:
                 return xml.Element(reply, str(int(self._timeout_s(caller))))
             self._set_timeout(caller, asked)
             return xml.Element(reply)
+        if caller.role == roles.Role.VIEWER and asked.local in ("begin", "complete", "setContents"):
+            raise errors.Forbidden(f"{caller.name} may look and change nothing")
         async with self._visit(caller) as activities:
             match asked.local:
                 case "begin":

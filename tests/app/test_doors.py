@@ -1,0 +1,95 @@
+"""The SOAP doors of a whole domain: passwords, roles, and everybody on the bus as themselves."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from muster.app import catalogue, domain, doors
+from muster.core import errors, settings
+from muster.inform.wscontext import schema
+from muster.manage import client
+from muster.manage.wsman import names
+from muster.soap import envelope, xml
+from muster.trust import roles
+
+V12 = envelope.Version.V12
+ACTIVITY = "<c:context><c:context-identifier>{}</c:context-identifier></c:context>"
+
+
+async def ask(url: str, who: tuple[str, str], body: str, headers: str = "") -> httpx.Response:
+    async with httpx.AsyncClient(timeout=40) as http:
+        return await http.post(
+            url,
+            content=f'<s:Envelope xmlns:s="{V12.value}" xmlns:c="{schema.WSCTX}" xmlns:a="{names.WSA}" '
+            f'xmlns:w="{names.WSMAN}" xmlns:p="{names.RESOURCE}"><s:Header>{headers}</s:Header>'
+            f"<s:Body>{body}</s:Body></s:Envelope>",
+            headers={"content-type": V12.content_type},
+            auth=who,
+        )
+
+
+def wsman(action: str, name: str = "") -> str:
+    selector = f'<w:SelectorSet><w:Selector Name="Name">{name}</w:Selector></w:SelectorSet>' if name else ""
+    return (
+        f"<a:To>x</a:To><a:Action>{action}</a:Action><a:MessageID>uuid:1</a:MessageID>"
+        f"<w:ResourceURI>{names.RESOURCE}</w:ResourceURI><a:ReplyTo><a:Address>{names.WSA}/role/anonymous"
+        f"</a:Address></a:ReplyTo>{selector}"
+    )
+
+
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_doors_of_a_domain(tmp_path):
+    flags = {
+        "domain.data_dir": str(tmp_path),
+        "soap.enabled": True,
+        "soap.port": 0,
+        "manage.enabled": True,
+        "manage.registries": 1,
+        "manage.managers": 1,
+    }
+    wanted = settings.load(catalogue.Settings, flags=flags)
+    ann, vic = ("ann", "a long secret"), ("vic", "another secret")
+    async with domain.Domain(wanted, parts=catalogue.parts(wanted)) as running:
+        url = running.part(doors.SoapPart).url
+        known = running.trust.passwords()
+        known.set(ann[0], roles.Role.OPERATOR, ann[1])
+        known.set(vic[0], roles.Role.VIEWER, vic[1])
+
+        # WS-Context
+        begun = await ask(f"{url}/context", ann, "<c:begin/>")
+        assert begun.status_code == 200, begun.text
+        found = xml.parse(begun.content)
+        id = next(one.text for one in found.walk() if one.local == "context-identifier")
+        about = ACTIVITY.format(id)
+        assert "ACTIVE" in (await ask(f"{url}/context", vic, "<c:getStatus/>", about)).text
+        for change in ("<c:begin/>", "<c:complete/>"):
+            refused = await ask(f"{url}/context", vic, change, about)
+            assert "noPermissionFault" in refused.text
+        assert (await ask(f"{url}/context", ("ann", "a wrong secret"), "<c:begin/>")).status_code == 401
+        assert (await ask(f"{url}/context", ("eve", "a long secret"), "<c:begin/>")).status_code == 401
+
+        # WS-Management, and the audit has who it was
+        resource = "<p:Name>r</p:Name><p:Type>memory</p:Type><p:Agent>local</p:Agent>"
+        made = await ask(f"{url}/wsman", ann, f"<p:Resource>{resource}</p:Resource>", wsman(names.CREATE))
+        assert "ResourceCreated" in made.text, made.text
+        async with await running.connect("op", roles.Role.OPERATOR) as bus:
+            fleet = client.Client(bus)
+            await fleet.wait("r", "up")
+            assert (await fleet.describe("r"))["applied_by"] == "ann"
+        assert "<p:State>up" in (await ask(f"{url}/wsman", vic, "", wsman(names.GET, "r"))).text
+        refused = await ask(f"{url}/wsman", vic, "", wsman(names.DELETE, "r"))
+        assert "wsman:AccessDenied" in refused.text
+
+        # A password that is changed or removed ends at once, remembered or not.
+        known.set(vic[0], roles.Role.VIEWER, "yet another one")
+        assert (await ask(f"{url}/wsman", vic, "", wsman(names.GET, "r"))).status_code == 401
+        known.remove(ann[0])
+        assert (await ask(f"{url}/wsman", ann, "", wsman(names.GET, "r"))).status_code == 401
+        status = await running.status()
+        assert {one["door"] for one in status["soap"]} == {"/wsman", "/context", "/contextmanager"}
+
+
+def test_callbacks_in_the_settings_are_checked():
+    with pytest.raises(errors.InvalidInput, match="no address"):
+        settings.load(catalogue.Settings, flags={"soap.callbacks": ["file:///etc/passwd"]})

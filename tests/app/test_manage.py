@@ -86,8 +86,22 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                     return "host-b" in {one["name"] for one in await fleet.agents()}
 
                 await eventually(there)
+                # A machine may have done what its own parties accepted, and nothing to the others.
+                await fleet.apply(MANIFEST)
+                await fleet.apply(MANIFEST.replace("local", "host-b").replace("sleeper", "dozer"))
+                for name in ("sleeper", "dozer"):
+                    await fleet.wait(name, "up", timeout_s=20)
+                (done,) = await client.Client(bus).exec("restart", "dozer")
+                assert done["outcome"] == "done"
+                with pytest.raises(errors.Forbidden, match="sleeper"):
+                    await client.Client(bus).exec("restart", "sleeper")
+                await fleet.delete("sleeper", "dozer")
+                await fleet.wait_gone("sleeper", "dozer")
+            own = client.Client(bus)
             with pytest.raises(errors.Forbidden):
-                await client.Client(bus).apply(MANIFEST)
+                await own.apply(MANIFEST)
+            with pytest.raises(errors.Forbidden):
+                await own.get()
         again = await manage.ask(admin, "token", name="host-b", approval=True)
         with pytest.raises(errors.Unavailable, match="approval"):
             await enrol(again["token"], tmp_path / "three")

@@ -146,6 +146,21 @@ def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
     assert told == [(True, 95.0, 1), (False, 69.0, 4), (True, 91.0, 6)]
 
 
+def test_rules_see_metrics_of_the_fleets_own():
+    full = rules.Rule(name="full", level="node", when="own.queue > 100")
+    known = fleet.Fleet(fleet.Plan(rules=(full,)))
+    rows = [
+        traffic.report("a", 1, T0, metrics={"queue": 101.0}),
+        traffic.report("b", 1, T0, metrics={"queue": 3.0}),
+        traffic.report("c", 1, T0),
+    ]
+    output = known.feed([arrival(rows, T0)], T0)
+    assert [(one.machine, one.on, one.value) for one in output.changes] == [("a", True, 101.0)]
+    found = results.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
+    assert found["own.queue_mean"] == 52.0
+    assert (found["own.queue_min"], found["own.queue_max"]) == (3.0, 101.0)
+
+
 def test_changes_told_at_once_are_bounded_and_the_rest_is_counted():
     hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
     known = fleet.Fleet(fleet.Plan(rules=(hot,), changes_max=10))

@@ -30,9 +30,21 @@ def test_a_rule_is_read_as_it_is_written():
     assert absent.only == ("web",)
 
 
+def test_a_rule_may_ask_about_metrics_that_no_list_holds():
+    node, group = rules.parse(
+        "- {name: a, level: node, when: own.queue > 100}\n- {name: b, level: group, when: own.queue_mean > 9}"
+    )
+    assert node.names == {"own.queue"}
+    assert node.measured == "own.queue"
+    assert group.measured == "own.queue_mean"
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
+        ("- {name: a, level: group, when: own.queue > 1}", "own.queue"),
+        ("- {name: a, level: node, when: queue > 1}", "queue"),
+        ("- {name: a, level: node, when: sender.queue > 1}", "scope"),
         ("- {name: a, level: node, when: 'cpu_prcent > 1'}", "cpu_prcent"),
         ("- {name: a, level: node, when: 'cpu_percent >'}", r"(?s)\(a\).*\^"),
         ('- {name: a, level: node, when: "machine > 4"}', "machine"),

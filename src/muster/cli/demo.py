@@ -1,18 +1,19 @@
-"""``muster demo``: a domain on this machine, at work, in ten seconds."""
+"""``muster demo``: a domain on this machine, at work: a short tour, or the whole loop against a worm."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from muster.cli import base
 
 if TYPE_CHECKING:
-    from muster.app import catalogue, home
+    from muster.app import catalogue, home, outbreak
     from muster.cli import output
 
 HOME = Path(".muster") / "demo"
@@ -27,14 +28,29 @@ data_dir = "."
 @click.command(
     cls=base.Command,
     examples=[
-        ("muster demo", "leaves the domain up until Ctrl-C"),
-        ("muster demo --once", "stops by itself, as it does without a terminal"),
+        ("muster demo", "a tour in ten seconds; leaves the domain up until Ctrl-C"),
+        ("muster demo worm", "the whole loop: 10,000 servers, a worm among them, and Spark"),
+        ("muster demo worm --fleet 100000 --once", "ten times as many; stops by itself"),
     ],
 )
-@click.option("--once", is_flag=True, help="Stop when everything has been shown.")
+@click.argument("story", type=click.Choice(["tour", "worm"]), default="tour")
+@click.option(
+    "--fleet",
+    type=click.IntRange(100, 1_000_000),
+    default=10_000,
+    show_default=True,
+    envvar="FLEET",
+    show_envvar=True,
+    help="Simulated servers of the worm's story.",
+)
+@click.option("--once", is_flag=True, help="Stop when everything has been shown, as without a terminal.")
 @base.pass_invocation
-def demo(invocation: base.Invocation, once: bool) -> None:
+def demo(invocation: base.Invocation, story: str, fleet: int, once: bool) -> None:
     """Start a domain on this machine and show it at work.
+
+    The tour sends, asks, selects, stores and takes over. The worm's story is the whole of Muster: a fleet of
+    simulated web servers reports, Spark sees a worm spread among them, controllers command exactly those at
+    risk, managers isolate and patch; and a manager and a broker are killed meanwhile.
 
     Makes a fresh home in ./.muster/demo (or where --home says), on free ports of loopback. What an earlier
     demo left there is removed.
@@ -42,12 +58,14 @@ def demo(invocation: base.Invocation, once: bool) -> None:
     from muster.app import home
 
     place = home.Home.find(invocation.home or HOME)
-    settings = _fresh(place)
     stay = not once and sys.stdout.isatty() and sys.stdin.isatty()
-    _play(invocation, place, settings, stay=stay)
+    if story == "tour":
+        _tour(invocation, place, _fresh(place, {}), stay=stay)
+    else:
+        _worm(invocation, place, fleet, stay=stay)
 
 
-def _fresh(place: home.Home) -> catalogue.Settings:
+def _fresh(place: home.Home, flags: Mapping[str, Any]) -> catalogue.Settings:
     """A new home in the place of an earlier demo's; anything else that is there is left alone."""
     import shutil
 
@@ -64,10 +82,10 @@ def _fresh(place: home.Home) -> catalogue.Settings:
         )
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.settings_file.write_text(_SETTINGS)
-    return settings.load(catalogue.Settings, file=place.settings_file)
+    return settings.load(catalogue.Settings, file=place.settings_file, flags=flags)
 
 
-def _play(invocation: base.Invocation, place: home.Home, settings: catalogue.Settings, *, stay: bool) -> None:
+def _tour(invocation: base.Invocation, place: home.Home, settings: catalogue.Settings, *, stay: bool) -> None:
     from muster.app import catalogue, demo, domain, process
 
     printer = invocation.printer
@@ -107,3 +125,58 @@ def _suggest(printer: output.Printer, place: home.Home, *, stay: bool) -> None:
         lines = [f"What to try next: {muster} up --detach {option} && {muster} status {option}"]
     sys.stdout.write("\n".join(["", *lines, ""]))
     sys.stdout.flush()
+
+
+def _worm(invocation: base.Invocation, place: home.Home, fleet: int, *, stay: bool) -> None:
+    import asyncio
+
+    from muster.app import catalogue, domain, outbreak, process
+    from muster.simulate import worm
+
+    printer = invocation.printer
+    wishes = outbreak.Wishes(
+        plan=worm.Plan(servers=fleet),
+        farms=2 if fleet <= 20_000 else 4,
+        period_s=5.0 if fleet <= 20_000 else 10.0,
+    )
+    settings = _fresh(place, outbreak.flags(place.root, wishes))
+    outbreak.prepare(place.root)
+    if printer.for_people:
+        printer.note(f"starting {wishes.brokers} brokers, 2 managers and Spark in {base.shown(place.root)}")
+    running = domain.Domain(settings, parts=catalogue.parts(settings))
+
+    def show(name: str, line: str, facts: Mapping[str, Any]) -> None:
+        printer.item({"scene": name, "text": line, **facts}, f"{name:>10}  {line}")
+
+    async def work() -> None:
+        show("domain", f"up: {', '.join(running.servers)}", {"servers": list(running.servers)})
+        async with outbreak.Outbreak(running, wishes, show) as story:
+            summary = await story.run()
+            _summarise(printer, summary)
+            if stay:
+                printer.note("It stays up until Ctrl-C.")
+                await asyncio.get_running_loop().create_future()
+
+    base.run(process.run(running, work, stopping=printer.stopping))
+
+
+def _summarise(printer: output.Printer, summary: outbreak.Summary) -> None:
+    from dataclasses import asdict
+
+    found = summary
+    record = {"scene": "summary", **asdict(found), "saved": found.saved}
+    lines = [
+        "",
+        f"to detect     {found.detect_s:6.1f} s   from the worm's release to Spark's alert",
+        f"to notify     {found.notify_s:6.1f} s   from the alert to the first server that accepted it",
+        f"to contain    {found.contain_s:6.1f} s   from the release until nothing spreads",
+        f"to heal       {found.heal_s:6.1f} s   until every server is patched and reported so",
+        f"infected      {found.fallen:6,} of {found.servers:,} servers; "
+        f"without Muster {found.unhindered:,}: {found.saved:,} saved",
+        f"commands      {found.commands:6,}, accepted {found.deliveries:,} times, carried out "
+        f"{found.operations:,} times; {found.not_done} missed, {found.repeated} repeated",
+        f"forged        {found.forged_reached:6,} servers obeyed the impostor",
+        f"killed        {', '.join(found.killed) or 'nothing'}; {found.failovers:,} servers changed managers",
+        "",
+    ]
+    printer.item(record, "\n".join(lines))

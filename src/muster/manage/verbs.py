@@ -200,8 +200,17 @@ class Verbs:
         timeout_s: float = protocol.OPERATION_TIMEOUT_S,
         id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """On each of them at once. The same ``id`` again does nothing again."""
+        """On each of them at once. The same ``id`` again does nothing again.
+
+        An agent may ask only for what it hosts.
+        """
         id = id or secrets.token_hex(8)
+        selected = self._named(names)
+        if by in self._registry.state.agents:
+            resources = self._registry.state.resources
+            others = [name for name in selected if resources[name].spec.agent != by]
+            if others:
+                raise errors.Forbidden(f"{by} is an agent, and {others[0]!r} is not one of its resources")
         wanted = [
             protocol.Order(
                 id=f"{id}-{name}",
@@ -210,7 +219,7 @@ class Verbs:
                 arguments=arguments or {},
                 timeout_s=timeout_s,
             )
-            for name in self._named(names)
+            for name in selected
         ]
         answers = await orders.send(self._registry, wanted, by)
         return [

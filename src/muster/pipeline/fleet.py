@@ -164,7 +164,7 @@ class Fleet:
             rows = np.flatnonzero(kept)
             block, place, window, new = block.take(rows), place[rows], window[rows], new[rows]
         if len(block):
-            self._judge.reports(self.roll, block, place, output.changes)
+            self._judge.reports(self.roll, block, place, words, output.changes)
             for level, code in (("group", block.group), ("zone", block.zone)):
                 self._roll_up(level, block, code, window, place, new, words)
 

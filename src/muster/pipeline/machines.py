@@ -12,7 +12,7 @@ the odd usual, but a new level becomes so in time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -49,7 +49,12 @@ class Judge:
         self._about_silence = [rule for rule in self._rules if rule.names <= rules.ALWAYS_KNOWN]
         self._about_reports = [rule for rule in self._rules if not rule.names <= rules.ALWAYS_KNOWN]
         self._scored = sorted(
-            {name[: -len(rules.Z)] for rule in self._rules for name in rule.names if name.endswith(rules.Z)}
+            {
+                name[: -len(rules.Z)]
+                for rule in self._rules
+                for name in rule.names
+                if name.endswith(rules.Z) and not name.startswith(f"{rules.OWN}.")
+            }
         )
 
     @property
@@ -69,11 +74,19 @@ class Judge:
             },
         }
 
-    def reports(self, known: roll.Roll, block: blocks.Block, place: Array, changes: list[Change]) -> None:
+    def reports(
+        self,
+        known: roll.Roll,
+        block: blocks.Block,
+        place: Array,
+        words: Sequence[str],
+        changes: list[Change],
+    ) -> None:
+        """``words`` are the names of the metrics that are not standard."""
         if not self._about_reports:
             return
         rounds = list(roll.rounds(place, block.sequence))
-        table = self._table(known, block, place, rounds)
+        table = self._table(known, block, place, words, rounds)
         for rule in self._about_reports:
             value = table.columns[rule.measured].values if rule.measured else None
             for rows in rounds:
@@ -109,7 +122,14 @@ class Judge:
                 Change(rule.name, known.names[at], _group(known, at), False, clock_ms, None) for at in ringing
             ]
 
-    def _table(self, known: roll.Roll, block: blocks.Block, place: Array, rounds: list[Any]) -> columns.Table:
+    def _table(
+        self,
+        known: roll.Roll,
+        block: blocks.Block,
+        place: Array,
+        words: Sequence[str],
+        rounds: list[Any],
+    ) -> columns.Table:
         names = {name for rule in self._about_reports for name in rule.names}
         found: dict[str, columns.Column] = {}
         for name in names:
@@ -122,12 +142,16 @@ class Judge:
                 case "machine":
                     found[name] = _strings(known.names.array.take(pa.array(place)))
                 case "group" | "zone":
-                    words = known.groups if name == "group" else known.zones
-                    found[name] = _coded(getattr(block, name), words)
+                    found[name] = _coded(
+                        getattr(block, name), known.groups if name == "group" else known.zones
+                    )
                 case "state":
                     found[name] = columns.Column(
                         types.Kind.STRING, block.state + 1, (*blocks.STATES, "other")
                     )
+                case _ if name.startswith(f"{rules.OWN}."):
+                    own = _own(block, words, name.removeprefix(f"{rules.OWN}."))
+                    found[name] = columns.Column(types.Kind.FLOAT, own)
                 case _ if name.endswith(rules.Z):
                     metric = name[: -len(rules.Z)]
                     scores = self._scores(known, metric, block, place, rounds)
@@ -205,3 +229,12 @@ def _strings(words: pa.StringArray) -> columns.Column:
     encoded = words.dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64) + 1
     return columns.Column(types.Kind.STRING, codes, tuple(encoded.dictionary.to_pylist()))
+
+
+def _own(block: blocks.Block, words: Sequence[str], name: str) -> Array:
+    """The values of a metric that is not standard; NaN where a report has none."""
+    values = np.full(len(block), np.nan)
+    if name in words:
+        those = block.extra_word == words.index(name)
+        values[block.extra_row[those]] = block.extra_value[those]
+    return values

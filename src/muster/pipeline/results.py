@@ -123,6 +123,13 @@ def facts(many: Many, scores: np.ndarray[Any, Any] | None = None) -> dict[str, A
                 for row, part in enumerate(cells.FIGURES)
                 if row > 1 and of[row][at] == of[row][at]
             }
+    for name, one in cell.extra.items():
+        if one.count:
+            mean = one.sum / one.count
+            found |= {
+                f"{rules.OWN}.{name}_{part}": value
+                for part, value in (("mean", mean), ("min", one.min), ("max", one.max))
+            }
     if scores is not None:
         found |= {
             f"{name}{rules.Z}": float(score)

@@ -18,8 +18,10 @@
         only: [web, db]                   # these, whether or not anything was ever heard of them
         when: reports = 0
 
-What a predicate may name at each level is `MODELS`.  A rule that names something else, cannot be parsed or is
-wrong in any other way is refused with its name and the character at fault; all of a file or none.
+What a predicate may name at each level is `MODELS`.  A metric of the fleet's own, which no list holds, is
+``own.NAME`` of a machine, and ``own.NAME_mean``, ``_min`` and ``_max`` of many.  A rule that names something
+else, cannot be parsed or is wrong in any other way is refused with its name and the character at fault; all
+of a file or none.
 """
 
 from __future__ import annotations
@@ -40,6 +42,31 @@ Level = Literal["node", "group", "zone", "system"]
 _STRING, _INT, _FLOAT, _BOOL = (types.parse_type(name) for name in ("string", "int", "float", "bool"))
 
 Z = "_z"  # ends the names of scores: how far something is from its own history
+
+OWN = "own"  # the scope of metrics that are not standard
+_OWN_STATISTICS = ("mean", "min", "max")
+
+
+class _Open(dict[str, types.Type]):
+    """A model that also has the fleet's own metrics, whatever they are called."""
+
+    def __init__(self, fixed: Mapping[str, types.Type], endings: tuple[str, ...] = ()) -> None:
+        super().__init__(fixed)
+        self._endings = tuple(f"_{one}" for one in endings)
+
+    def __missing__(self, name: str) -> types.Type:
+        if name in self:
+            return _FLOAT
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        if super().__contains__(name) or not isinstance(name, str):
+            return super().__contains__(name)
+        return name.startswith(f"{OWN}.") and (not self._endings or name.endswith(self._endings))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name, _FLOAT if name in self else default)
+
 
 _NODE = {
     "machine": _STRING,
@@ -69,10 +96,8 @@ _MANY: dict[str, types.Type] = {
 #: ``cpu_percent_z`` is how far a machine, or the mean of many, stands from its own history, in robust
 #: standard deviations.
 MODELS: Mapping[str, Mapping[str, types.Type]] = {
-    "node": _NODE,
-    "group": _MANY,
-    "zone": _MANY,
-    "system": _MANY,
+    "node": _Open(_NODE),
+    **dict.fromkeys(("group", "zone", "system"), _Open(_MANY, _OWN_STATISTICS)),
 }
 
 RULES_MAX = 200
@@ -96,7 +121,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         subjects.token(self.name)
         for text in filter(None, (self.when, self.until)):
-            check.require(parser.parse(text), MODELS[self.level], text)
+            check.require(_parsed(text), MODELS[self.level], text)
         if self.only and self.level == "system":
             raise errors.InvalidInput("`only` names groups, zones or machines; there is one system")
         self.say("x", None)
@@ -141,7 +166,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 @functools.lru_cache(4 * RULES_MAX)
 def _parsed(text: str) -> ast.Condition:
-    return parser.parse(text)
+    return parser.parse(text, scopes=(OWN,))
 
 
 @functools.lru_cache(4 * RULES_MAX)

@@ -1,0 +1,500 @@
+"""The outbreak: a worm among web servers, and a domain that sees it, says it to those at risk, and ends it.
+
+The whole loop of Muster in one story.  Simulated farms of servers report; Spark rolls up by region and
+version and raises an alert where too many are infected; the region's controller, whose rank a trust manager
+granted, commands exactly the servers that are infected to be isolated, and those at risk to be patched;
+their policies accept it from nobody else; their managers carry it out.  Meanwhile a manager and a broker are
+killed, and an impostor tries to command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from muster.app import certificates, domain, identities
+from muster.app import manage as manage_part
+from muster.bus import api
+from muster.core import errors, messages, subjects, topics
+from muster.manage import protocol as manage
+from muster.manage import requests
+from muster.notify import client as notify
+from muster.notify import model as models
+from muster.pipeline import client as pipeline
+from muster.predicates import text, types
+from muster.simulate import webfarm, worm
+from muster.trust import documents, grants, nkeys, roles
+
+RULE = "infection"
+RULES = f"""\
+rules:
+  - name: {RULE}
+    level: group                       # the servers of a region that run one version
+    when: own.infected_mean > 0.005
+    until: own.infected_mean = 0
+    severity: critical
+    summary: "{{value:.1%}} of {{about}} are infected"
+"""
+RULES_NAME = "outbreak-rules.yaml"
+HOUR_S = 3600.0
+ROUND_S = 1.0
+COMMAND_S = 4.0  # what was commanded is given so long to be seen
+ENTRIES_MAX = 1_000
+STEM = "farm"
+RANK = {"_trust_level": 3}
+TRUST_MANAGER = "trust-manager"
+STOP_S = 5.0
+NEARLY_ALL = 0.95  # of the fleet: a report or two of a window may be late
+
+SERVER = models.Model(
+    webfarm.MODEL,
+    dict.fromkeys(("application", "application_version", "region", "condition"), types.STRING),
+)
+CONTROLLER = models.Model("Controller", {"_command_region": types.STRING, "_trust_level": types.INT})
+COMMAND = models.Model("command", {"operation": types.STRING}, models.Kind.EVENT)
+
+Say = Callable[[str, str, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    plan: worm.Plan = field(default_factory=worm.Plan)
+    farms: int = 2
+    brokers: int = 3
+    period_s: float = 5.0
+    delay_s: float = 3.0  # for which reports may be on their way to Spark
+    kill: bool = True
+    start_s_max: float = 240.0
+    contain_s_max: float = 300.0
+
+
+@dataclass
+class Summary:
+    servers: int
+    detect_s: float = 0.0  # from the worm's release to the first alert
+    notify_s: float = 0.0  # from that alert to the first server that heard of it
+    contain_s: float = 0.0  # from the release until no infected server can try another
+    heal_s: float = 0.0  # until the fleet is patched, and its reports say so
+    fallen: int = 0  # servers that were ever infected
+    unhindered: int = 0  # that would have been within the hour, had nobody done anything
+    commands: int = 0
+    deliveries: int = 0
+    operations: int = 0
+    not_done: int = 0
+    repeated: int = 0
+    forged_reached: int = 0
+    killed: list[str] = field(default_factory=list)
+    failovers: int = 0  # servers that another manager took over
+    curve: list[tuple[float, int]] = field(default_factory=list)  # seconds, infected
+
+    @property
+    def saved(self) -> int:
+        return self.unhindered - self.fallen
+
+
+def flags(folder: Path, wishes: Wishes) -> dict[str, Any]:
+    """The settings of the domain that the story is played in."""
+    return {
+        "bus.brokers": wishes.brokers,
+        "channel.enabled": True,
+        "channel.hold_s": "500ms",
+        "manage.enabled": True,
+        "manage.managers": 2,
+        "manage.agent": False,
+        "pipeline.enabled": True,
+        "pipeline.trigger_s": "2s",
+        "pipeline.window_s": f"{wishes.period_s:g}s",
+        "pipeline.delay_s": f"{wishes.delay_s:g}s",
+        "pipeline.rules": str(folder / RULES_NAME),
+    }
+
+
+def prepare(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RULES_NAME).write_text(RULES)
+
+
+class Outbreak:
+    """``async with Outbreak(running, wishes, say) as story: await story.run()``"""
+
+    def __init__(self, running: domain.Domain, wishes: Wishes, say: Say) -> None:
+        self._running = running
+        self._wishes = wishes
+        self._say = say
+        self._stack = contextlib.AsyncExitStack()
+        self._farms: list[asyncio.subprocess.Process] = []
+        self._tallies: dict[str, webfarm.Tally] = {}
+        self._told = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._first_managers: dict[str, int] = {}
+        self._alerted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._released_at = 0.0
+        self.summary = Summary(wishes.plan.servers)
+
+    async def __aenter__(self) -> Outbreak:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(_end(one) for one in self._farms))
+        await self._stack.aclose()
+
+    async def run(self) -> Summary:
+        began = time.monotonic()
+        plan = self._wishes.plan
+        self._admin = await self._connect("admin", roles.Role.OPERATOR)
+        self._watcher = await self._connect("outbreak", roles.Role.USER)
+        tallies = topics.Pattern.parse(f"{webfarm.TALLIES}/*").subjects[0]
+        await self._watcher.subscribe(tallies, handler=self._tallied)
+        await self._qualify()
+        await asyncio.gather(self._start_farms(), self._apply())
+        await self._until(
+            lambda: sum(one.up for one in self._tallies.values()) == plan.servers, "servers are up"
+        )
+        self._first_managers = self._managers()
+        self._say(
+            "fleet",
+            f"{plan.servers:,} servers up after {time.monotonic() - began:.0f} s, managed by "
+            + ", ".join(f"{name} ({count:,})" for name, count in sorted(self._first_managers.items())),
+            {"servers": plan.servers, "managers": self._first_managers},
+        )
+        await self._wait_for_reports()
+        await self._release()
+        await self._fight()
+        await self._heal()
+        self._conclude()
+        return self.summary
+
+    # Before
+
+    async def _qualify(self) -> None:
+        """A trust manager ranks the controllers; without that, no server would listen to them."""
+        async with notify.Parties(self._admin) as parties:
+            for model in (SERVER, CONTROLLER, COMMAND):
+                await parties.define(model)
+        root = await asyncio.to_thread(self._running.trust.root_authority)
+        key, now = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT), time.time()
+        regions = self._wishes.plan.regions
+        mandate = root.appoint(
+            key.public,
+            TRUST_MANAGER,
+            tier=2,
+            may_grant={
+                "_command_region": documents.OneOf(values=regions),
+                "_trust_level": documents.Between(low=1, high=3),
+            },
+            now=now,
+            lifetime_s=HOUR_S,
+        )
+        manager = grants.Authority(key, mandate)
+        for region in regions:
+            name = f"{region}-control"
+            bus = await self._connect(name, roles.Role.RESPONDER)
+            parties = await self._stack.enter_async_context(notify.Parties(bus))
+            await parties.present(
+                manager.grant(name, {"_command_region": region, **RANK}, tier=1, now=now, lifetime_s=HOUR_S)
+            )
+            self._tasks.append(
+                asyncio.create_task(self._control(region, bus, parties.sender(name)), name=name)
+            )
+        self._say("trust", f"the trust manager ranks {len(regions)} regional controllers", {})
+
+    async def _start_farms(self) -> None:
+        wishes, plan = self._wishes, self._wishes.plan
+        shares = webfarm.shares(STEM, plan.servers, wishes.farms)
+        uses_tls = self._running.brokers is not None and self._running.settings.bus.uses_tls
+        for name, _, _ in shares:
+            task = webfarm.Task(
+                name=name,
+                servers=self._running.servers,
+                creds={
+                    "agent": await self._credentials(name, roles.Role.AGENT),
+                    "channel": await self._credentials(f"{name}-channel", roles.Role.CHANNEL),
+                    "worm": await self._credentials(f"{name}-worm", roles.Role.USER),
+                },
+                ca=str(certificates.bundle(self._running.settings)) if uses_tls else None,
+                plan=plan,
+                farms=shares,
+                period_s=wishes.period_s,
+                channel=self._running.settings.channel.name,  # type: ignore[attr-defined]
+                policies={region: policy(region) for region in plan.regions},
+            )
+            log = await asyncio.to_thread((self._running.folder.logs / f"{name}.log").open, "ab")
+            with log:
+                started = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    webfarm.__name__,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self._farms.append(started)
+            assert started.stdin is not None
+            started.stdin.write(msgspec.json.encode(task) + b"\n")
+        for started in self._farms:
+            assert started.stdout is not None
+            async with asyncio.timeout(wishes.start_s_max):
+                if not await started.stdout.readline():
+                    raise errors.Unavailable(f"a farm ended at its start: see {self._running.folder.logs}")
+
+    async def _credentials(self, name: str, role: roles.Role) -> str:
+        return str(await asyncio.to_thread(identities.credentials_file, self._running.trust, name, role))
+
+    async def _apply(self) -> None:
+        plan = self._wishes.plan
+        for farm, first, count in webfarm.shares(STEM, plan.servers, self._wishes.farms):
+            names = [plan.name(number) for number in range(first, first + count)]
+            for start in range(0, count, ENTRIES_MAX):
+                entries = [
+                    {"name": name, "type": "memory", "agent": farm, "group": "web"}
+                    for name in names[start : start + ENTRIES_MAX]
+                ]
+                await requests.ask(
+                    self._admin,
+                    manage.request(self._admin.identity, "apply"),
+                    patience_s=self._wishes.start_s_max,
+                    entries=entries,
+                )
+
+    async def _wait_for_reports(self) -> None:
+        found = pipeline.Client(self._admin)
+        machines = 0
+        async with asyncio.timeout(self._wishes.start_s_max):
+            while machines < NEARLY_ALL * self._wishes.plan.servers:
+                await asyncio.sleep(ROUND_S)
+                with contextlib.suppress(errors.Unavailable, errors.NotFound):  # Spark takes its time
+                    system = await found.system()
+                    machines = 0 if system is None else system.machines
+        self._say("spark", f"Spark has reports of {machines:,} of them", {"machines": machines})
+
+    # The worm is out
+
+    async def _release(self) -> None:
+        self._released_at = time.time()
+        await self._watcher.publish(topics.Topic.parse(webfarm.RELEASE).subject, b"")
+        plan = self._wishes.plan
+        self._say(
+            "worm",
+            f"released on {plan.first_infected} servers; it takes versions {' and '.join(plan.holes)}",
+            {},
+        )
+        mallory = await self._connect("mallory", roles.Role.USER)
+        async with notify.Parties(mallory) as parties:
+            self._forged = await parties.sender("mallory").send(
+                "command", {"operation": "isolate"}, durable=True
+            )
+
+    async def _control(self, region: str, bus: api.Bus, sender: notify.Party) -> None:
+        """A region's controller: from its first alert on, look who is in need, and command just those."""
+        alerts = pipeline.Client(bus)
+        versions: set[str] = set()
+        first: int | None = None
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                try:
+                    async for sequence, alert in alerts.follow_alerts(first=first):
+                        first = sequence + 1
+                        version = self._fired(region, alert)
+                        if version and not versions:
+                            tasks.create_task(self._defend(region, versions, bus, sender))
+                        versions |= {version} - {""}
+                except (errors.Unavailable, errors.NotFound):
+                    await asyncio.sleep(ROUND_S)  # no pipeline yet
+
+    def _fired(self, region: str, alert: messages.Alert) -> str:
+        """The version an alert is about, if it is one for this region."""
+        kind, _, group = alert.about.partition(":")
+        if alert.rule != RULE or kind != "group" or alert.state is not messages.AlertState.FIRING:
+            return ""
+        found, _, version = group.rpartition("-")
+        if found != region:
+            return ""
+        if not self._alerted.done():
+            self._alerted.set_result(time.time())
+        self._say("alert", alert.reason, {"about": alert.about, "after_s": self._after_s()})
+        return version
+
+    async def _defend(self, region: str, versions: Set[str], bus: api.Bus, sender: notify.Party) -> None:
+        while True:
+            listed = ", ".join(text.quoted(one) for one in sorted(versions))
+            where = f"region = {text.quoted(region)} AND application_version IN ({listed}) AND condition"
+            needs = (("isolate", f"{where} = 'infected'"), ("patch", f"{where} IN ('healthy', 'isolated')"))
+            await asyncio.gather(
+                *(self._command(operation, address, bus, sender) for operation, address in needs)
+            )
+            await asyncio.sleep(COMMAND_S)
+
+    async def _command(self, operation: str, address: str, bus: api.Bus, sender: notify.Party) -> None:
+        """To those whom the address means now, if there are any."""
+        try:
+            meant = (await notify.who(bus, address, limit=1)).count
+            if not meant:
+                return
+            await sender.send("command", {"operation": operation}, to=address, durable=True)
+        except errors.Unavailable:
+            return  # the next round says it
+        self.summary.commands += 1
+        self._say(
+            "command",
+            f"{sender.name}: {operation} {meant:,} servers, {address}",
+            {"operation": operation, "by": sender.name, "meant": meant, "address": address},
+        )
+
+    async def _fight(self) -> None:
+        """Until no infected server can reach another."""
+        killed, said = not self._wishes.kill, 0.0
+        async for infected in self._curve(self._wishes.contain_s_max):
+            after_s = self._after_s()
+            if after_s - said >= 2:
+                said = after_s
+                self._say("fleet", self._line(), {"after_s": after_s, **self._counts()})
+            if not killed and self._deliveries():
+                killed = True
+                await self._kill()
+            if not infected and self._alerted.done():
+                self.summary.contain_s = after_s
+                self._say(
+                    "contained", f"no server spreads it any more, {after_s:.0f} s after its release", {}
+                )
+                return
+
+    async def _heal(self) -> None:
+        found = pipeline.Client(self._admin)
+        async for infected in self._curve(self._wishes.contain_s_max):
+            counts = self._counts()
+            if infected or counts["at_risk"] or counts["isolated"]:
+                continue
+            with contextlib.suppress(errors.Unavailable):
+                system = await found.system()
+                seen = None if system is None else system.metrics.get("infected")
+                if seen is not None and not seen.sum and seen.count >= NEARLY_ALL * self._wishes.plan.servers:
+                    break
+        self.summary.heal_s = self._after_s()
+        self._say("healthy", f"all patched, and the reports say so, after {self.summary.heal_s:.0f} s", {})
+
+    async def _kill(self) -> None:
+        """At the worst moment: while the first command is being carried out."""
+        victim = max(self._first_managers)
+        await manage_part.ask(self._admin, "kill", name=victim)
+        self.summary.killed.append(victim)
+        assert self._running.brokers is not None
+        broker = (await self._running.brokers.describe())[-1]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(broker["pid"], signal.SIGKILL)
+        self.summary.killed.append(f"broker {broker['name']}")
+        self._say("killed", f"{' and '.join(self.summary.killed)} (kill -9)", {"killed": self.summary.killed})
+
+    # What is known
+
+    def _tallied(self, message: api.Message) -> None:
+        with contextlib.suppress(errors.InvalidInput):
+            tally = messages.decode(message.data, webfarm.Tally)
+            self._tallies[tally.farm] = tally
+            self._told.set()
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(self._wishes.start_s_max):
+                while not condition():
+                    self._told.clear()
+                    await self._told.wait()
+        except TimeoutError:
+            raise errors.TimedOut(
+                f"after {self._wishes.start_s_max:g} s not all {what}",
+                hint=f"see {self._running.folder.logs}",
+            ) from None
+
+    async def _curve(self, most_s: float) -> AsyncIterator[int]:
+        """The number of infected servers, each time it is told."""
+        deadline = time.monotonic() + most_s
+        while True:
+            self._told.clear()
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._told.wait()
+            except TimeoutError:
+                raise errors.TimedOut(f"after {most_s:g} s {self._line()}") from None
+            for task in self._tasks:
+                if task.done():
+                    task.result()  # a controller that failed: its reason is ours
+            infected = self._counts()["infected"]
+            self.summary.curve.append((self._after_s(), infected))
+            yield infected
+
+    def _counts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for tally in self._tallies.values():
+            for name, count in tally.counts.items():
+                found[name] = found.get(name, 0) + count
+        return found
+
+    def _managers(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for tally in self._tallies.values():
+            for name, count in tally.managers.items():
+                found[name] = found.get(name, 0) + count
+        return found
+
+    def _deliveries(self) -> int:
+        return sum(sum(one.heard.values()) for one in self._tallies.values())
+
+    def _after_s(self) -> float:
+        return time.time() - self._released_at
+
+    def _line(self) -> str:
+        counts = self._counts()
+        return (
+            f"{self._after_s():4.0f} s: {counts['infected']:,} infected, {counts['isolated']:,} isolated, "
+            f"{counts['patched']:,} patched, {counts['at_risk']:,} at risk"
+        )
+
+    def _conclude(self) -> None:
+        summary, tallies = self.summary, self._tallies.values()
+        alerted = self._alerted.result()
+        heard = [one.first_heard_at for one in tallies if one.first_heard_at]
+        summary.detect_s = alerted - self._released_at
+        summary.notify_s = min(heard) - alerted
+        summary.fallen = sum(one.counts["fallen"] for one in tallies)
+        summary.unhindered = worm.unhindered(self._wishes.plan, HOUR_S)[-1]
+        summary.deliveries = self._deliveries()
+        summary.operations = sum(sum(one.done.values()) for one in tallies)
+        summary.not_done = sum(one.not_done for one in tallies)
+        summary.repeated = sum(one.repeated for one in tallies)
+        summary.forged_reached = sum(one.heard.get(self._forged, 0) for one in tallies)
+        lost = [name for name in summary.killed if name in self._first_managers]
+        summary.failovers = sum(self._first_managers[name] for name in lost)
+
+    async def _connect(self, identity: str, role: roles.Role) -> api.Bus:
+        return await self._stack.enter_async_context(await self._running.connect(identity, role))
+
+
+def policy(region: str) -> str:
+    """What a server of a region accepts, in the paper's notation."""
+    return (
+        f'{{ command AND (sender: (_command_region == "{subjects.token(region)}" AND _trust_level >= 2)) }}'
+    )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -1,0 +1,148 @@
+"""A worm among web servers: who falls, and who is saved. Pure and seeded.
+
+The scenario of the selective-notification paper, played out: servers of some regions run some version of the
+same software; a worm on one server tries others at random, and takes those whose version has the hole.  A
+server is healthy, infected (it tries others), isolated (it cannot) or patched (it is safe).
+
+A farm holds a share of all servers, so that several processes play one epidemic: `attempts` says whom its
+infected servers try, wherever those live, and `struck` what comes of attempts on its own.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.core import errors
+
+Indices = npt.NDArray[np.int64]
+
+
+class Condition(enum.IntEnum):
+    HEALTHY = 0
+    INFECTED = 1
+    ISOLATED = 2
+    PATCHED = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole fleet, and how catching the worm is."""
+
+    servers: int = 10_000
+    regions: tuple[str, ...] = ("northwest", "northeast", "southwest", "southeast")
+    versions: tuple[str, ...] = ("4.0", "5.0", "6.0")
+    shares: tuple[float, ...] = (0.25, 0.40, 0.35)  # of the servers, by version
+    holes: tuple[str, ...] = ("4.0", "5.0")  # the versions that it takes
+    first_infected: int = 4
+    attempts_s: float = 0.15  # by each infected server
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.servers < 1 or not 0 < self.first_infected <= self.servers:
+            raise errors.InvalidInput("a fleet has servers, and some of them are infected first")
+        if len(self.shares) != len(self.versions) or abs(sum(self.shares) - 1) > 1e-6:
+            raise errors.InvalidInput("the shares of the versions are one for each, and make 1")
+
+    def name(self, number: int) -> str:
+        return f"web-{number:07}"
+
+    @staticmethod
+    def number(name: str) -> int:
+        return int(name.rpartition("-")[2])
+
+
+class Farm:
+    """The servers ``first`` to ``first + count`` of a plan."""
+
+    def __init__(self, plan: Plan, first: int = 0, count: int | None = None) -> None:
+        self.plan = plan
+        self.first = first
+        self.count = plan.servers - first if count is None else count
+        self._chance = np.random.default_rng((plan.seed, 5, first))
+        # Drawn for the whole fleet, so that a server is the same whoever plays it.
+        all_of = np.random.default_rng((plan.seed, 4))
+        regions = all_of.integers(0, len(plan.regions), plan.servers)
+        versions = all_of.choice(len(plan.versions), plan.servers, p=plan.shares)
+        with_hole = np.isin(versions, [plan.versions.index(one) for one in plan.holes])
+        candidates = np.flatnonzero(with_hole)
+        zero = all_of.permutation(candidates)[: plan.first_infected]
+        here = slice(first, first + self.count)
+        self.region = regions[here]
+        self.version = versions[here]
+        self.has_hole = with_hole[here].copy()
+        self.condition = np.zeros(self.count, np.uint8)
+        self.fallen = 0  # so many, ever
+        self._zero = zero[(zero >= first) & (zero < first + self.count)] - first
+
+    @property
+    def names(self) -> list[str]:
+        return [self.plan.name(number) for number in range(self.first, self.first + self.count)]
+
+    def release(self) -> Indices:
+        """The worm is let out: the first servers fall."""
+        return self._take(self._zero)
+
+    def attempts(self, seconds: float) -> Indices:
+        """The numbers, fleet-wide, of the servers that the infected ones here try in that time."""
+        infected = int((self.condition == Condition.INFECTED).sum())
+        tries = int(self._chance.poisson(infected * self.plan.attempts_s * seconds))
+        return self._chance.integers(0, self.plan.servers, tries)
+
+    def struck(self, numbers: Indices) -> Indices:
+        """Attempts on servers here: the places of those that fell."""
+        places = np.unique(numbers) - self.first
+        return self._take(places[(places >= 0) & (places < self.count)])
+
+    def _take(self, places: Indices) -> Indices:
+        fallen: Indices = places[self.has_hole[places] & (self.condition[places] == Condition.HEALTHY)]
+        self.condition[fallen] = Condition.INFECTED
+        self.fallen += len(fallen)
+        return fallen
+
+    def isolate(self, places: Sequence[int]) -> None:
+        """Cut off; one that was healthy is none the worse when it is patched."""
+        self.condition[places] = Condition.ISOLATED
+
+    def patch(self, places: Sequence[int]) -> None:
+        """Cleaned and given a version without the hole. The worm in a running server prevents it."""
+        chosen = np.asarray(places, np.int64)
+        self.condition[chosen[self.condition[chosen] != Condition.INFECTED]] = Condition.PATCHED
+
+    @property
+    def at_risk(self) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = self.has_hole & (self.condition == Condition.HEALTHY)
+        return found
+
+    def tally(self) -> dict[str, Any]:
+        """How many are in each condition, and the infected by region."""
+        counts = np.bincount(self.condition, minlength=len(Condition))
+        infected = np.bincount(
+            self.region[self.condition == Condition.INFECTED], minlength=len(self.plan.regions)
+        )
+        return {
+            **{one.word: int(counts[one]) for one in Condition},
+            "at_risk": int(self.at_risk.sum()),
+            "fallen": self.fallen,
+            "regions": dict(zip(self.plan.regions, infected.tolist(), strict=True)),
+        }
+
+
+def unhindered(plan: Plan, seconds: float, *, step_s: float = 0.5) -> list[int]:
+    """How many are infected after each step where nobody does anything."""
+    farm = Farm(plan)
+    farm.release()
+    found = []
+    for _ in range(round(seconds / step_s)):
+        farm.struck(farm.attempts(step_s))
+        found.append(int((farm.condition == Condition.INFECTED).sum()))
+    return found

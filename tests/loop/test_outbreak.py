@@ -1,0 +1,46 @@
+"""The worm's story, small and seeded: the whole loop, with a manager and a broker killed in the middle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.app import catalogue, domain, outbreak
+from muster.core import settings
+from muster.simulate import worm
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(tmp_path: Path):
+    plan = worm.Plan(servers=600, first_infected=6, attempts_s=0.05, seed=3)
+    wishes = outbreak.Wishes(plan=plan, farms=2, period_s=4.0, delay_s=6.0)
+    outbreak.prepare(tmp_path)
+    flags = {
+        **outbreak.flags(tmp_path, wishes),
+        "domain.data_dir": str(tmp_path / "data"),
+        "bus.port": 0,
+        "pipeline.master": "local[1]",
+    }
+    chosen = settings.load(catalogue.Settings, flags=flags)
+    said: list[str] = []
+    async with (
+        domain.Domain(chosen, parts=catalogue.parts(chosen)) as running,
+        outbreak.Outbreak(running, wishes, lambda name, line, _: said.append(f"{name}: {line}")) as story,
+    ):
+        found = await story.run()
+
+    with_hole = int(worm.Farm(plan).has_hole.sum())
+    assert plan.first_infected <= found.fallen < with_hole, said
+    assert found.unhindered > found.fallen
+    assert found.saved > 0
+    # Every command that a policy accepted was carried out once, though a manager and a broker died.
+    assert found.killed[0].startswith("manager-"), said
+    assert found.killed[1].startswith("broker "), said
+    assert found.failovers > 0
+    assert found.not_done == 0
+    assert found.repeated == 0
+    assert found.deliveries == found.operations >= with_hole
+    assert found.forged_reached == 0
+    assert 0 < found.detect_s <= found.contain_s <= found.heal_s

@@ -37,7 +37,7 @@ class Client:
         self._collector = proton.Collector()
         self._connection.collect(self._collector)
         self._transport = proton.Transport()
-        self._transport.max_frame_size = 1 << 20
+        self._transport.max_frame_size = 64 << 10
         self._transport.bind(self._connection)
         self._raw = self._transport._impl
         self._out = ffi.new(f"char[{1 << 18}]")

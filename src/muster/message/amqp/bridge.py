@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 events = log.Events("message")
 
-SESSION_BYTES_MAX: Final = 16 << 20
+SESSION_BYTES_MAX: Final = 64 << 20  # so 1,024 frames: a smaller window would keep batches small
 EARLY_BYTES_MAX: Final = 1 << 20
 IDLE_S: Final = 30.0
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
@@ -134,7 +134,7 @@ class Bridge(asyncio.Protocol):
         if not self._engine.push(data):
             events.info("malformed-amqp", login=self._login)
         self._acknowledge()
-        self.flush()
+        self.flush_soon()
 
     def _give_up(self) -> None:
         """Nothing more is to come: the peer has closed, or broke the protocol and has been told so."""

@@ -57,12 +57,39 @@ def _annotated(text: str, kind: int | None) -> destinations.Destination:
 _durable: dict[bytes, bool] = {}  # by header section: there are few different ones
 
 
-def quick(data: bytes) -> tuple[int, int, str] | None:
+class Quick:
+    """Reads light messages of one link, of which one begins like the other."""
+
+    __slots__ = ("_lead",)
+
+    def __init__(self) -> None:
+        self._lead = b""
+
+    def __call__(self, data: bytes) -> tuple[int, int, str] | None:
+        """As `quick`."""
+        lead = self._lead
+        if lead and data.startswith(lead):
+            return quick(data, len(lead))
+        found = quick(data)
+        if found is not None:
+            self._lead = data[: _before_properties(data)]
+        return found
+
+
+def _before_properties(data: bytes) -> int:
+    for code, at, _, _ in sections.split(data):
+        if code >= sections.PROPERTIES:
+            return at
+    return 0
+
+
+def quick(data: bytes, at: int = 0) -> tuple[int, int, str] | None:
     """Where the body's section and the body itself begin, and which it is (``b`` data, ``t`` a text).
 
-    None where the message is durable, delayed, or has another shape: then it goes the long way.
+    None where the message is durable, delayed, or has another shape: then it goes the long way.  ``at``: a
+    section from which on to look.
     """
-    at, start, size = 0, 0, len(data)
+    start, size = 0, len(data)
     try:
         while data[at] == 0 and data[at + 1] == 0x53:
             code, kind = data[at + 2], data[at + 3]

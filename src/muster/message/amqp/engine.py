@@ -20,8 +20,10 @@ ACCEPTED: Final = 0x24
 REJECTED: Final = 0x25
 MODIFIED: Final = 0x27
 TRANSACTIONAL: Final = 0x34
-FRAME_BYTES_MAX: Final = 1 << 20
+FRAME_BYTES_MAX: Final = 64 << 10  # a session lets in as many frames as its bytes hold of the largest
 _OUT_BYTES: Final = 1 << 18
+_IN_BYTES: Final = 1 << 16
+_in: Final = ffi.new(f"char[{_IN_BYTES}]")  # used within one call only
 
 # Called for every message, so by names of their own.
 link_credit = lib.pn_link_credit
@@ -128,21 +130,16 @@ class Engine:
 
 def receive(link: Pointer, delivery: Pointer) -> bytes | None:
     """The message, if it is there as a whole."""
-    if not lib.pn_delivery_readable(delivery):
+    if not lib.pn_delivery_readable(delivery) or lib.pn_delivery_partial(delivery):
         return None
-    if lib.pn_delivery_aborted(delivery):
+    size = lib.pn_delivery_pending(delivery)
+    if not size and lib.pn_delivery_aborted(delivery):
         lib.pn_link_advance(link)
         settle(delivery)
         return None
-    if lib.pn_delivery_partial(delivery):
-        return None
-    size = lib.pn_delivery_pending(delivery)
-    if size:
-        buffer = ffi.new("char[]", size)
-        lib.pn_link_recv(link, buffer, size)
-        data: bytes = ffi.buffer(buffer, size)[:]
-    else:
-        data = b""
+    buffer = _in if size <= _IN_BYTES else ffi.new("char[]", size)
+    lib.pn_link_recv(link, buffer, size)
+    data: bytes = ffi.buffer(buffer, size)[:]
     lib.pn_link_advance(link)
     return data
 

@@ -40,6 +40,7 @@ class Inlet:
         self._coordinator = coordinator
         straight = destination is not None and not destination.is_queue and not coordinator
         self._subject = destination.subject if destination is not None and straight else None
+        self._quick = codec.Quick()
         self._credit = 0
         self.under_way = 0
         self.grant()
@@ -67,7 +68,7 @@ class Inlet:
         self._credit -= 1
         state = engine.remote_state(delivery)
         if self._subject is not None and state != engine.TRANSACTIONAL and len(data) <= MESSAGE_BYTES_MAX:
-            plain = codec.quick(data)
+            plain = self._quick(data)
             if plain is not None:
                 at, start, kind = plain
                 raw = codec.foreign(data, at, kind, self._bridge.origin_token)
@@ -153,4 +154,4 @@ class Straight:
                 inlet.under_way -= 1
             for inlet in {one[0] for one in waiting}:
                 inlet.grant()
-            self._bridge.flush()
+            self._bridge.flush_soon()

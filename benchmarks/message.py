@@ -1,8 +1,8 @@
-"""JMS through the Python API, and what a selector costs among many.
+"""JMS through the Python API and through the AMQP gateway, beside other JMS providers.
 
 The set-up of the paper's section 5: 100 subscribers on 10 connections and a measuring one; payloads of 100
-to 6,000 bytes at 25 messages a second, small ones at up to 1,000.  Its figures are lost, so there is no
-column of them.
+to 6,000 bytes at 5 to 25 messages a second, small ones at 100 to 1,000.  Its figures are lost, so there is
+no column of them.  The Java clients' part is in `benchmarks.message_peers`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import pathlib
 import statistics
 import tempfile
 
-from benchmarks import harness, measure
+from benchmarks import harness, measure, message_peers
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config
 from muster.message import messages, selectors
 
+WORKER = "benchmarks.message_worker"
+
 
 def run(quick: bool) -> list[harness.Row]:
-    return [*_indexed(quick), *asyncio.run(_measure(quick))]
+    return [*_indexed(), *asyncio.run(_measure(quick))]
 
 
-def _indexed(quick: bool) -> list[harness.Row]:
+def _indexed() -> list[harness.Row]:
     """Time of a message among subscriptions of which one matches."""
     took_us = {}
     meta = messages.Meta(properties={"region": "r7", "size": 4})
@@ -49,55 +51,140 @@ async def _measure(quick: bool) -> list[harness.Row]:
     with tempfile.TemporaryDirectory(prefix="bench-message") as folder:
         settings = config.BrokerConfig(name="bench", directory=pathlib.Path(folder) / "broker")
         async with brokers.Broker(settings) as broker:
-            return await asyncio.to_thread(_roads, broker.url, quick)
+            pid = broker.pid
+            assert pid is not None
+            return await asyncio.to_thread(_roads, broker.url, pid, quick)
 
 
-def _roads(url: str, quick: bool) -> list[harness.Row]:
+def _roads(url: str, broker_pid: int, quick: bool) -> list[harness.Row]:
+    rows = [*_light(url, quick)]
+    with measure.Worker(WORKER, "dispatcher", url) as dispatcher:
+        dispatcher.hear()
+        rows += _persistent(url, quick)
+        with measure.Worker(WORKER, "gateway", url) as gateway:
+            port = gateway.hear()["port"]
+            rows += _batching(port, gateway, quick)
+            rows += message_peers.rows(quick, port, (gateway.pid, broker_pid))
+        rows += _durable(url, dispatcher, quick)
+    return rows
+
+
+def _light(url: str, quick: bool) -> list[harness.Row]:
+    """Non-persistent messages through the Python API."""
     rows: list[harness.Row] = []
-    worker = "benchmarks.message_worker"
-    with measure.Worker(worker, "publisher", url) as publisher:
+    with measure.Worker(WORKER, "publisher", url) as publisher:
         publisher.hear()
-        with measure.Worker(worker, "subscriber", url) as subscriber:
+        with measure.Worker(WORKER, "subscriber", url) as subscriber:
             subscriber.tell([10, 101])
             subscriber.hear()
             for size, rate in ((100, 25), (6000, 25), (100, 1000)):
-                count = rate * (2 if quick else 10)
+                count = rate * (1 if quick else 4)
                 subscriber.tell([count])
                 publisher.tell([count, size, rate])
                 publisher.hear()
                 delays_us = subscriber.hear()["delays_us"]
-                name = f"{size} B at {rate}/s to 101 subscribers"
+                name = f"{size} B at {rate}/s to 101 subscribers, Python"
                 rows += [
-                    _row(f"transit delay p50, {name}", measure.percentile(delays_us, 50), "µs", "lower"),
-                    _row(f"transit delay deviation, {name}", statistics.pstdev(delays_us), "µs", "lower"),
+                    _row(f"transit p50, {name}", measure.percentile(delays_us, 50), "µs", "lower"),
+                    _row(f"transit deviation, {name}", statistics.pstdev(delays_us), "µs", "lower"),
                 ]
-        with measure.Worker(worker, "subscriber", url) as subscriber:
+        with measure.Worker(WORKER, "subscriber", url) as subscriber:
             subscriber.tell([1, 1])
             subscriber.hear()
             count = 20_000 if quick else 100_000
-            subscriber.tell([count])
-            publisher.tell([count, 100, 0])
-            sent, got = publisher.hear(), subscriber.hear()
+            best: dict[str, float] = {}
+            for _ in range(1 if quick else 3):
+                subscriber.tell([count])
+                publisher.tell([count, 100, 0])
+                sent, got = publisher.hear(), subscriber.hear()
+                rate_now = len(got["delays_us"]) / got["took_s"]
+                if rate_now > best.get("rate", 0):
+                    best = {
+                        "rate": rate_now,
+                        "send": 1e6 * sent["cpu_s"] / count,
+                        "receive": 1e6 * got["cpu_s"] / count,
+                    }
             rows += [
-                _row(
-                    "non-persistent end to end", len(got["delays_us"]) / got["took_s"], "/s", "higher", 60_000
-                ),
-                _row("CPU to send one", 1e6 * sent["cpu_s"] / count, "µs", "lower"),
-                _row("CPU to receive one", 1e6 * got["cpu_s"] / count, "µs", "lower"),
+                _row("non-persistent end to end, Python", best["rate"], "/s", "higher", 60_000),
+                _row("CPU to send one, Python", best["send"], "µs", "lower"),
+                _row("CPU to receive one, Python", best["receive"], "µs", "lower"),
             ]
-    with (
-        measure.Worker(worker, "dispatcher", url) as dispatcher,
-        measure.Worker(worker, "sender", url) as sender,
-    ):
-        dispatcher.hear()
-        sender.hear()
-        count = 5_000 if quick else 50_000
-        sender.tell([count, 50])
-        took_s = sender.hear(timeout_s=300)["took_s"]
-        rows.append(
-            _row("persistent, synced, acknowledged, 50 senders", count / took_s, "/s", "higher", 10_000)
-        )
     return rows
+
+
+def _persistent(url: str, quick: bool) -> list[harness.Row]:
+    with measure.Worker(WORKER, "sender", url) as sender:
+        sender.hear()
+        count = 5_000 if quick else 20_000
+        rates = []
+        for _ in range(1 if quick else 3):
+            sender.tell([count, 50])
+            rates.append(count / sender.hear(timeout_s=120)["took_s"])
+        return [
+            _row("persistent, synced, acknowledged, 50 senders, Python", max(rates), "/s", "higher", 10_000)
+        ]
+
+
+def _batching(port: int, gateway: measure.Worker, quick: bool) -> list[harness.Row]:
+    """A light AMQP client that sends and acknowledges many at a time; in and out are one message."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    cpu_us: list[float] = []
+    with measure.Worker("benchmarks.message_amqp", "127.0.0.1", port) as client:
+        client.hear()
+        for persistent, count in ((False, 10_000 if quick else 60_000), (True, 3_000 if quick else 15_000)):
+            for turn in range(2 if quick else 4):
+                gateway.tell(0)
+                before = gateway.hear()["cpu_s"]
+                client.tell([count, 512, persistent])
+                took_s = client.hear(timeout_s=120)["took_s"]
+                gateway.tell(0)
+                used_s = gateway.hear()["cpu_s"] - before
+                if turn:  # the first warms up
+                    rates[persistent].append(count / took_s)
+                    if not persistent:
+                        cpu_us.append(1e6 * used_s / count)
+    return [
+        _row("gateway, 512 B, acked, batching client", max(rates[False]), "/s", "higher", 40_000),
+        _row("gateway's CPU a message, in and out", min(cpu_us), "µs", "lower", 15),
+        _row("gateway, 512 B, persistent, synced, batching client", max(rates[True]), "/s", "higher"),
+    ]
+
+
+def _durable(url: str, dispatcher: measure.Worker, quick: bool) -> list[harness.Row]:
+    """What a message costs the dispatcher among few and many durable subscriptions with selectors."""
+    many = 1_000 if quick else 10_000
+    sent = 200 if quick else 1_000
+    figures: dict[str, float] = {}
+    with (
+        measure.Worker(WORKER, "durables", url) as subscribers,
+        measure.Worker(WORKER, "sender", url) as sender,
+    ):
+        subscribers.hear()
+        sender.hear()
+
+        def cost_us(regions: int) -> float:
+            sender.tell([sent, 20, regions])  # the first warms up
+            sender.hear(timeout_s=120)
+            before = message_peers.cpu_seconds(dispatcher.pid)
+            sender.tell([sent, 20, regions])
+            sender.hear(timeout_s=120)
+            return 1e6 * (message_peers.cpu_seconds(dispatcher.pid) - before) / sent
+
+        for count in (100, many):
+            subscribers.tell(count)
+            took_s = subscribers.hear(timeout_s=240)["took_s"]
+            figures[f"among {count:,}"] = cost_us(1)
+        return [
+            harness.Row(
+                metric=f"dispatcher's CPU a message, {many:,} durable subscriptions, one matching",
+                ours=figures[f"among {many:,}"],
+                unit="µs",
+                better="lower",
+                peer=figures["among 100"],
+                peer_name="among 100",
+            ),
+            _row("durable subscriptions made", (many - 100) / took_s, "/s", "higher"),
+        ]
 
 
 def _row(

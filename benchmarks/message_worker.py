@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -13,10 +14,11 @@ from typing import Any
 
 from muster.bus import api
 from muster.bus import client as bus_client
-from muster.message import client, consuming, destinations, service
+from muster.message import client, consuming, destinations, messages, service
 
 TOPIC = destinations.topic("bench/topic")
 QUEUE = destinations.queue("bench")
+REGIONS = destinations.topic("bench/regions")
 
 
 async def _connect(url: str, identity: str) -> client.Connection:
@@ -55,10 +57,6 @@ async def subscriber(url: str) -> None:
     made = [await _connect(url, f"sub{number}") for number in range(connections)]
     idle = [await made[number % connections].session().consumer(TOPIC) for number in range(subscribers - 1)]
     measuring = await made[-1].session().consumer(TOPIC)
-
-    async def drop(consumer: consuming.Consumer) -> None:
-        async for _ in consumer:
-            pass
 
     dropping = [asyncio.create_task(drop(consumer)) for consumer in idle]
     say({})
@@ -100,21 +98,68 @@ async def publisher(url: str) -> None:
 
 
 async def sender(url: str) -> None:
-    """``[messages, senders]``: persistent, each sender waiting for each to be stored."""
-    connection = await _connect(url, "sender")
-    producer = connection.session().producer(QUEUE)
+    """``[messages, senders]``: persistent, each sender waiting for each to be stored.
+
+    With a third figure they go to a topic, and so many in turn are the regions that durables select.
+    """
+    connection = await _connect(url, f"sender{os.getpid()}")
+    session = connection.session()
+    producer, topic = session.producer(QUEUE), session.producer(REGIONS)
     say({})
     while (asked := await hear()) is not None:
-        count, senders = asked
+        count, senders, *regions = asked
 
-        async def send(times: int) -> None:
-            for _ in range(times):
-                await producer.send("x" * 100)
+        async def send(times: int, regions: list[int] = regions) -> None:
+            for number in range(times):
+                if regions:
+                    region = f"r{number % regions[0]}"
+                    await topic.send(messages.TextMessage("x" * 100, properties={"region": region}))
+                else:
+                    await producer.send("x" * 100)
 
         began = time.perf_counter()
         await asyncio.gather(*(send(count // senders) for _ in range(senders)))
         say({"took_s": time.perf_counter() - began})
     await connection.close()
+
+
+async def durables(url: str) -> None:
+    """A number: so many durable subscriptions there are then, each for a region of its own."""
+    connections = [
+        client.Connection(
+            await bus_client.connect((url,), identity=f"durable{number}"),
+            client_id=f"durable{number}",
+            owns_bus=True,
+        )
+        for number in range(20)
+    ]
+    sessions = [connection.session(client.Mode.DUPS_OK) for connection in connections]
+    made = 0
+    say({})
+    while (asked := await hear()) is not None:
+        began = time.perf_counter()
+
+        async def make(session: client.Session, numbers: range) -> None:
+            for number in numbers:
+                consumer = await session.durable_consumer(
+                    REGIONS, f"d{number}", f"region = 'r{number}'", prefetch=10
+                )
+                consuming_all.append(asyncio.create_task(drop(consumer)))
+
+        await asyncio.gather(
+            *(make(session, range(made + at, asked, len(sessions))) for at, session in enumerate(sessions))
+        )
+        made = asked
+        say({"took_s": time.perf_counter() - began})
+    os._exit(0)  # thousands of consumers need not say goodbye one by one
+
+
+consuming_all: list[asyncio.Task[None]] = []
+
+
+async def drop(consumer: consuming.Consumer) -> None:
+    async for _ in consumer:
+        pass
 
 
 async def hear() -> Any:
@@ -132,6 +177,7 @@ ROLES: dict[str, Callable[[str], Awaitable[None]]] = {
     "subscriber": subscriber,
     "publisher": publisher,
     "sender": sender,
+    "durables": durables,
 }
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Item:
     record: ledger.Record = field(default_factory=ledger.Record)
     stored: Stored = lambda _: None
     failed: Callable[[errors.MusterError], None] = lambda _: None
-    alone: bool = False  # nothing that was asked for later may stand before its record
+    alone: bool = False  # no message that comes later may stand in the same batch
 
     @property
     def size(self) -> int:
@@ -87,15 +87,17 @@ class Journal:
     def _take(self) -> list[Item]:
         taken: list[Item] = []
         size = total = 0
+        closed = False  # to messages: a subscription that was asked for before them must hear them
         while self._items:
             item = self._items[0]
-            if taken and (size + item.size >= BATCH or total + item.bytes > BATCH_BYTES):
+            if taken and (
+                size + item.size >= BATCH or total + item.bytes > BATCH_BYTES or (closed and item.copies)
+            ):
                 break
             taken.append(self._items.popleft())
             size += item.size
             total += item.bytes
-            if item.alone:
-                break
+            closed = closed or item.alone
         return taken
 
     async def _store(self, items: list[Item]) -> None:

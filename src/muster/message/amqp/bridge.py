@@ -50,6 +50,7 @@ class Bridge(asyncio.Protocol):
         self._opened = asyncio.Event()
         self._inlets: dict[engine.Pointer, inlets.Inlet] = {}
         self._outlets: dict[engine.Pointer, links.Outlet] = {}
+        self.ears: dict[tuple[str, str | None, str | None], links.Ear] = {}
         self._sent: dict[engine.Pointer, tuple[links.Outlet, str, int]] = {}  # what awaits its outcome
         self._unsettled: set[tuple[str, int]] = set()  # the same, by backlog and number
         self._acks: dict[str, list[int]] = {}

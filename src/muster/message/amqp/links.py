@@ -101,6 +101,83 @@ class Fed(Outlet):
             await jms.ask(protocol.Unsubscribe(jms.name, self._attach.subscription or ""))
 
 
+class Heard:
+    """A message of a topic, made into what somebody wants of it when the first one asks."""
+
+    __slots__ = ("_amqp", "_message", "_meta", "_raw")
+
+    def __init__(self, message: api.Message) -> None:
+        self._message = message
+        self._raw = message.headers.get(messages.HEADER)
+        self._meta: messages.Meta | None = None
+        self._amqp: bytes | None = None
+
+    @property
+    def foreign(self) -> str | None:
+        """The header, if an AMQP client wrote it."""
+        return self._raw if self._raw is not None and self._raw[:1] == messages.FOREIGN else None
+
+    @property
+    def meta(self) -> messages.Meta:
+        if self._meta is None:
+            meta = self._meta = messages.meta_of(self._message.data, self._message.headers)
+            if meta.destination is None:
+                topic = topics.Topic.from_subject(self._message.subject)
+                meta.destination = str(destinations.topic(str(topic)))
+        return self._meta
+
+    @property
+    def origin(self) -> str | None:
+        return self.meta.origin if self.foreign is None else codec.origin_of(self.foreign)
+
+    @property
+    def amqp(self) -> bytes:
+        if self._amqp is None:
+            if self.foreign is not None:
+                self._amqp = codec.unwrapped(self.foreign, self._message.data)
+            else:
+                self._amqp = codec.encode(self.meta, self._message.data, 0)
+        return self._amqp
+
+
+class Ear:
+    """One subscription of a connection to a topic on the bus, for all its links that want the same."""
+
+    def __init__(self, bus: api.Bus, name: str, group: str | None) -> None:
+        self._bus = bus
+        self._pattern = topics.Pattern.parse(name)
+        self._several = len(self._pattern.subjects) > 1
+        self._group = group
+        self._subscriptions: list[api.Subscription] = []
+        self._opening = asyncio.Lock()
+        self.taps: list[Tap] = []
+        self.malformed = 0
+
+    async def open(self, tap: Tap) -> None:
+        async with self._opening:
+            for via, subject in enumerate(self._pattern.subjects[len(self._subscriptions) :]):
+                self._subscriptions.append(
+                    await self._bus.subscribe(
+                        subject, group=self._group, handler=functools.partial(self._heard, via)
+                    )
+                )
+            self.taps.append(tap)
+
+    async def close(self) -> None:
+        for one in self._subscriptions:
+            await one.close()
+
+    def _heard(self, via: int, message: api.Message) -> None:
+        if self._several and self._pattern.take(message.subject, via) is None:
+            return
+        try:
+            heard = Heard(message)
+            for tap in self.taps:
+                tap.offer(heard)
+        except (errors.MusterError, ValueError):
+            self.malformed += 1
+
+
 class Tap(Outlet):
     """Listens to a topic on the bus."""
 
@@ -116,31 +193,30 @@ class Tap(Outlet):
     ) -> None:
         super().__init__(owner, link)
         self.destination = destination
-        self._pattern = topics.Pattern.parse(destination.name)
-        self._several = len(self._pattern.subjects) > 1
         self._matches = selectors.compiled(selector) if selector else None
         self._not_from = owner.jms.origin if no_local else None
-        self._group = group
-        self._subscriptions: list[api.Subscription] = []
+        # Links that share a subscription with others must not share it among themselves.
+        self._key = (destination.name, group, link.name if group else None)
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self.rejected = 0
         self.dropped = 0
 
     async def open(self) -> None:
-        for via, subject in enumerate(self._pattern.subjects):
-            self._subscriptions.append(
-                await self.bridge.jms.bus.subscribe(
-                    subject, group=self._group, handler=functools.partial(self._heard, via)
-                )
-            )
+        ears = self.bridge.ears
+        name, group, _ = self._key
+        ear = ears.setdefault(self._key, Ear(self.bridge.jms.bus, name, group))
+        await ear.open(self)
 
-    def _heard(self, via: int, message: api.Message) -> None:
-        if self.pointer is None or (self._several and self._pattern.take(message.subject, via) is None):
+    def offer(self, heard: Heard) -> None:
+        if self.pointer is None:
             return
-        data = self._amqp(message)
-        if data is None:
+        if (self._not_from is not None and heard.origin == self._not_from) or (
+            self._matches is not None and not self._matches(heard.meta.lookup())
+        ):
+            self.rejected += 1
             return
+        data = heard.amqp
         if not self._waiting and engine.link_credit(self.pointer) > 0:
             self.bridge.transmit(self, data)
             return
@@ -156,28 +232,6 @@ class Tap(Outlet):
         return self.pointer is not None and (
             len(self._waiting) > slowing.WAITING_SLOW // 2 or self._bytes > slowing.WAITING_SLOW_BYTES // 2
         )
-
-    def _amqp(self, message: api.Message) -> bytes | None:
-        """The message as AMQP, if the client wants it."""
-        try:
-            raw = message.headers.get(messages.HEADER)
-            if raw is not None and raw[0] == messages.FOREIGN and self._matches is None:
-                if self._not_from is None or codec.origin_of(raw) != self._not_from:
-                    return codec.unwrapped(raw, message.data)
-                self.rejected += 1
-                return None
-            meta = messages.meta_of(message.data, message.headers)
-            if (self._not_from is not None and meta.origin == self._not_from) or (
-                self._matches is not None and not self._matches(meta.lookup())
-            ):
-                self.rejected += 1
-                return None
-            if meta.destination is None:
-                meta.destination = str(destinations.topic(str(topics.Topic.from_subject(message.subject))))
-            return codec.encode(meta, message.data, 0)
-        except (errors.MusterError, ValueError):
-            self.dropped += 1
-            return None
 
     def _pump(self) -> None:
         while self._waiting and self.pointer is not None and engine.link_credit(self.pointer) > 0:
@@ -199,8 +253,12 @@ class Tap(Outlet):
 
     async def close(self, *, destroy: bool) -> None:
         self.pointer = None
-        for one in self._subscriptions:
-            await one.close()
+        ear = self.bridge.ears.get(self._key)
+        if ear is not None and self in ear.taps:
+            ear.taps.remove(self)
+            if not ear.taps:
+                del self.bridge.ears[self._key]
+                await ear.close()
 
 
 class Browser(Outlet):

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 
 from muster.bus import api
 from muster.core import errors, log
-from muster.message import faults, protocol, slowing
+from muster.message import faults, listening, protocol, slowing
 
 events = log.Events("message")
 
@@ -85,6 +85,7 @@ class Connection:
         self._current: list[_Waiting] = []
         self._complaints = slowing.Complaints(self._complain, self.spawn)
         self.holds = slowing.Holds(self._ease)
+        self.ears = listening.Ears(bus, listening.Heard)
         self.on_ease: Callable[[], None] | None = None
 
     @property

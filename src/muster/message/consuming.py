@@ -7,16 +7,14 @@ application they are the same.
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from muster.bus import api
-from muster.core import errors, log, topics
+from muster.core import errors, log
 from muster.message import connection as connection_
-from muster.message import destinations, faults, messages, protocol, selectors, slowing
+from muster.message import destinations, faults, listening, messages, protocol, selectors, slowing
 
 if TYPE_CHECKING:
     from muster.message import client
@@ -196,47 +194,40 @@ class TapConsumer(Consumer):
         no_local: bool,
     ) -> None:
         super().__init__(session, destination)
-        self._pattern = topics.Pattern.parse(destination.name)
         self._matches = selectors.compiled(selector) if selector else None
         self._not_from = session.connection.origin if no_local else None
-        self._subscriptions: list[api.Subscription] = []
-        self._several = len(self._pattern.subjects) > 1
+        self._key: object = None
         self._bytes = 0
         self.rejected = 0
         self.malformed = 0
         self.dropped = 0
 
     async def open(self, group: str | None) -> None:
-        for via, subject in enumerate(self._pattern.subjects):
-            self._subscriptions.append(
-                await self.session.connection.bus.subscribe(
-                    subject, group=group, handler=functools.partial(self._heard, via)
-                )
-            )
+        # Consumers that share a subscription with others must not share it among themselves.
+        name = self.destination.name
+        self._key = (name, group, id(self) if group else None)
+        await self.session.connection.ears.add(self._key, name, group, self)
 
-    def _heard(self, via: int, message: api.Message) -> None:
+    def offer(self, heard: listening.Heard) -> None:
+        meta, data = heard.meta, heard.message.data
+        if (self._not_from is not None and meta.origin == self._not_from) or (
+            self._matches is not None and not self._matches(meta.lookup())
+        ):
+            self.rejected += 1
+            return
         if len(self._arrived) > slowing.WAITING_SLOW or self._bytes > slowing.WAITING_SLOW_BYTES:
             self.session.connection.slow(self)
             if len(self._arrived) >= slowing.WAITING_MAX or self._bytes >= slowing.WAITING_BYTES_MAX:
                 self._bytes -= self._arrived.popleft().sequence
                 self.dropped += 1
-        if self._several and self._pattern.take(message.subject, via) is None:
-            return
         try:
-            meta = messages.meta_of(message.data, message.headers)
-            if (self._not_from is not None and meta.origin == self._not_from) or (
-                self._matches is not None and not self._matches(meta.lookup())
-            ):
-                self.rejected += 1
-                return
-            name = meta.destination or str(topics.Topic.from_subject(message.subject))
-            found = messages.rebuild(meta, message.data, destinations.Destination.parse(name))
+            found = messages.rebuild(meta, data)
         except errors.MusterError:
             self.malformed += 1
             return
         found.delivery_count = 1
-        self._bytes += len(message.data)
-        self._put(Received(found, self, "", len(message.data)))
+        self._bytes += len(data)
+        self._put(Received(found, self, "", len(data)))
 
     def is_slow(self) -> bool:
         return not self.closed and (
@@ -257,8 +248,7 @@ class TapConsumer(Consumer):
     async def close(self) -> None:
         if not self.closed:
             await super().close()
-            for one in self._subscriptions:
-                await one.close()
+            await self.session.connection.ears.remove(self._key, self)
 
 
 class FedConsumer(Consumer):

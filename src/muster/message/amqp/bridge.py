@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import proton
 
 from muster.core import errors, log
-from muster.message import client, destinations, faults, protocol, selectors
+from muster.message import client, destinations, faults, listening, protocol, selectors
 from muster.message.amqp import (
     codec,
     conditions,
@@ -50,7 +50,6 @@ class Bridge(asyncio.Protocol):
         self._opened = asyncio.Event()
         self._inlets: dict[engine.Pointer, inlets.Inlet] = {}
         self._outlets: dict[engine.Pointer, links.Outlet] = {}
-        self.ears: dict[tuple[str, str | None, str | None], links.Ear] = {}
         self._sent: dict[engine.Pointer, tuple[links.Outlet, str, int]] = {}  # what awaits its outcome
         self._unsettled: set[tuple[str, int]] = set()  # the same, by backlog and number
         self._acks: dict[str, list[int]] = {}
@@ -59,6 +58,7 @@ class Bridge(asyncio.Protocol):
         self._login: str | None = None
         self.ended = False
         self.jms: client.Connection
+        self.ears: listening.Ears[links.Heard]
         self.origin_token = ""
         self.straight = inlets.Straight(self)
         self.transactions = transactions.Transactions(self)
@@ -262,6 +262,7 @@ class Bridge(asyncio.Protocol):
             connection.close()
             return
         self.jms = jms
+        self.ears = listening.Ears(bus, links.Heard)
         self.origin_token = codec.origin_token(jms.origin)
         jms.on_ease = self._eased
         connection.open()

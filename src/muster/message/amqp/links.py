@@ -6,7 +6,6 @@ Each is told when its client grants credit, drains or goes, and hands messages t
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,8 @@ import msgspec
 import proton
 
 from muster.bus import api
-from muster.core import errors, topics
-from muster.message import destinations, messages, protocol, selectors, slowing
+from muster.core import errors
+from muster.message import destinations, listening, messages, protocol, selectors, slowing
 from muster.message.amqp import codec, engine
 
 if TYPE_CHECKING:
@@ -101,30 +100,20 @@ class Fed(Outlet):
             await jms.ask(protocol.Unsubscribe(jms.name, self._attach.subscription or ""))
 
 
-class Heard:
-    """A message of a topic, made into what somebody wants of it when the first one asks."""
+class Heard(listening.Heard):
+    """A message of a topic, as AMQP; what an AMQP client said goes through as it is."""
 
-    __slots__ = ("_amqp", "_message", "_meta", "_raw")
+    __slots__ = ("_amqp", "_raw")
 
     def __init__(self, message: api.Message) -> None:
-        self._message = message
+        super().__init__(message)
         self._raw = message.headers.get(messages.HEADER)
-        self._meta: messages.Meta | None = None
         self._amqp: bytes | None = None
 
     @property
     def foreign(self) -> str | None:
         """The header, if an AMQP client wrote it."""
         return self._raw if self._raw is not None and self._raw[:1] == messages.FOREIGN else None
-
-    @property
-    def meta(self) -> messages.Meta:
-        if self._meta is None:
-            meta = self._meta = messages.meta_of(self._message.data, self._message.headers)
-            if meta.destination is None:
-                topic = topics.Topic.from_subject(self._message.subject)
-                meta.destination = str(destinations.topic(str(topic)))
-        return self._meta
 
     @property
     def origin(self) -> str | None:
@@ -134,48 +123,10 @@ class Heard:
     def amqp(self) -> bytes:
         if self._amqp is None:
             if self.foreign is not None:
-                self._amqp = codec.unwrapped(self.foreign, self._message.data)
+                self._amqp = codec.unwrapped(self.foreign, self.message.data)
             else:
-                self._amqp = codec.encode(self.meta, self._message.data, 0)
+                self._amqp = codec.encode(self.meta, self.message.data, 0)
         return self._amqp
-
-
-class Ear:
-    """One subscription of a connection to a topic on the bus, for all its links that want the same."""
-
-    def __init__(self, bus: api.Bus, name: str, group: str | None) -> None:
-        self._bus = bus
-        self._pattern = topics.Pattern.parse(name)
-        self._several = len(self._pattern.subjects) > 1
-        self._group = group
-        self._subscriptions: list[api.Subscription] = []
-        self._opening = asyncio.Lock()
-        self.taps: list[Tap] = []
-        self.malformed = 0
-
-    async def open(self, tap: Tap) -> None:
-        async with self._opening:
-            for via, subject in enumerate(self._pattern.subjects[len(self._subscriptions) :]):
-                self._subscriptions.append(
-                    await self._bus.subscribe(
-                        subject, group=self._group, handler=functools.partial(self._heard, via)
-                    )
-                )
-            self.taps.append(tap)
-
-    async def close(self) -> None:
-        for one in self._subscriptions:
-            await one.close()
-
-    def _heard(self, via: int, message: api.Message) -> None:
-        if self._several and self._pattern.take(message.subject, via) is None:
-            return
-        try:
-            heard = Heard(message)
-            for tap in self.taps:
-                tap.offer(heard)
-        except (errors.MusterError, ValueError):
-            self.malformed += 1
 
 
 class Tap(Outlet):
@@ -203,10 +154,8 @@ class Tap(Outlet):
         self.dropped = 0
 
     async def open(self) -> None:
-        ears = self.bridge.ears
         name, group, _ = self._key
-        ear = ears.setdefault(self._key, Ear(self.bridge.jms.bus, name, group))
-        await ear.open(self)
+        await self.bridge.ears.add(self._key, name, group, self)
 
     def offer(self, heard: Heard) -> None:
         if self.pointer is None:
@@ -253,12 +202,7 @@ class Tap(Outlet):
 
     async def close(self, *, destroy: bool) -> None:
         self.pointer = None
-        ear = self.bridge.ears.get(self._key)
-        if ear is not None and self in ear.taps:
-            ear.taps.remove(self)
-            if not ear.taps:
-                del self.bridge.ears[self._key]
-                await ear.close()
+        await self.bridge.ears.remove(self._key, self)
 
 
 class Browser(Outlet):

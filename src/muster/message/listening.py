@@ -1,0 +1,105 @@
+"""Listening to topics on the bus: one subscription of a connection, for all its consumers that want the same.
+
+A message comes once to a connection, and is made into what a consumer wants when the first one asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Generic, Protocol, TypeVar
+
+from muster.bus import api
+from muster.core import errors, topics
+from muster.message import destinations, messages
+
+
+class Heard:
+    """A message of a topic."""
+
+    __slots__ = ("_meta", "message")
+
+    def __init__(self, message: api.Message) -> None:
+        self.message = message
+        self._meta: messages.Meta | None = None
+
+    @property
+    def meta(self) -> messages.Meta:
+        if self._meta is None:
+            meta = self._meta = messages.meta_of(self.message.data, self.message.headers)
+            if meta.destination is None:
+                topic = topics.Topic.from_subject(self.message.subject)
+                meta.destination = str(destinations.topic(str(topic)))
+        return self._meta
+
+
+H = TypeVar("H", bound=Heard)
+H_contra = TypeVar("H_contra", bound=Heard, contravariant=True)
+
+
+class Tap(Protocol[H_contra]):
+    def offer(self, heard: H_contra) -> None: ...
+
+
+class Ear(Generic[H]):
+    def __init__(self, bus: api.Bus, name: str, group: str | None, kind: type[H]) -> None:
+        self._bus = bus
+        self._pattern = topics.Pattern.parse(name)
+        self._several = len(self._pattern.subjects) > 1
+        self._group = group
+        self._kind = kind
+        self._subscriptions: list[api.Subscription] = []
+        self._opening = asyncio.Lock()
+        self._taps: list[Tap[H]] = []
+        self.malformed = 0
+
+    async def add(self, tap: Tap[H]) -> None:
+        async with self._opening:
+            for via, subject in list(enumerate(self._pattern.subjects))[len(self._subscriptions) :]:
+                self._subscriptions.append(
+                    await self._bus.subscribe(
+                        subject, group=self._group, handler=functools.partial(self._heard, via)
+                    )
+                )
+            self._taps.append(tap)
+
+    def remove(self, tap: Tap[H]) -> bool:
+        """Whether nobody is left."""
+        if tap in self._taps:
+            self._taps.remove(tap)
+        return not self._taps
+
+    async def close(self) -> None:
+        for one in self._subscriptions:
+            await one.close()
+
+    def _heard(self, via: int, message: api.Message) -> None:
+        if self._several and self._pattern.take(message.subject, via) is None:
+            return
+        try:
+            heard = self._kind(message)
+            for tap in self._taps:
+                tap.offer(heard)
+        except (errors.MusterError, ValueError):
+            self.malformed += 1
+
+
+class Ears(Generic[H]):
+    """Those of one connection, by what they listen to."""
+
+    def __init__(self, bus: api.Bus, kind: type[H]) -> None:
+        self._bus = bus
+        self._kind = kind
+        self._ears: dict[object, Ear[H]] = {}
+
+    async def add(self, key: object, name: str, group: str | None, tap: Tap[H]) -> None:
+        ear = self._ears.get(key)
+        if ear is None:
+            ear = self._ears[key] = Ear(self._bus, name, group, self._kind)
+        await ear.add(tap)
+
+    async def remove(self, key: object, tap: Tap[H]) -> None:
+        ear = self._ears.get(key)
+        if ear is not None and ear.remove(tap):
+            del self._ears[key]
+            await ear.close()

@@ -155,6 +155,7 @@ def _durable(url: str, dispatcher: measure.Worker, quick: bool) -> list[harness.
     many = 1_000 if quick else 10_000
     sent = 200 if quick else 1_000
     figures: dict[str, float] = {}
+    took_s = 0.0
     with (
         measure.Worker(WORKER, "durables", url) as subscribers,
         measure.Worker(WORKER, "sender", url) as sender,

@@ -104,15 +104,19 @@ class Backlog:
             yield from sorted([*self._ready[priority], *parked], key=lambda entry: entry.sequence)
 
     def arrive(self, sequence: int, meta: messages.Meta, raw: str, data: bytes) -> None:
-        """A message of the log, above `position`."""
-        self.position = sequence
-        if sequence in self.done or sequence <= self.floor:
+        """A message of the log. Those of one batch may come out of order, where several topics are ours."""
+        self.position = max(self.position, sequence)
+        if sequence in self.done or sequence <= self.floor or sequence in self.entries:
             return
         count = self.counts.pop(sequence, 0)
         if not count and sequence <= self.suspect:
             count = 1
         entry = self.entries[sequence] = Entry(sequence, meta, raw, data, count)
-        self._ready[_level(entry)].append(entry)
+        ready = self._ready[_level(entry)]
+        if ready and ready[-1].sequence > sequence:
+            self._insert(entry)
+        else:
+            ready.append(entry)
 
     def overflow(self, sequence: int) -> None:
         """A new message for which there is no room: it and what follows is read from the log later."""

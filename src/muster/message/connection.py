@@ -223,7 +223,8 @@ class Connection:
 
     async def attach(self, consumer: Fed) -> None:
         self.check_open()
-        await self.ask(protocol.Ping(self.name)) if self._known else await self._greet_patiently()
+        if not self._known:
+            await self._greet_patiently()
         self._consumers[consumer.number] = consumer
         try:
             await self.ask(consumer.request())

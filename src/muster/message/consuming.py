@@ -288,10 +288,12 @@ class FedConsumer(Consumer):
         return self._request
 
     def deliver(self, delivery: protocol.Delivery) -> None:
-        for one in self.session.unacknowledged:
-            if one.sequence == delivery.sequence and one.key == delivery.key:
-                self._spend()
-                return  # a new dispatcher repeats what the application already has
+        if delivery.count and any(
+            one.sequence == delivery.sequence and one.key == delivery.key
+            for one in self.session.unacknowledged
+        ):
+            self._spend()
+            return  # a new dispatcher repeats what the application already has
         try:
             message = messages.rebuild(messages.decode_meta(delivery.meta), delivery.data, self.destination)
         except errors.MusterError as error:

@@ -25,6 +25,7 @@ from muster.message import (
     pages,
     protocol,
     selectors,
+    tail,
 )
 
 REASON: Final = "JMS_MUSTER_DEAD_REASON"
@@ -37,6 +38,7 @@ class Delivering:
         self._desk = over
         self._ledger = over.ledger
         self.delays = delays.Delays(over, self)
+        self.tail = tail.Tail()
         self._loading: set[str] = set()
         self._dirty: set[str] = set()
         self._heard: list[tuple[str, bytes, dict[str, str]]] = []
@@ -76,6 +78,8 @@ class Delivering:
             if copy.subject == protocol.DELAY:
                 self.delays.add(copy.meta.delivery_time_ms, number)
                 continue
+            if number:
+                self.tail.add(number, copy)
             if copy.destination.is_queue:
                 one = self._ledger.queue(copy.destination.name)
                 if self._arrived(one, number, copy):
@@ -177,8 +181,9 @@ class Delivering:
         generation = one.generation
         try:
             while one.consumers and one.room > 0:
-                if one.position >= self._ledger.end:
-                    self.set_live(one, live=True)
+                if self.tail.covers(one.position):
+                    self._catch_up(one)
+                    self.pump(one)
                     break
                 end = self._ledger.end
                 full = await self._load_until(one, end, generation)
@@ -191,6 +196,27 @@ class Delivering:
             self._loading.discard(one.key)
             if one.generation != generation:
                 self.refill(one.key)
+
+    def _catch_up(self, one: backlog.Backlog) -> None:
+        """Take in what is left of the log, in one step; then it is live, if there was room."""
+        subscription = self._ledger.subscriptions.get(one.key)
+        for number, copy in self.tail.after(one.position):
+            if subscription is None:
+                wanted = copy.destination.is_queue and ledger.queue_key(copy.destination.name) == one.key
+            else:
+                wanted = (
+                    not copy.destination.is_queue
+                    and subscription.pattern.matches(copy.destination.topic)
+                    and self._ledger.wants(one.key, copy.meta)
+                    and selectors.accepts(subscription.selector, copy.meta)
+                )
+            if wanted:
+                if one.room <= 0:
+                    return
+                one.arrive(number, copy.meta, copy.raw, copy.data)
+            one.position = number
+        one.position = max(one.position, self._ledger.end)
+        self.set_live(one, live=True)
 
     async def _load_until(self, one: backlog.Backlog, end: int, generation: int) -> bool:
         """Take in what there is up to ``end``; True if there was no room for all of it."""

@@ -68,6 +68,7 @@ class Dispatcher:
         bus = self._desk.bus
         await checkpoints.recover(self._desk)
         await self._deliver.delays.recover()
+        self._deliver.tail.start = self._ledger.end
         self._capture.wanted.set()
         hearing = [
             await bus.subscribe(subjects.said_by(protocol.PART, "*", kind), handler=self._hear)

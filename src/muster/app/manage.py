@@ -235,6 +235,10 @@ def _task(context: context_.Context, wanted: settings.Manage, name: str) -> mana
     running_servers, uses_tls = context.servers(), not whole.bus.servers and whole.bus.uses_tls
     scheme, _, path = whole.store.url.partition(":")
     in_folder = scheme == "sqlite" and path != ":memory:"
+    direct_port = None
+    if kind == "manager" and int(rest) <= len(wanted.direct_ports):
+        direct_port = wanted.direct_ports[int(rest) - 1]
+    tls = certificates.for_brokers(whole) if uses_tls and direct_port is not None else None
     return managing.Task(
         kind=kind,
         name=identity,
@@ -249,6 +253,10 @@ def _task(context: context_.Context, wanted: settings.Manage, name: str) -> mana
         zone=whole.domain.zone,
         beat_s=wanted.beat_s,
         manager_ttl_s=wanted.manager_ttl_s,
+        host=whole.bus.host,
+        direct_port=direct_port,
+        cert=str(tls.cert_file) if tls else "",
+        cert_key=str(tls.key_file) if tls else "",
         known_as=name,
         log_file=str(context.folder.logs / f"{name}.log"),
         log_bytes_max=logs.file_bytes(whole, 2 * len(_names(wanted))),

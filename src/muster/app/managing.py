@@ -6,6 +6,7 @@ It lives until the leash is let go of: the bootstrap node holds the other end, s
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import pathlib
@@ -20,10 +21,10 @@ import msgspec
 from muster.app import logs
 from muster.bus import api, client, pages
 from muster.core import errors, ground, health, log, metrics, settings
-from muster.manage import agent, manager, service
+from muster.manage import agent, direct, manager, service
 from muster.store import api as store_api
 from muster.store import database
-from muster.trust import credentials, keyring, roles
+from muster.trust import credentials, keyring, nkeys, roles
 
 ROLE_CACHE_S = 5.0
 MAY_CHANGE = (roles.Role.OPERATOR, roles.Role.BOOTSTRAP)
@@ -48,6 +49,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     beat_s: float = 5.0
     manager_ttl_s: float = 15.0
     replicas: int = 1
+    host: str = "127.0.0.1"
+    direct_port: int | None = None  # of a manager that takes direct connections
+    cert: str = ""
+    cert_key: str = ""
     known_as: str = ""  # to the bootstrap node
     log_file: str = ""
     log_bytes_max: int = 1 << 20
@@ -100,7 +105,15 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
                     audit_bytes_max=task.audit_bytes_max,
                 )
             case "manager":
-                part = manager.Manager(bus)
+                road: Any = bus
+                if task.direct_port is not None:
+                    tls = (
+                        await asyncio.to_thread(_for_servers, task.cert, task.cert_key) if task.cert else None
+                    )
+                    check = Doorkeeper(pathlib.Path(task.keys))
+                    door = direct.Endpoint(bus, check, host=task.host, port=task.direct_port, tls=tls)
+                    road = (await stack.enter_async_context(door)).road
+                part = manager.Manager(road)
             case "agent":
                 part = agent.Agent(
                     bus, pathlib.Path(task.folder), zone=task.zone, beat_s=task.beat_s, machine=machine_id()
@@ -115,6 +128,34 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
 
 def _starting() -> pages.Told:
     return pages.Told(health.State.STARTING)
+
+
+def _for_servers(cert: str, key: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    return context
+
+
+class Doorkeeper:
+    """Whether an agent that dials a manager is who it says: what a broker would ask."""
+
+    def __init__(self, keys: pathlib.Path) -> None:
+        self._keys = keys
+
+    async def __call__(self, document: str, nonce: str, signature: bytes) -> str:
+        return await asyncio.to_thread(self._check, document, nonce, signature)
+
+    def _check(self, document: str, nonce: str, signature: bytes) -> str:
+        trust = keyring.Trust.open(self._keys)
+        claims = trust.check(document)
+        try:
+            signed = base64.b64decode(signature, validate=True)
+        except ValueError as error:
+            raise errors.Unauthorized(f"{claims.name!r} did not sign") from error
+        nkeys.verify(claims.sub, nonce.encode(), signed)
+        if trust.show(claims.name).role != roles.Role.AGENT:
+            raise errors.Forbidden(f"{claims.name!r} is no agent")
+        return claims.name
 
 
 class Gate:

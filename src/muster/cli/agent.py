@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from muster.cli import base, connection, managing, monitoring
 
 if TYPE_CHECKING:
+    import ssl
+
     from muster.bus import api
     from muster.core import metrics
+    from muster.manage import direct
+    from muster.trust import credentials
 
 FOLDER = "~/.local/share/muster-agent"
 RETRY_S = 2.0
@@ -40,6 +45,13 @@ RETRY_S = 2.0
     metavar="URL",
     help="An HTTP proxy (http://HOST:PORT) by way of which the domain is reached; it is remembered.",
 )
+@click.option(
+    "--direct",
+    "managers",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Connect to this manager without a broker; name all of the domain's managers.",
+)
 @click.option("--zone", default="default", show_default=True, help="Machines of a zone fail together.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For predicates to select on.")
 @monitoring.duration("--beat", "5s", "Between two heartbeats.")
@@ -49,6 +61,7 @@ def agent(
     token: str | None,
     folder: Path,
     proxy: str | None,
+    managers: tuple[str, ...],
     zone: str,
     labels: tuple[str, ...],
     beat_s: float,
@@ -62,7 +75,7 @@ def agent(
         return
     invocation = context.ensure_object(base.Invocation)
     given = monitoring.pairs(labels, "--label")
-    base.run(_run(invocation, token, folder.expanduser(), proxy, zone, given, beat_s))
+    base.run(_run(invocation, token, folder.expanduser(), proxy, managers, zone, given, beat_s))
 
 
 async def _run(
@@ -70,6 +83,7 @@ async def _run(
     token: str | None,
     folder: Path,
     proxy: str | None,
+    managers: tuple[str, ...],
     zone: str,
     labels: dict[str, str],
     beat_s: float,
@@ -81,12 +95,23 @@ async def _run(
     if token is not None:
         await _enrol(invocation, token, folder, proxy)
     measure = metrics.Metrics(process=True)
-    async with (
-        await _connect(folder, proxy, measure) as bus,
-        monitoring.serving(invocation, bus, measure, folder=folder / "run" / "pages") as asked,
-    ):
+    async with contextlib.AsyncExitStack() as stack:
+        road: Any
+        if managers:
+            road = await stack.enter_async_context(await _lines(folder, managers))
+        else:
+            road = await stack.enter_async_context(await _connect(folder, proxy, measure))
+        asked = await stack.enter_async_context(
+            monitoring.serving(
+                invocation,
+                None if managers else road,
+                measure,
+                process=road.identity,
+                folder=folder / "run" / "pages",
+            )
+        )
         running = agent.Agent(
-            bus,
+            road,
             folder / "resources",
             zone=zone,
             labels=labels,
@@ -136,12 +161,12 @@ async def _enrol(invocation: base.Invocation, text: str, folder: Path, proxy: st
     await asyncio.to_thread((folder / "domain.json").write_bytes, msgspec.json.encode(where))
 
 
-async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) -> api.Bus:
+async def _enrolled(folder: Path) -> tuple[dict[str, Any], credentials.Credentials, ssl.SSLContext | None]:
+    """Where the domain is, who this machine is in it, and whom it believes."""
     import ssl
 
     import msgspec
 
-    from muster import connecting
     from muster.core import errors
     from muster.trust import credentials
 
@@ -152,7 +177,20 @@ async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) ->
             f"this machine is not enrolled: nothing in {folder}", hint="`muster agent --join TOKEN`"
         ) from error
     creds = await asyncio.to_thread(credentials.Credentials.load, folder / "agent.creds")
-    tls = ssl.create_default_context(cadata=where["ca"]) if where["ca"] else None
+    return where, creds, ssl.create_default_context(cadata=where["ca"]) if where["ca"] else None
+
+
+async def _lines(folder: Path, managers: tuple[str, ...]) -> direct.Lines:
+    from muster.manage import direct
+
+    _, creds, tls = await _enrolled(folder)
+    return direct.Lines(creds, managers, tls=tls)
+
+
+async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) -> api.Bus:
+    from muster import connecting
+
+    where, creds, tls = await _enrolled(folder)
     proxy = proxy or where.get("proxy")
     # Who needs a proxy does not reach the locator either.
     locator = None if proxy else where.get("locator") or None

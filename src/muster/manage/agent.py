@@ -17,8 +17,9 @@ import pathlib
 import platform
 import secrets
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -40,12 +41,26 @@ CHANGING = (
 )
 
 
+class Road(Protocol):
+    """What an agent needs of the bus; lines to managers offer it too (`muster.manage.direct`)."""
+
+    @property
+    def identity(self) -> str: ...
+    async def publish(self, subject: str, data: bytes) -> None: ...
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> api.Message: ...
+    async def subscribe(self, subject: str, *, handler: api.Handler) -> Closable: ...
+
+
+class Closable(Protocol):
+    async def close(self) -> None: ...
+
+
 class Agent:
     """``async with Agent(bus, folder) as agent: …``"""
 
     def __init__(
         self,
-        bus: api.Bus,
+        bus: Road,
         folder: pathlib.Path | None = None,
         *,
         name: str | None = None,
@@ -71,7 +86,7 @@ class Agent:
         self._boot = secrets.randbits(48)
         self._sequence = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._subscriptions: list[api.Subscription] = []
+        self._subscriptions: list[Closable] = []
         self.dropped_events = 0
 
     # Life
@@ -145,6 +160,8 @@ class Agent:
             await asyncio.sleep(wait_s)
 
     async def _beat_always(self) -> None:
+        # Agents that were started together beat apart from each other: each has its place within a period.
+        await asyncio.sleep(self._beat_s * (zlib.crc32(self.name.encode()) % 1000) / 1000)
         while True:
             with contextlib.suppress(errors.Unavailable):
                 await self.beat()

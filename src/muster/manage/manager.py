@@ -326,7 +326,7 @@ class Manager:
             self._go_on()
         if said.what != protocol.CHANGED:  # of the resource's own: those who subscribed want it
             self._spawn(self._publish(protocol.happened(said.resource), message.data))
-        if message.reply is not None and requests.own_inbox(message):
+        if message.reply is not None and requests.own_inbox(message) and not message.respond_now(b"{}"):
             self._spawn(_respond(message, b"{}"))
 
     def _ordered(self, message: api.Message) -> None:

@@ -7,6 +7,7 @@
     muster.manage.to.<manager>.poke                  something changed: renew now
     muster.manage.to.<manager>.execute               operations that users asked for
     muster.manage.from.<agent>.hello                 an agent says what it is and has
+    muster.manage.from.<manager>.vouch.<agent>       … which a manager passes on that has a line to it
     muster.manage.to.<agent>.claim                   a manager takes resources over
     muster.manage.to.<agent>.operation.<resource>    a manager has something done
     muster.manage.from.<agent>.beat.<manager>        heartbeats of an agent's resources, many in a message
@@ -265,6 +266,7 @@ READS = subjects.said_by(PART, "*", "read", "*")
 RENEWALS = subjects.said_by(PART, "*", "renew")
 CHECKPOINTS = subjects.said_by(PART, "*", "checkpoint")
 HELLOS = subjects.said_by(PART, "*", "hello")
+VOUCHES = subjects.said_by(PART, "*", "vouch", "*")
 STATES = subjects.announced(PART, "state", "*")
 EVENTS = subjects.announced(PART, "event", "*")
 
@@ -283,6 +285,10 @@ def to_manager(manager: str, kind: str) -> str:
 
 def hello(agent: str) -> str:
     return subjects.said_by(PART, agent, "hello")
+
+
+def vouch(manager: str, agent: str) -> str:
+    return subjects.said_by(PART, manager, "vouch", agent)
 
 
 def claim(agent: str) -> str:

@@ -127,6 +127,7 @@ class Registry:
                 (protocol.RENEWALS, self._renewed),
                 (protocol.CHECKPOINTS, self._checkpointed),
                 (protocol.HELLOS, self._greeted),
+                (protocol.VOUCHES, self._greeted),
             ):
                 await stack.enter_async_context(
                     await self._bus.subscribe(subject, handler=self._in_background(handler))
@@ -260,6 +261,10 @@ class Registry:
         async def store(_: dict[str, Any]) -> Any:
             said = messages.decode(message.data, protocol.Hello)
             name = subjects.sender_of(message.subject)
+            if message.subject.split(".")[4] == "vouch":
+                if name not in self._acting().managers:
+                    raise errors.Forbidden(f"{name} is no manager, and vouches for nobody")
+                name = message.subject.rpartition(".")[2]
             async with self._write:
                 acting = self._acting()
                 before = acting.agents.get(name)

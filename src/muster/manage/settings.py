@@ -41,6 +41,13 @@ class Manage(settings.Section, frozen=True, kw_only=True):
         ),
     ] = ""
     known_as: Annotated[str, doc("The name under which the node above knows this one.")] = ""
+    direct_ports: Annotated[
+        tuple[int, ...],
+        doc(
+            "Ports at which managers take direct connections of agents that need no broker, one for each "
+            "manager (0: a free one). None: agents come by way of brokers."
+        ),
+    ] = ()
     manager_ttl_s: Annotated[
         float,
         doc(

@@ -1,0 +1,154 @@
+"""An agent and its managers without a broker between them (section 3.4 of the paper), over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ssl
+from typing import Any
+
+import pytest
+
+from muster.app import managing
+from muster.bus import api
+from muster.core import errors, health, messages
+from muster.manage import agent, direct, manager, protocol
+from muster.testing.eventually import eventually, throughout
+from muster.trust import certificates, keyring, roles
+
+
+@pytest.fixture
+async def lines(fleet, tmp_path):
+    """Two managers that listen, and what an agent needs to dial them."""
+    made = certificates.Certificates.create(tmp_path / "tls", "north", lifetime_s=86400.0)
+    made.ensure("manager", ["127.0.0.1", "localhost"])
+    pair = made.pair("manager")
+    fleet.server_tls = managing._for_servers(str(pair.path), str(pair.path))
+    fleet.tls = ssl.create_default_context(cafile=str(made.bundle))
+    fleet.trust = keyring.Trust.create(tmp_path / "keys", "north")
+    for name, role in (("host-b", roles.Role.AGENT), ("eve", roles.Role.USER)):
+        fleet.trust.issue(name, role)
+    await fleet.registry()
+    fleet.doors, fleet.managers = {}, {}
+    for name in ("manager-1", "manager-2"):
+        bus = await fleet.connect(name)
+        door = direct.Endpoint(bus, managing.Doorkeeper(tmp_path / "keys"), tls=fleet.server_tls)
+        await fleet.stack.enter_async_context(door)
+        boss = manager.Manager(door.road, name=name, tick_s=0.05)
+        await fleet.stack.enter_async_context(boss)
+        fleet.doors[name], fleet.managers[name] = door, boss
+    return fleet
+
+
+@contextlib.asynccontextmanager
+async def dialled(fleet: Any, identity: str = "host-b", **more: Any) -> Any:
+    creds = more.pop("creds", None) or fleet.trust.credentials(identity)
+    addresses = [f"127.0.0.1:{door.port}" for door in fleet.doors.values()]
+    async with direct.Lines(creds, addresses, tls=more.pop("tls", fleet.tls)) as road:
+        yield road
+
+
+def entry(name: str) -> dict[str, Any]:
+    return {"name": name, "type": "memory", "agent": "host-b", "restart": {"delay_s": 0.01}}
+
+
+async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
+    async with dialled(lines) as road, agent.Agent(road, tmp_path / "hosted", beat_s=0.2) as host:
+        for number in range(4):
+            await lines.client.create(entry(f"r{number}"))
+        for number in range(4):
+            await lines.client.wait(f"r{number}", "up")
+        assert {one["name"] for one in await lines.client.agents()} == {"host-b"}
+        assert await lines.client.execute("r1", "echo", {"text": "hi"}) == "hi"
+        fallen: Any = host.hosted["r2"].adapter
+        fallen.die("oops")
+        await eventually(lambda: fallen.state is health.State.UP)
+
+        before = {row["name"]: row for row in await lines.client.get()}
+        victim = before["r1"]["manager"]
+        await lines.managers[victim].abandon()
+
+        async def moved():
+            rows = await lines.client.get()
+            return all(row["manager"] != victim and row["state"] == "up" for row in rows)
+
+        await eventually(moved, timeout_s=20)
+        assert await lines.client.execute("r1", "echo", {"text": "still"}) == "still"
+        # Epochs fence over a line as over the bus.
+        late = protocol.Operation(
+            id="late", verb=protocol.Verb.DELETE, resource="r1", epoch=before["r1"]["epoch"], manager=victim
+        )
+        link = lines.doors[victim].links["host-b"]
+        answer = await link.request(protocol.operation("host-b", "r1"), messages.encode(late), 5)
+        assert b"stale-epoch" in answer.data
+        assert host.hosted["r1"].seen.exists
+
+
+async def test_a_line_that_breaks_is_dialled_again_and_what_was_asked_is_not_done_twice(lines, tmp_path):
+    async with dialled(lines) as road, agent.Agent(road, tmp_path / "hosted", beat_s=0.2) as host:
+        await lines.client.create(entry("r"))
+        row = await lines.client.wait("r", "up")
+        door = lines.doors[row["manager"]]
+        subject = protocol.operation("host-b", "r")
+        once = messages.encode(
+            protocol.Operation(
+                id="once", verb=protocol.Verb.EXECUTE, resource="r", epoch=row["epoch"], operation="echo"
+            )
+        )
+        link = door.links["host-b"]
+        asking = asyncio.create_task(link.request(subject, once, 5))
+        await asyncio.sleep(0)  # it is sent
+        link.close()
+        with pytest.raises(errors.TimedOut):  # it may have been done
+            await asking
+        await eventually(lambda: door.links.get("host-b") not in (None, link))
+        answer = await door.links["host-b"].request(subject, once, 5)
+        assert b'"done"' in answer.data
+        adapter: Any = host.hosted["r"].adapter
+        assert adapter.done.count("echo") == 1
+        assert (await lines.client.get("r"))[0]["state"] == "up"
+
+
+async def test_strangers_are_refused(lines, tmp_path):
+    other = keyring.Trust.create(tmp_path / "elsewhere", "north")
+    other.issue("host-b", roles.Role.AGENT)
+    stolen = _Stolen(lines.trust.credentials("host-b").user_jwt)
+    for creds in (lines.trust.credentials("eve"), other.credentials("host-b"), stolen):
+        async with dialled(lines, creds=creds) as road:
+            await throughout(functools.partial(_has_none, road), for_s=0.5)
+    async with dialled(lines, tls=ssl.create_default_context()) as road:  # believes nobody of ours
+        await throughout(functools.partial(_has_none, road), for_s=0.5)
+    assert not any(door.links for door in lines.doors.values())
+
+
+def _has_none(road: direct.Lines) -> bool:
+    return not road.links
+
+
+class _Stolen:
+    """The document of another, without its key."""
+
+    identity = "host-b"
+
+    def __init__(self, document: str) -> None:
+        self.user_jwt = document
+
+    def answer(self, nonce: str) -> bytes:
+        return b"bm90IGEgc2lnbmF0dXJl"
+
+
+async def test_an_agent_speaks_for_itself_only_and_one_that_was_revoked_is_cut_off(lines, tmp_path):
+    heard: list[api.Message] = []
+    async with dialled(lines) as road:
+        await eventually(lambda: len(road.links) == 2)
+        door = lines.doors["manager-1"]
+        door.listen("muster.manage.from.*.beat.manager-1", heard.append)
+        await road.publish("muster.manage.from.host-a.beat.manager-1", b"forged")
+        await road.publish("muster.manage.from.host-b.beat.manager-1", b"own")
+        await eventually(lambda: heard)
+        assert [one.data for one in heard] == [b"own"]
+        await asyncio.to_thread(lines.trust.revoke, "host-b")
+        with contextlib.suppress(errors.Unavailable):
+            await road.request(protocol.hello("host-b"), b"{}", timeout_s=1)
+        await eventually(lambda: not door.links or not lines.doors["manager-2"].links)

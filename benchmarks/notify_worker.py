@@ -2,6 +2,7 @@
 
 python -m benchmarks.notify_worker memory RECEIVERS
 python -m benchmarks.notify_worker notifier URL
+python -m benchmarks.notify_worker fill URL RECEIVERS
 python -m benchmarks.notify_worker client URL NAME FIRST COUNT
 """
 
@@ -54,6 +55,36 @@ async def notifier(url: str) -> None:
             say({"counts": dict(served.counts), "parties": len(served.engine)})
 
 
+async def join(mine: client.Parties, first: int, count: int, groups: int, policies: int = 1) -> None:
+    """Parties, ten thousand at a time, in columns."""
+    for start in range(first, first + count, 10_000):
+        numbers = range(start, min(start + 10_000, first + count))
+        some = sorted({number % policies for number in numbers})
+        joins = protocol.Joins(
+            parties=tuple(f"web-{number}" for number in numbers),
+            model="WebServer",
+            values={
+                "region": [f"region{number % groups}" for number in numbers],
+                "application": ["IIS"] * len(numbers),
+                "load": [0.5] * len(numbers),
+            },
+            policies=tuple(f"{POLICY} AND sent_ns >= {one}" if one else POLICY for one in some),
+            which=[some.index(number % policies) for number in numbers] if policies > 1 else [],
+        )
+        await mine.change([joins])
+
+
+async def fill(url: str, count: int) -> None:
+    async with (
+        await bus_client.connect([url], identity="farm", audit_s=0) as bus,
+        client.Parties(bus) as mine,
+    ):
+        await mine.define(notify_world.WEB_SERVER)
+        await mine.define(ALERT)
+        await join(mine, 0, count, 100, policies=100)
+    say("ready")
+
+
 async def receivers(url: str, name: str, first: int, count: int) -> None:
     """Joins, and then tells how long each event took and how many deliveries there were."""
     latencies: list[float] = []
@@ -71,18 +102,7 @@ async def receivers(url: str, name: str, first: int, count: int) -> None:
     ):
         await mine.define(notify_world.WEB_SERVER)
         await mine.define(ALERT)
-        for start in range(first, first + count, 5000):
-            await mine.change(
-                [
-                    protocol.Join(
-                        party=f"web-{number}",
-                        model="WebServer",
-                        state={"region": f"region{number % GROUPS}", "application": "IIS", "load": 0.5},
-                        policy=POLICY,
-                    )
-                    for number in range(start, min(start + 5000, first + count))
-                ]
-            )
+        await join(mine, first, count, GROUPS)
         say("ready")
         while await asyncio.to_thread(sys.stdin.readline):
             say({"delivered": delivered, "latencies_ms": latencies[-2000:]})
@@ -93,6 +113,8 @@ if __name__ == "__main__":
     role, *rest = sys.argv[1:]
     if role == "memory":
         memory(int(rest[0]))
+    elif role == "fill":
+        asyncio.run(fill(rest[0], int(rest[1])))
     elif role == "notifier":
         asyncio.run(notifier(rest[0]))
     else:

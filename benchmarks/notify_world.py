@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import numpy as np
 
 from muster.notify import engine
 from muster.notify import model as models
-from muster.predicates import ast, types
+from muster.predicates import ast, text, types
 
 APPLICATIONS = tuple(f"app{number}" for number in range(64))
 REGIONS = tuple(f"region{number}" for number in range(100))
@@ -47,7 +48,10 @@ def policy(dice: random.Random) -> ast.Condition:
     return parts[0] if len(parts) == 1 else ast.Or(tuple(parts))
 
 
-def event(dice: random.Random) -> dict[str, types.Value]:
+def event(dice: random.Random, *, plenty: bool = False) -> dict[str, types.Value]:
+    """``plenty``: one that many policies accept."""
+    if plenty:
+        return {**dict.fromkeys(KINDS, True), **event(dice), "threat_level": 9, "cost": 0}
     return {
         dice.choice(KINDS): True,
         "threat_level": dice.randrange(1, 10),
@@ -71,7 +75,14 @@ def address(dice: random.Random, share: str) -> str:
             one, other = dice.sample(APPLICATIONS, 2)
             return f"application IN ('{one}', '{other}') AND services CONTAINS 'xml' AND load < {load}"
         case _:
-            return "services CONTAINS 'docs'"
+            load = round(dice.uniform(0.6, 0.75), 2)
+            return f"(services CONTAINS 'docs' OR services CONTAINS 'cgi') AND load < {load}"
+
+
+def constants(meant: ast.Condition) -> str:
+    """Those of an address of 1%, as SQL writes them."""
+    found = re.findall(r"'[^']*'|[\d.]+", text.write(meant).replace("'xml'", ""))
+    return ", ".join(found)
 
 
 def columns(numbers: np.random.Generator, count: int) -> dict[str, list[Any]]:

@@ -196,22 +196,24 @@ def policies_of(true: Any, owner: Any, out: Any) -> int:
 
 @njit(cache=True)
 def _stretches(true: Any, owner: Any, spans: Any, members: Any, out: Any) -> Any:
-    """Where the receivers of the true policies stand: from, to.
+    """Where the receivers of the true policies stand, as in ``spans``.
 
     Every step goes to a place of its own in memory.  What waits for one of them must not wait for the next
     too, so each kind of step is done for all policies before the next kind.
     """
     policies = out[: policies_of(true, owner, out)]
-    found = np.empty((policies.size, 2), np.int32)
+    found = np.empty((policies.size, 3), np.int32)
     count = 0
     for i in range(policies.size):
         policy = policies[i]
         if policy < spans.shape[0]:
-            start, size = spans[policy, 0], spans[policy, 1]
-            _prefetch(members, start)
-            found[count, 0] = start
-            found[count, 1] = start + size
-            count += size != 0
+            span = spans[policy]
+            if span[2] < 0:
+                _prefetch(members, span[0])
+            found[count, 0] = span[0]
+            found[count, 1] = span[1]
+            found[count, 2] = span[2]
+            count += span[1] != 0
     return found[:count]
 
 
@@ -221,11 +223,22 @@ def by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, addres
     stretches = _stretches(true, owner, spans, members, room)
     found = np.int64(0)
     for i in range(stretches.shape[0]):
-        for j in range(stretches[i, 0], stretches[i, 1]):
-            row = members[j]
-            # Written whether or not it counts: no branch to mispredict.
-            out[found] = row
-            found += np.int64((address[row >> 6] >> np.uint64(row & 63)) & np.uint64(1))
+        start, size, row = stretches[i]
+        if row < 0:
+            for j in range(start, start + size):
+                one = np.uint64(members[j])
+                # Written whether or not it counts: no branch to mispredict.
+                out[found] = one
+                found += np.int64((address[one >> np.uint64(6)] >> (one & np.uint64(63))) & np.uint64(1))
+            continue
+        end = row + size
+        while row < end:  # a word of the address at a time
+            bits, some = _piece(address, row, end)
+            while bits != 0:
+                out[found] = row + _lowest(bits)
+                found += 1
+                bits &= bits - np.uint64(1)
+            row += some
     return int(found)
 
 
@@ -235,13 +248,30 @@ def bits_by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, a
     stretches = _stretches(true, owner, spans, members, room)
     found = np.uint64(0)
     for i in range(stretches.shape[0]):
-        for j in range(stretches[i, 0], stretches[i, 1]):
-            row = members[j]
-            at, bit = row >> 6, np.uint64(row & 63)
-            meant = (address[at] >> bit) & np.uint64(1)
-            out[at] |= meant << bit
-            found += meant
+        start, size, row = stretches[i]
+        if row < 0:
+            for j in range(start, start + size):
+                one = np.uint64(members[j])
+                at, bit = one >> np.uint64(6), one & np.uint64(63)
+                meant = (address[at] >> bit) & np.uint64(1)
+                out[at] |= meant << bit
+                found += meant
+            continue
+        end = row + size
+        while row < end:
+            bits, some = _piece(address, row, end)
+            out[row >> 6] |= bits << np.uint64(row & 63)
+            found += _ones(bits)
+            row += some
     return found
+
+
+@njit(cache=True)
+def _piece(address: Any, row: int, end: int) -> Any:
+    """The bits of the rows from ``row`` on that stand in one word and are before ``end``; how many."""
+    some = min(64 - (row & 63), end - row)
+    bits = (address[row >> 6] >> np.uint64(row & 63)) & (~np.uint64(0) >> np.uint64(64 - some))
+    return bits, some
 
 
 @njit(cache=True)

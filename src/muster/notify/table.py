@@ -59,7 +59,9 @@ class Table:
         self.changed_s = np.zeros(capacity, np.uint32)  # when its receiver last changed, in wall time
         self.policy_of = np.full(capacity, -1, np.int32)
         self._place = np.zeros(capacity, np.int32)  # of the row, in members
-        self.spans = np.zeros((0, 2), np.int32)  # of each policy: where its stretch begins, how many it has
+        # Of each policy: where its stretch begins, how many it has, and the first of their rows if these follow
+        # each other, -1 otherwise.
+        self.spans = np.zeros((0, 3), np.int32)
         self._room_for = np.zeros(0, np.int32)
         self.members = np.zeros(capacity, np.int32)
         self._members_end = 0
@@ -192,7 +194,7 @@ class Table:
     def _know(self, policy: int) -> None:
         if policy >= len(self.spans):
             more = max(64, policy + 1 - len(self.spans), len(self.spans) // 2)
-            self.spans = np.concatenate((self.spans, np.zeros((more, 2), np.int32)))
+            self.spans = np.concatenate((self.spans, np.zeros((more, 3), np.int32)))
             self._room_for = np.concatenate((self._room_for, np.zeros(more, np.int32)))
 
     def set_policy(self, row: int, policy: int) -> None:
@@ -201,19 +203,19 @@ class Table:
         if held == policy:
             return
         if held >= 0:
-            start, count = self.spans[held].tolist()
+            start, count, _ = self.spans[held].tolist()
             place, moved = int(self._place[row]), int(self.members[start + count - 1])
             self.members[place], self._place[moved] = moved, place
-            self.spans[held, 1] = count - 1
+            self.spans[held, 1:] = count - 1, -1
         self.policy_of[row] = policy
         if policy < 0:
             return
         self._know(policy)
         if self.spans[policy, 1] == self._room_for[policy]:
             self._move(policy, max(2, 2 * int(self.spans[policy, 1])))
-        start, count = self.spans[policy].tolist()
+        start, count, _ = self.spans[policy].tolist()
         self.members[start + count], self._place[row] = row, start + count
-        self.spans[policy, 1] = count + 1
+        self.spans[policy, 1:] = count + 1, -1
 
     def _move(self, policy: int, room: int) -> None:
         """A stretch of members to the end, where there is more room."""
@@ -222,7 +224,7 @@ class Table:
                 self._compact()
             wanted = max(self._members_end + room, len(self.members) + len(self.members) // 4)
             self.members = np.concatenate((self.members, np.zeros(wanted - len(self.members), np.int32)))
-        start, count = self.spans[policy].tolist()
+        start, count, _ = self.spans[policy].tolist()
         end = self._members_end
         rows = self.members[start : start + count]
         self.members[end : end + count] = rows
@@ -246,8 +248,13 @@ class Table:
         rows = rows[np.argsort(policies, kind="stable")]
         counts = np.bincount(policies, minlength=len(self.spans)).astype(np.int32)
         starts = np.cumsum(counts, dtype=np.int32) - counts
-        self.spans, self._room_for = np.stack((starts, counts), axis=1), counts
         self.members = rows.astype(np.int32)
+        some = np.flatnonzero(counts)
+        first, last = self.members[starts[some]], self.members[starts[some] + counts[some] - 1]
+        firsts = np.full(len(counts), -1, np.int32)
+        # Rows of one policy ascend here.
+        firsts[some] = np.where(last - first == counts[some] - 1, first, -1)
+        self.spans, self._room_for = np.stack((starts, counts, firsts), axis=1), counts
         self._place[rows] = np.arange(len(rows), dtype=np.int32)
         self._members_end = len(rows)
 

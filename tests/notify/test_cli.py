@@ -75,6 +75,56 @@ def test_send_who_explain_and_grants_from_the_command_line(up, listener):
     assert ask("authority", "list")[0]["status"] == "revoked"
 
 
+def test_a_policy_is_checked_and_its_cost_told(up):
+    told = driver.quick("notify", "check", POLICY, "-o", "json", home=up)
+    assert told.code == 0, told.err
+    cost = told.json()
+    assert (cost["clauses"], cost["cost"], cost["indexed"], cost["conjunctions"]) == (3, "lookup", True, 1)
+    told = driver.quick("notify", "check", POLICY, home=up)
+    assert "3 clauses, cost lookup, indexed as 1" in told.out
+
+
+def test_explain_tells_people_the_side_the_clause_the_value_since_when_and_by_whom(up, listener):
+    granted = driver.quick(
+        *("authority", "grant", "admin", "_trust_level=1", "--audience", "admin/web"), home=up
+    )
+    assert granted.code == 0, granted.err
+    told = driver.quick(
+        *("notify", "explain", "alert threat_level=3", "admin/web", "--to", "load < 0.5"), home=up
+    )
+    assert told.code == 0, told.err
+    for words in (
+        "it is not delivered",
+        "address: fails",
+        "load is 0.9",
+        "event: fails",
+        "threat_level is 3",
+        "sender: fails",
+        "_trust_level = 1, granted by root (tier 1) until 20",
+        "within audience ['admin/web']",
+        "the receiver's state is as it is since 20",
+    ):
+        assert words in told.out, told.out
+    near = driver.quick("notify", "who", "load > 0.8", "--event", "alert", "threat_level=3", home=up)
+    assert "0 would be reached" in near.out
+    assert "near miss: admin/web" in near.out
+    listed = driver.quick("authority", "list", home=up)
+    assert "audience" in listed.out
+
+
+@pytest.mark.parametrize("form", ["yaml", "json", "notation", "xml"])
+def test_models_are_written_in_every_form_and_read_back(up, tmp_path, form):
+    told = driver.quick("notify", "models", "--form", form, home=up)
+    assert told.code == 0, told.err
+    file = tmp_path / "models"
+    file.write_text(told.out)
+    again = driver.quick("notify", "define", file, "-o", "json", home=up)
+    assert again.code == 0, again.err
+    assert {one["model"] for one in again.json()} == {"Controller", "WebServer", "alert"}
+    file.write_text("policy bad = threat_levle > 2;")
+    assert driver.quick("notify", "define", file, home=up).code == errors.ParseError.exit_code
+
+
 def test_mistakes_are_pointed_at(up):
     wrong = driver.quick("notify", "check", "threat_levle > 3", home=up)
     assert wrong.code == errors.ParseError.exit_code

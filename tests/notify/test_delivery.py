@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.core import errors
+from muster.core import errors, messages, subjects
 from muster.notify import model as models
-from tests.notify.conftest import MODELS
+from muster.notify import protocol
+from muster.predicates import parser, types
+from tests.notify.conftest import ALERT, MODELS
 
 IIS = {"application": "IIS", "load": 0.9, "services": {"docs", "cgi"}}
 APACHE = {"application": "Apache", "load": 0.2}
@@ -86,3 +88,71 @@ async def test_a_misspelt_attribute_is_pointed_at_and_the_right_one_suggested(no
     assert (refused.value.position, refused.value.hint) == (0, "did you mean application?")
     with pytest.raises(errors.InvalidInput, match="threat_level"):
         await mine.sender("x").send("alert", {"threat_level": "high"})
+
+
+async def test_an_event_that_breaks_its_schema_is_refused_at_the_sender_and_again_at_the_notifier(
+    notifier, parties, connect
+):
+    served = await notifier()
+    mine, other = await parties("farm"), await parties("other")
+    for model in MODELS:
+        await mine.define(model)
+    for content, words in (({"threat_level": "high"}, "of type int"), ({"thread": 1}, "no attribute thread")):
+        with pytest.raises(errors.InvalidInput, match=words):
+            await other.sender("x").send("alert", content)
+    assert served.counts["invalid-input"] == 0  # it never got there
+    bus = await connect("rogue")
+    subject = subjects.said_by("notify", "rogue", "event", str(protocol.shard_of("rogue/x")))
+    bad = protocol.Send(id="1", party="x", type="alert", content={"threat_level": "high"})
+    answer = messages.decode((await bus.request(subject, messages.encode(bad))).data, protocol.Answer)
+    assert answer.refused[0][1].code == "invalid-input"
+    assert served.counts["admitted"] == 0
+    # A model may grow while senders remember how it was.
+    grown = models.Model("alert", {**ALERT.attributes, "more": types.INT}, models.Kind.EVENT)
+    await mine.define(grown)
+    await other.sender("x").send("alert", {"more": 1})
+
+
+async def test_an_event_that_is_too_large_is_refused(notifier, parties):
+    await notifier()
+    mine = await parties("farm")
+    for model in MODELS:
+        await mine.define(model)
+    with pytest.raises(errors.LimitExceeded, match="at most"):
+        await mine.sender("x").send("alert", {"text": "x" * 300_000}, durable=True)
+
+
+async def test_many_join_at_once_in_columns(notifier, parties):
+    served = await notifier()
+    mine = await parties("farm")
+    for model in MODELS:
+        await mine.define(model)
+    joins = protocol.Joins(
+        parties=tuple(f"web-{number}" for number in range(100)),
+        model="WebServer",
+        values={"load": [number / 100 for number in range(100)]},
+        policies=("alert", "command"),
+        which=[number % 2 for number in range(100)],
+        durable=[3],
+    )
+    await mine.change([joins])
+    assert len(served.engine) == 100
+    assert served.engine.is_durable("farm/web-3")
+    assert not served.engine.is_durable("farm/web-4")
+    assert sorted(served.engine.match({"alert": True}, parser.parse("load < 0.05"))) == [
+        "farm/web-0",
+        "farm/web-2",
+        "farm/web-4",
+    ]
+    for wrong in (
+        {"parties": ("a", "a")},
+        {"parties": ("a",), "which": [1]},
+        {"parties": ("a",), "which": [0, 0]},
+        {"parties": ("a",), "durable": [1]},
+        {"parties": ("a",), "values": {"load": []}},
+        {"parties": ("a",), "values": {"load": ["x"]}},
+        {"parties": ("a",), "policies": ("threat_levle > 1",)},
+    ):
+        with pytest.raises(errors.InvalidInput):
+            await mine.change([protocol.Joins(model="WebServer", **wrong)])
+    assert len(served.engine) == 100

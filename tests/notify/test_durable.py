@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from muster.notify import client
+import pytest
+
+from muster.notify import client, protocol, service
+from muster.notify import settings as settings_
 from muster.testing.eventually import eventually
 from tests.notify.conftest import MODELS
 
 STATE: dict[str, Any] = {"application": "IIS", "load": 0.5}
+WORKERS = 100
 
 
 async def _define(mine: client.Parties) -> None:
@@ -71,7 +76,14 @@ async def test_a_repeated_send_is_one_event(notifier, parties):
     assert not web._queue
 
 
-async def test_kill_9_of_a_notifier_under_load_loses_and_doubles_nothing(broker, connect, start_process):
+@pytest.mark.parametrize(
+    "events",
+    [300, pytest.param(6000, marks=pytest.mark.slow)],
+)
+async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_nothing(
+    broker, connect, start_process, events
+):
+    """Workload: events that are due at 1,000/s. Nemesis: SIGKILL. Checker: each at its receivers, once."""
     children = {}
     for name in ("n1", "n2"):
         children[name] = await start_process(
@@ -83,26 +95,105 @@ async def test_kill_9_of_a_notifier_under_load_loses_and_doubles_nothing(broker,
         got.update((name, event.id) for name in names)
 
     names = [f"web-{number}" for number in range(20)]
+    loop = asyncio.get_running_loop()
     async with client.Parties(await connect("farm"), on_event=on_event) as mine:
         await _define(mine)
         await asyncio.gather(
-            *(mine.advertise(name, "WebServer", STATE, policy="alert", durable=True) for name in names)
+            *(
+                mine.advertise(
+                    name, "WebServer", {**STATE, "servicePort": place % 10}, policy="alert", durable=True
+                )
+                for place, name in enumerate(names)
+            )
         )
-        sent: list[str] = []
+        acknowledged: list[int] = []
+        start = loop.time()
 
         async def send(worker: int) -> None:
-            for number in range(25):
-                event = f"{worker}-{number}"
+            for number in range(worker, events, WORKERS):
+                await asyncio.sleep(start + number / 1000 - loop.time())
                 await mine.send(
-                    f"watch-{worker}", "alert", {"threat_level": number}, durable=True, id=event, timeout_s=60
+                    f"watch-{worker}",
+                    "alert",
+                    {"threat_level": number},
+                    to=f"servicePort = {number % 10}",
+                    durable=True,
+                    id=str(number),
+                    timeout_s=120,
                 )
-                sent.append(event)
+                acknowledged.append(number)
 
-        workers = asyncio.gather(*(send(worker) for worker in range(8)))
-        await eventually(lambda: len(sent) >= 40, timeout_s=30)
+        workers = asyncio.gather(*map(send, range(WORKERS)))
+        await eventually(lambda: len(acknowledged) >= events // 3, timeout_s=60)
         children["n1"].signal(signal.SIGKILL)
         await workers
-        expected = {(name, event) for name in names for event in sent}
-        await eventually(lambda: expected <= set(got), timeout_s=60)
+        assert sorted(acknowledged) == list(range(events))
+        expected = {
+            (name, str(number))
+            for number in range(events)
+            for place, name in enumerate(names)
+            if place % 10 == number % 10
+        }
+        await eventually(lambda: expected <= set(got), timeout_s=120)
         assert set(got) == expected
         assert set(got.values()) == {1}
+        assert sum(map(len, mine._received.values())) <= events  # what is settled is forgotten
+
+
+def _settled(served: service.Notifier, number: int) -> bool:
+    return served.counts["acknowledged"] == number
+
+
+async def test_what_was_settled_is_not_remembered_for_ever(notifier, parties):
+    """Whatever the shard says will not come again needs no place in the receiver's memory."""
+    settings = settings_.Notify(lease_s=3.0, ack_wait_s=0.5, beat_s=0.1)
+    served = await notifier(settings=settings)
+    mine = await parties("farm")
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
+    for number in range(200):
+        await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
+        assert (await web.next(timeout_s=10))["threat_level"] == number
+        web.acknowledge()
+        await eventually(functools.partial(_settled, served, number + 1))
+    assert sum(map(len, mine._received.values())) < 20
+
+
+async def test_events_are_forgotten_when_everybody_has_acknowledged(notifier, parties, connect):
+    served = await notifier()
+    mine = await parties("farm", on_event=lambda names, event: None)
+    await _define(mine)
+    await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
+    for number in range(50):
+        await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
+    await eventually(lambda: served.counts["acknowledged"] == 50)
+    stream = await (await connect("reader")).open_stream(protocol.STREAM_EVENTS)
+
+    async def is_empty() -> bool:
+        return bool((await stream.state()).messages == 0)
+
+    await eventually(is_empty)
+
+
+async def test_a_slow_receiver_is_given_durable_events_again(notifier, parties):
+    await notifier()
+    mine = await parties("farm", queue_max=5)
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
+    for number in range(12):
+        await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
+    await eventually(lambda: mine.counts["put-off"] > 0)
+    found = {(await web.next(timeout_s=10))["threat_level"] for _ in range(12)}
+    assert found == set(range(12))
+    assert not web.dropped
+
+
+async def test_a_durable_event_reaches_a_transient_party_once(notifier, parties):
+    await notifier()
+    mine = await parties("farm")
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="alert")
+    for number in range(3):
+        await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
+    assert [(await web.next(timeout_s=10))["threat_level"] for _ in range(3)] == [0, 1, 2]
+    assert not web._queue

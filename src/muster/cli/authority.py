@@ -58,6 +58,12 @@ def _seconds(text: str) -> float:
 @click.option("--tier", type=click.IntRange(1, 99), default=1, show_default=True, help="Of the grant.")
 @click.option("--lifetime", default="30d", show_default=True, metavar="DURATION", help="How long it holds.")
 @click.option("--party", "prefix", default="", help="Only for this party of the holder, or those below it.")
+@click.option(
+    "--region", default="", help="Only with receivers whose state has this region, or one below it."
+)
+@click.option(
+    "--audience", multiple=True, metavar="PROCESS[/PARTY]", help="Only with these receivers; may be repeated."
+)
 @by_option
 @connection.options
 @base.pass_invocation
@@ -68,6 +74,8 @@ def grant(
     tier: int,
     lifetime: str,
     prefix: str,
+    region: str,
+    audience: tuple[str, ...],
     by: Path | None,
     to: connection.Options,
 ) -> None:
@@ -83,7 +91,8 @@ def grant(
 
     values: Any = protocol.to_wire(notify.values_of(attributes))
     signer = _authority(invocation, by)
-    scope = documents.Scope(prefix=prefix) if prefix else None
+    narrowed = prefix or region or audience
+    scope = documents.Scope(prefix=prefix, region=region, audience=audience) if narrowed else None
     chain = signer.grant(
         holder, values, tier=tier, now=time.time(), lifetime_s=_seconds(lifetime), scope=scope
     )
@@ -137,7 +146,7 @@ def list_(invocation: base.Invocation, to: connection.Options) -> None:
         async with await connection.connect(invocation, to) as bus:
             return await client.granted(bus)
 
-    columns = ["serial", "holder", "attributes", "tier", "authority", "status"]
+    columns = ["serial", "holder", "attributes", "tier", "authority", "scope", "status"]
     invocation.printer.rows(base.run(work()), columns)
 
 

@@ -157,6 +157,12 @@ def listen(
     base.run(work())
 
 
+def _time(seconds: float) -> str:
+    import datetime
+
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def _pairs(values: Any) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
@@ -267,9 +273,13 @@ def explain(
         lines.append(f"  {side}: {'holds' if found['holds'] else 'fails'}")
         lines += [f"    {why}" for why in found["because"]]
     for name, grant in told["granted"].items():
-        lines.append(f"  {name} = {grant['value']!r}, granted by {grant['by']} (tier {grant['tier']})")
+        where = ", ".join(f"{key} {value}" for key, value in grant.get("within", {}).items() if value)
+        lines.append(
+            f"  {name} = {grant['value']!r}, granted by {grant['by']} (tier {grant['tier']}) "
+            f"until {_time(grant['until'])}" + (f", within {where}" if where else "")
+        )
     if told.get("since_ms"):
-        lines.append(f"  the receiver's state is as it is since {told['since_ms']} ms")
+        lines.append(f"  the receiver's state is as it is since {_time(told['since_ms'] / 1000)}")
     invocation.printer.item(told, "\n".join(lines))
 
 
@@ -298,7 +308,10 @@ def check(invocation: base.Invocation, policy: str, to: connection.Options) -> N
 @connection.options
 @base.pass_invocation
 def define(invocation: base.Invocation, file: Path, to: connection.Options) -> None:
-    """Make models of parties and events known to the domain."""
+    """Make models of parties and events known to the domain.
+
+    Policies in the file are checked against them.
+    """
     from muster.notify import notation
 
     document = notation.read(file.read_bytes())
@@ -309,6 +322,8 @@ def define(invocation: base.Invocation, file: Path, to: connection.Options) -> N
         async with client.Parties(bus) as mine:
             for model in document.models:
                 await mine.define(model)
+        for policy in document.policies.values():
+            await client.check(bus, policy)
 
     base.run(_with(invocation, to, ask))
     invocation.printer.rows(
@@ -316,10 +331,17 @@ def define(invocation: base.Invocation, file: Path, to: connection.Options) -> N
     )
 
 
-@notify.command(examples=[("muster notify models", "")])
+@notify.command(
+    examples=[("muster notify models", ""), ("muster notify models --form xml", "as a document of this form")]
+)
+@click.option(
+    "--form",
+    type=click.Choice(["yaml", "json", "notation", "xml"]),
+    help="Write them as a document that `define` reads.",
+)
 @connection.options
 @base.pass_invocation
-def models(invocation: base.Invocation, to: connection.Options) -> None:
+def models(invocation: base.Invocation, form: Any, to: connection.Options) -> None:
     """List the models of parties and events."""
 
     async def ask(bus: api.Bus) -> Any:
@@ -327,4 +349,13 @@ def models(invocation: base.Invocation, to: connection.Options) -> None:
 
         return await client.defined(bus)
 
-    invocation.printer.rows(base.run(_with(invocation, to, ask)), ["name", "of", "attributes"])
+    found = base.run(_with(invocation, to, ask))
+    if form is None:
+        invocation.printer.rows(found, ["name", "of", "attributes"])
+        return
+    import msgspec
+
+    from muster.notify import known, notation, protocol
+
+    listed = (known.model_of(msgspec.convert(one, protocol.Define)) for one in found)
+    click.echo(notation.write(notation.Document(tuple(listed)), form), nl=False)

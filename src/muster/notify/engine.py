@@ -105,6 +105,7 @@ class Engine:
         *,
         durable: bool = False,
         shard: int = 0,
+        at_s: int = 0,
     ) -> None:
         if party in self:
             self.leave(party)
@@ -114,6 +115,7 @@ class Engine:
         rows = table.take(1, shard)
         row = int(rows[0])
         table.write(rows, {name: [value] for name, value in state.items()})
+        table.changed_s[row] = at_s
         if durable:
             table.set_durable(rows, True)
         if policy is not None:
@@ -130,7 +132,7 @@ class Engine:
         *,
         durable: Array | None = None,
         shard: int = 0,
-        changed_s: Array | int = 0,
+        at_s: Array | int = 0,
     ) -> None:
         """Parties of one model, each of them once: ``which[i]`` says which of ``policies`` party i has.
 
@@ -151,42 +153,43 @@ class Engine:
         if durable is not None and durable.any():
             table.set_durable(rows[durable], True)
         table.set_policies(rows, held)
-        table.changed_s[rows] = changed_s
+        table.changed_s[rows] = at_s
         self._names[number].add_many(parties, rows.tolist())
 
-    def update(self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
-        """New values in columns; a party that comes twice keeps its last."""
-        places: list[dict[int, int]] = [{} for _ in self.tables]  # row -> place, the last one
-        for place, party in enumerate(parties):
-            for number, known in enumerate(self._names):
-                if (row := known.row(party)) >= 0:
-                    places[number][row] = place
-                    break
+    def update(self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]], at_s: int = 0) -> None:
+        """New values in columns, at a time; a party that comes twice keeps its last."""
+        for number, places, rows in self._places(parties):
+            if len(places) == len(parties):
+                some = columns
             else:
-                raise errors.NotFound(f"there is no party {party!r:.160}")
-        for table, chosen in zip(self.tables, places, strict=True):
-            if len(chosen) == len(parties):
-                table.write(np.fromiter(chosen, np.int64, len(chosen)), columns)
-            elif chosen:
-                some = {name: [cells[place] for place in chosen.values()] for name, cells in columns.items()}
-                table.write(np.fromiter(chosen, np.int64, len(chosen)), some)
+                some = {name: [cells[place] for place in places] for name, cells in columns.items()}
+            self.tables[number].write(rows, some)
+            if at_s:
+                self.tables[number].changed_s[rows] = at_s
 
-    def update_slots(self, rows: Array, columns: Mapping[str, Sequence[Any]], *, table: int = 0) -> None:
-        """The same for those who know the rows."""
-        self.tables[table].write(rows, columns)
-
-    def changed(self, parties: Iterable[str], at_s: int) -> None:
-        """Take note of when they did."""
-        for party in parties:
-            table, row = self._at(party)
-            table.changed_s[row] = at_s
+    def _places(self, parties: Sequence[str]) -> list[tuple[int, Sequence[int], Array]]:
+        """By table: which of the parties are there, each once, and their rows."""
+        places: list[tuple[int, Sequence[int], Array]] = []
+        missing = set(range(len(parties)))
+        for number, known in enumerate(self._names):
+            found = known.rows(parties)
+            if -1 not in found and len(set(found)) == len(found):
+                return [(number, range(len(found)), np.array(found, np.int64))]
+            last = {row: place for place, row in enumerate(found) if row >= 0}
+            if last:
+                places.append((number, list(last.values()), np.fromiter(last, np.int64, len(last))))
+                missing.difference_update(place for place, row in enumerate(found) if row >= 0)
+        if missing:
+            raise errors.NotFound(f"there is no party {parties[min(missing)]!r:.160}")
+        return places
 
     def changed_s(self, party: str) -> int:
         table, row = self._at(party)
         return int(table.changed_s[row])
 
-    def set_policy(self, party: str, policy: ast.Condition | None) -> None:
+    def set_policy(self, party: str, policy: ast.Condition | None, at_s: int = 0) -> None:
         table, row = self._at(party)
+        table.changed_s[row] = at_s
         held = int(table.policy_of[row])
         table.set_policy(row, -1 if policy is None else self.policies.hold(policy))
         if held >= 0:

@@ -38,6 +38,20 @@ class Names:
             at = (at + 1) & mask
         return -1
 
+    def rows(self, names: Sequence[str]) -> list[int]:
+        """The same for many."""
+        places, of_row = self._places, self.of_row
+        mask = len(places) - 1
+        found = []
+        for name in names:
+            at = hash(name) & mask
+            while (row := places[at]) != EMPTY:
+                if row >= 0 and of_row[row] == name:
+                    break
+                at = (at + 1) & mask
+            found.append(row)
+        return found
+
     def add(self, name: str, row: int) -> None:
         """A name that nobody has yet."""
         if row >= len(self.of_row):

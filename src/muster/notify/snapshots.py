@@ -128,7 +128,7 @@ class _Joining:
             np.array(self._which, np.int64),
             durable=durable,
             shard=shard,
-            changed_s=np.array(self._changed_s, np.uint32),
+            at_s=np.array(self._changed_s, np.uint32),
         )
 
 
@@ -231,14 +231,14 @@ def apply(
     match change:
         case protocol.Join():
             model = knows.vocabulary.party_model(change.model)
-            party = protocol.party_id(process, change.party)
             engine.join(
-                party,
+                protocol.party_id(process, change.party),
                 model,
                 model.require(protocol.from_wire(change.state)),
                 models.parse_policy(change.policy) if change.policy else None,
                 durable=change.delivery == "durable",
                 shard=shard,
+                at_s=at_s,
             )
         case protocol.Joins():
             joining = _Joining()
@@ -246,18 +246,16 @@ def apply(
             joining.join(engine, knows.vocabulary.party_model(change.model), shard)
         case protocol.Update():
             columns = {name: cells(listed) for name, listed in change.values.items()}
-            engine.update([protocol.party_id(process, name) for name in change.parties], columns)
+            engine.update(parties_of(process, change), columns, at_s)
         case protocol.SetPolicy():
             party = protocol.party_id(process, change.party)
-            engine.set_policy(party, models.parse_policy(change.policy) if change.policy else None)
+            engine.set_policy(party, models.parse_policy(change.policy) if change.policy else None, at_s)
         case protocol.Leave():
             party = protocol.party_id(process, change.party)
             if party in engine:
                 engine.leave(party)
-            return
-    engine.changed(parties_of(process, change), at_s)
 
 
 def parties_of(process: str, change: protocol.Change) -> list[str]:
     names = change.parties if isinstance(change, protocol.Update | protocol.Joins) else (change.party,)
-    return [protocol.party_id(process, name) for name in names]
+    return [f"{process}/{name}" for name in names]

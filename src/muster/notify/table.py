@@ -59,8 +59,8 @@ class Table:
         self.changed_s = np.zeros(capacity, np.uint32)  # when its receiver last changed, in wall time
         self.policy_of = np.full(capacity, -1, np.int32)
         self._place = np.zeros(capacity, np.int32)  # of the row, in members
-        # Of each policy: where its stretch begins, how many it has, and the first of their rows if these follow
-        # each other, -1 otherwise.
+        # Of each policy: where its stretch begins, how many it has, and the first of their rows if these
+        # follow each other, -1 otherwise.
         self.spans = np.zeros((0, 3), np.int32)
         self._room_for = np.zeros(0, np.int32)
         self.members = np.zeros(capacity, np.int32)

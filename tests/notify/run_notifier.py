@@ -11,7 +11,7 @@ from muster.notify import settings as settings_
 
 
 async def main(url: str, name: str) -> None:
-    settings = settings_.Notify(lease_s=1.0, ack_wait_s=0.5, beat_s=0.2)
+    settings = settings_.Notify(lease_s=3.0, ack_wait_s=2.0, beat_s=0.5)
     async with (
         await client.connect([url], identity=name, audit_s=0) as bus,
         service.Notifier(bus, settings, kernels=plain),

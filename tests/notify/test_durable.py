@@ -111,7 +111,9 @@ async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_no
 
         async def send(worker: int) -> None:
             for number in range(worker, events, WORKERS):
-                await asyncio.sleep(start + number / 1000 - loop.time())
+                due = loop.create_future()
+                loop.call_at(start + number / 1000, due.set_result, None)
+                await due
                 await mine.send(
                     f"watch-{worker}",
                     "alert",

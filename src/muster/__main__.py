@@ -7,7 +7,8 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is begun yet (`muster.cli.interrupts`)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is begun yet (`muster.cli.interrupts`)
     from muster.cli import main as cli
 
     cli.main()

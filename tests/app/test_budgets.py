@@ -82,3 +82,73 @@ async def test_a_full_store_is_an_alert_too(made):
         assert (alert.about, alert.level) == ("budget:store", CRITICAL)
         with pytest.raises(errors.LimitExceeded, match="budget of 1048576 bytes"):
             await running.store.put("big", "two", bytes(100_000))
+
+
+def test_every_stream_of_ours_has_a_budget_in_the_settings(made):
+    ours = {name for names in roles.STREAMS.values() for name in names}
+    wanted = made().retention.streams()
+    assert ours <= set(wanted)
+    assert made().retention.reserved_bytes() == sum(one.max_bytes for one in wanted.values())
+
+
+def test_which_streams_are_to_be_changed(made):
+    wanted = made(retention__reports__max_bytes="2GiB")
+    found = [
+        api.Budget("reports", 0, 4 << 30, 0, api.OnFull.DROP_OLDEST, 86400.0, 1),
+        api.Budget("alerts", 0, 256 << 20, 0, api.OnFull.DROP_OLDEST, 30 * 86400.0, 1),
+        api.Budget("of-a-user", 0, 1 << 20, 0, api.OnFull.DROP_OLDEST, 0.0, 1),
+    ]
+    assert [name for name, _ in budgets.other_than_wanted(found, wanted)] == ["reports"]
+
+
+async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
+    wanted = made(
+        retention__reports__max_bytes="8MiB",
+        retention__reports__on_full="refuse",
+        retention__reports__max_age_s="1h",
+    )
+    async with domain.Domain(wanted) as running, await running.connect("c", roles.Role.CHANNEL) as bus:
+        others_idea = api.StreamSettings(
+            "reports", ("muster.monitor.from.*.batch.root.*",), max_bytes=1 << 20
+        )
+        stream = await bus.stream(others_idea)
+        watch = running.part(budgets.BudgetWatch)
+        await watch.look()
+        await bus.stream(others_idea)  # who opens it again changes nothing
+        (found,) = [one for one in await bus.budgets() if one.stream == "reports"]
+        assert (found.limit_bytes, found.max_age_s, found.on_full) == (8 << 20, 3600.0, api.OnFull.REFUSE)
+
+        # A budget that is really full: writers are told, an alert, a counter, and everybody lives.
+        async with (
+            await running.connect("op", roles.Role.OPERATOR) as op,
+            await op.subscribe(subjects.announced("bus", "alert")) as heard,
+        ):
+            subject = "muster.monitor.from.c.batch.root.0"
+            await stream.publish_batch([api.Outgoing(subject, bytes(500_000)) for _ in range(16)])
+            with pytest.raises(errors.LimitExceeded):
+                await stream.publish(subject, bytes(500_000))
+            await watch.look()
+            alert = messages.decode((await heard.next(timeout_s=5)).data, messages.Alert)
+            assert (alert.about, alert.level) == ("budget:reports", CRITICAL if _is_full(watch) else WARNING)
+            assert running.ready
+            assert bus.statistics().refused_full == 1
+
+
+def _is_full(watch: budgets.BudgetWatch) -> bool:
+    rows = watch.health().facts["budgets"]
+    return any(row["name"] == "reports" and row["used_ratio"] >= budgets.FULL for row in rows)
+
+
+async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    async with domain.Domain(made()) as running, await running.connect("op", roles.Role.OPERATOR) as bus:
+        watch = running.part(budgets.BudgetWatch)
+        watch.watch_folder("history", folder, 1_000)
+        (folder / "deep").mkdir()
+        (folder / "deep" / "file").write_bytes(bytes(4_000_000))
+        async with await bus.subscribe(subjects.announced("bus", "alert")) as heard:
+            await watch.look()
+            alert = messages.decode((await heard.next(timeout_s=5)).data, messages.Alert)
+            assert (alert.about, alert.level) == ("budget:history", WARNING)
+        assert running.metrics.value("muster_budget_full_total", budget="history") == 1

@@ -15,7 +15,6 @@ reader has a free one, so that it does not matter what else runs on the machine.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -38,7 +37,6 @@ USUAL_PORT = "4222"
 COMMAND_S_MAX = 60.0
 STAYS_S = 1.5  # a command that goes on for so long after it has printed what is shown is left running
 ENDS_S_MAX = 20.0
-INTERRUPTS = 4
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _UNFINISHED = re.compile(r"\\\Z|<<'?(\w+)\b(?!.*^\1$)", re.MULTILINE | re.DOTALL)  # …\ or a here-document
@@ -97,18 +95,6 @@ def matches(shown: list[str], printed: list[str]) -> bool:
     return re.fullmatch(pattern, "".join(f"{line.rstrip()}\n" for line in printed)) is not None
 
 
-async def _interrupt(child: process.Child) -> int:
-    """Ctrl-C, and again if nothing came of it: once in three runs of all tests a shell did not end."""
-    for _ in range(INTERRUPTS - 1):
-        if child.exit_code is None:
-            os.killpg(child.pid, signal.SIGINT)
-        with contextlib.suppress(AssertionError):
-            return await child.wait(timeout_s=ENDS_S_MAX / INTERRUPTS)
-    if child.exit_code is None:
-        os.killpg(child.pid, signal.SIGINT)
-    return await child.wait(timeout_s=ENDS_S_MAX / INTERRUPTS)
-
-
 class Reader:
     """Tries the blocks of one text. ``broker_url`` is where Python blocks find a broker."""
 
@@ -141,7 +127,9 @@ class Reader:
         going, self._going = self._going, []
         try:
             for child in reversed(going):
-                code = await _interrupt(child)
+                if child.exit_code is None:
+                    os.killpg(child.pid, signal.SIGINT)
+                code = await child.wait(timeout_s=ENDS_S_MAX)
                 assert code in (0, 130, -signal.SIGINT), f"{child.name} ended with {code}; {child.tail()}"
         finally:
             for child in going:

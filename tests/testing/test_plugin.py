@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from muster.testing import plugin
+from muster.testing import plugin, process
 
 ROOT = Path(__file__).parents[2]
 
@@ -227,3 +228,19 @@ def test_it_can_be_had_without_pytest_asyncio(pytester: pytest.Pytester):
         patch.setenv("PYTHONPATH", str(ROOT / "src"))
         result = pytester.runpytest_subprocess("-p", "muster.testing.plugin", "-p", "no:asyncio")
     result.assert_outcomes(passed=1)
+
+
+async def test_tests_that_a_shell_put_into_the_background_can_still_press_ctrl_c(tmp_path: Path):
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    program = f"{ignoring}; os.execv(sys.argv[1], sys.argv[1:])"
+    (tmp_path / "test_it.py").write_text(
+        "import subprocess\n"
+        "def test_it():\n"
+        "    assert subprocess.run(['bash', '-c', 'kill -INT $$']).returncode == -2\n"
+    )
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "muster.testing.plugin", "test_it.py")
+    async with await process.start(
+        sys.executable, "-c", program, sys.executable, *words, cwd=tmp_path
+    ) as child:
+        code = await child.wait(timeout_s=60)
+        assert code == 0, child.tail()

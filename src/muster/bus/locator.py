@@ -10,6 +10,10 @@ it but the next client that wants to be told; so there may be several, and they 
 Asked often, it asks the brokers at most once in `REFRESH_S`, however many clients wait.
 
 Without access to the system account it still works, with distance and a live ping only.
+
+It asks nobody who they are, since whoever asks has not been anywhere yet: it names what any broker tells any
+stranger who connects to it (names, addresses), and nothing of who is connected or what is said.  Many askers
+cost the brokers little: one survey a second, and `PROBES_MAX` live pings at a time.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ REFRESH_S = 1.0
 FORGET_S = 300.0  # an address at which no broker was seen for so long is not tried any more
 PROBE_TIMEOUT_S = 1.0
 ANSWER_MAX = 8
+PROBES_MAX = 16
 DEFAULT_PORT = 4222
 
 Address = tuple[str, int]
@@ -81,6 +86,7 @@ class Locator:
         self._asking: asyncio.Task[None] | None = None
         self._messages: dict[str, tuple[float, int]] = {}
         self._sent: Counter[str] = Counter()
+        self._probing = asyncio.Semaphore(PROBES_MAX // ANSWER_MAX)
 
     @property
     def url(self) -> str:
@@ -121,7 +127,8 @@ class Locator:
         alive: list[ranking.Choice] = []
         while choices and len(alive) < count:
             tried, choices = choices[: count - len(alive)], choices[count - len(alive) :]
-            greetings = await asyncio.gather(*(probe((one.host, one.candidate.port)) for one in tried))
+            async with self._probing:
+                greetings = await asyncio.gather(*(probe((one.host, one.candidate.port)) for one in tried))
             alive += [one for one, greeting in zip(tried, greetings, strict=True) if _welcomes(greeting, one)]
         if not alive:
             raise errors.Unavailable(

@@ -29,6 +29,11 @@ def listen() -> None:
     signal.signal(signal.SIGINT, _hear)
 
 
+def is_ignored() -> bool:
+    """A shell has what it starts in the background ignore Ctrl-C: that is its wish, and ours to respect."""
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 def was_pressed() -> bool:
     return _pressed
 

@@ -205,10 +205,13 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
 def main() -> NoReturn:
     if os.environ.get(COMPLETION_VARIABLE):  # a shell asks what could stand here
         muster.main(prog_name="muster", complete_var=COMPLETION_VARIABLE)
-    interrupts.listen()
+    ignored = interrupts.is_ignored()
+    if not ignored:
+        interrupts.listen()
     try:
         code = call()
     except KeyboardInterrupt:  # between two of its lines
         code = INTERRUPTED
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left needs no order
+    if not ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left needs no order
     sys.exit(code)

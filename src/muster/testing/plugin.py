@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -37,6 +38,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell that starts tests in the background has them ignore it, and so would all that they start:
+        # a test that presses Ctrl-C would wait for ever.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
         "virtual_time: run in virtual time, where nothing waits and no socket opens",
         "may_leak(*kinds, reason): what this test may leave behind, and why",

@@ -232,9 +232,10 @@ class Proxy:
         async with listener:
             port = listener.sockets[0].getsockname()[1]
             yield f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+            listener.close()  # from Python 3.12 on, its end waits for those who are connected
+            for task in self._connections:
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(asyncio.create_task(self._serve(reader, writer)))

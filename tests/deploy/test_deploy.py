@@ -1,0 +1,138 @@
+"""What lies in deploy/ fits the code: metrics exist, units and configurations are well-formed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from muster.bus import counting
+from muster.cli import main
+from muster.core import metrics
+from muster.pipeline import measuring
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+PROMTOOL = shutil.which("promtool") or Path.home() / ".cache/muster/prometheus/usr/bin/promtool"
+KINDS = {"counter": "_total", "gauge": "", "histogram": "_bucket"}
+
+
+def exported() -> set[str]:
+    """Full names of all metrics: those that the source names, and those made from tables."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in KINDS
+                and node.args
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                found.add(f"muster_{node.args[0].value}{KINDS[node.func.attr]}")
+    tables = metrics.Metrics(process=True)
+    counting.Counts(tables)
+    measuring.Measured(tables)
+    text = tables.exposition()[1].decode()
+    return found | set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE))
+
+
+def named(text: str) -> set[str]:
+    return set(re.findall(r"\b(?:muster|process)_[a-z_]+", text))
+
+
+def expressions() -> str:
+    rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
+    board = json.loads((DEPLOY / "grafana/muster.json").read_text())
+    return "\n".join(
+        [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+        + [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+        + [one["query"] for one in board["templating"]["list"]]
+    )
+
+
+def test_every_metric_that_a_rule_or_a_panel_names_is_exported():
+    wanted = named(expressions())
+    assert len(wanted) > 15
+    assert wanted - exported() == set()
+
+
+def test_panels_do_not_lie_on_each_other():
+    panels = json.loads((DEPLOY / "grafana/muster.json").read_text())["panels"]
+    seen: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not cells & seen, panel["title"]
+        seen |= cells
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+@pytest.mark.skipif(not Path(PROMTOOL).exists(), reason="promtool is not here: Debian's package prometheus")
+@pytest.mark.parametrize("words", [("check", "config", "prometheus.yml"), ("check", "rules", "alerts.yml")])
+def test_prometheus_itself_accepts_its_files(words: tuple[str, ...]):
+    done = subprocess.run(
+        [PROMTOOL, *words], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_units_name_commands_that_exist_and_are_confined(unit: Path):
+    text = unit.read_text()
+    (line,) = re.findall(r"^ExecStart=/opt/muster/bin/muster (.*)$", text, re.MULTILINE)
+    words = line.replace("%H", "h").replace("%i", "i").split()
+    command = main.muster
+    context = None
+    while words and hasattr(command, "get_command"):
+        found = command.get_command(context, words[0])
+        if found is None:
+            break
+        command, words = found, words[1:]
+    made = command.make_context(command.name, words, resilient_parsing=False)
+    assert made.command is command
+    for word in ("NoNewPrivileges=yes", "CapabilityBoundingSet=\n", "PrivateTmp=yes", "UMask=0077"):
+        assert word in text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_itself_accepts_the_units(tmp_path: Path):
+    for unit in UNITS:
+        text = re.sub(r"/opt/muster/bin/muster", "/bin/true", unit.read_text())
+        (tmp_path / unit.name.replace("@", "@x")).write_text(
+            re.sub(r"^(User|Group)=.*\n", "", text, flags=re.M)
+        )
+    files = sorted(map(str, tmp_path.iterdir()))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *files], capture_output=True, text=True, check=False, timeout=60
+    )
+    ours = [line for line in done.stderr.splitlines() if "muster" in line]
+    assert ours == [], done.stderr
+    assert done.returncode == 0
+
+
+def test_the_container_files_hang_together():
+    compose = yaml.safe_load((DEPLOY / "container/compose.yaml").read_text())
+    for name, service in compose["services"].items():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert source in compose["volumes"] or (DEPLOY / "container" / source).is_dir(), (name, volume)
+        for other in service.get("depends_on", {}):
+            assert other in compose["services"]
+        if service["image"] == "muster":
+            command, *_ = service["command"]
+            assert command in main.COMMANDS
+            assert service["cap_drop"] == ["ALL"]
+            assert service["read_only"] is True
+    steps = re.findall(r"^([A-Z]+) ", (DEPLOY / "container/Containerfile").read_text(), re.MULTILINE)
+    known = {"FROM", "COPY", "RUN", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"}
+    assert set(steps) <= known | {"ENTRYPOINT", "CMD"}
+    assert steps.index("USER") < steps.index("ENTRYPOINT")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
@@ -36,7 +37,7 @@ def exported() -> set[str]:
                 and node.args
                 and isinstance(node.args[0], ast.Constant)
             ):
-                found.add(f"muster_{node.args[0].value}{KINDS[node.func.attr]}")
+                found.add(f"muster_{node.args[0].value!s}{KINDS[node.func.attr]}")
     tables = metrics.Metrics(process=True)
     counting.Counts(tables)
     measuring.Measured(tables)
@@ -90,9 +91,9 @@ def test_units_name_commands_that_exist_and_are_confined(unit: Path):
     text = unit.read_text()
     (line,) = re.findall(r"^ExecStart=/opt/muster/bin/muster (.*)$", text, re.MULTILINE)
     words = line.replace("%H", "h").replace("%i", "i").split()
-    command = main.muster
-    context = None
-    while words and hasattr(command, "get_command"):
+    command: click.Command = main.muster
+    context = click.Context(command)
+    while words and isinstance(command, click.Group):
         found = command.get_command(context, words[0])
         if found is None:
             break

@@ -62,6 +62,11 @@ def for_clients(settings: ground.Ground) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(bundle(settings)))
 
 
+def report(settings: ground.Ground) -> list[certificates.Status]:
+    """How long each still lives. Blocks."""
+    return _open(settings).report(renew_at=settings.trust.renew_at)
+
+
 def _open(settings: ground.Ground) -> certificates.Certificates:
     return certificates.Certificates(folder(settings), settings.domain.name)
 
@@ -101,8 +106,7 @@ class CertificateKeeper:
         if await asyncio.to_thread(ensure, context.settings):
             await self._reload()
             context.log.info("certificate-renewed")
-        opened = _open(context.settings)
-        self._report = await asyncio.to_thread(opened.report, renew_at=context.settings.trust.renew_at)
+        self._report = await asyncio.to_thread(report, context.settings)
         gauge = context.metrics.gauge(
             "certificate_remaining_seconds", "How long each certificate still lives.", ("name",)
         )

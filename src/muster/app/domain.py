@@ -270,22 +270,27 @@ class Domain:
         ]
 
     async def _open_store(self) -> None:
-        wanted = self.settings.store
-        kind, _, path = wanted.url.partition(":")
-        in_folder = kind == "sqlite" and path != ":memory:"
-        password = None
-        if wanted.password:
-            password = await asyncio.to_thread(settings.read_secret, wanted.password, os.environ)
-        self.store = await database.open(
-            f"sqlite:{self.folder.root / path}" if in_folder else wanted.url,
-            settings=store_api.Settings(
-                sync=wanted.sync,
-                pool=wanted.pool,
-                busy_timeout_s=wanted.busy_timeout_s,
-                bytes_max=wanted.max_bytes,
-                history_changes_max=wanted.history_max_changes,
-                history_bytes_max=wanted.history_max_bytes,
-            ),
-            password=password,
-        )
+        self.store = await open_store(self.settings)
         self._stack.push_async_callback(self.store.close)
+
+
+async def open_store(of: ground.Ground) -> database.Store:
+    """The store that these settings name; several processes may have it open."""
+    wanted = of.store
+    kind, _, path = wanted.url.partition(":")
+    in_folder = kind == "sqlite" and path != ":memory:"
+    password = None
+    if wanted.password:
+        password = await asyncio.to_thread(settings.read_secret, wanted.password, os.environ)
+    return await database.open(
+        f"sqlite:{of.domain.folder.absolute() / path}" if in_folder else wanted.url,
+        settings=store_api.Settings(
+            sync=wanted.sync,
+            pool=wanted.pool,
+            busy_timeout_s=wanted.busy_timeout_s,
+            bytes_max=wanted.max_bytes,
+            history_changes_max=wanted.history_max_changes,
+            history_bytes_max=wanted.history_max_bytes,
+        ),
+        password=password,
+    )

@@ -18,7 +18,7 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
-from muster.bus import api, counting, forms, keyvalue, streams, subscriptions, wire
+from muster.bus import api, counting, forms, jetstream, keyvalue, streams, subscriptions, wire
 from muster.core import errors, log, metrics, subjects, trace
 
 events = log.Events("bus")
@@ -317,6 +317,11 @@ class Client:
 
     async def key_value(self, settings: api.KeyValueSettings) -> keyvalue.KeyValue:
         return await self._durable.bucket(settings)
+
+    @property
+    def storage(self) -> jetstream.Api:
+        """The brokers' own interface, for what has no word of ours (`muster.bus.snapshots`)."""
+        return self._durable.api
 
     async def budgets(self) -> list[api.Budget]:
         return await self._durable.budgets()

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ _STYLES = {
     "up": "green",
     "running": "green",
     "valid": "green",
+    "ok": "green",
+    "warning": "yellow",
+    "fault": "red",
     "starting": "yellow",
     "restarting": "yellow",
     "draining": "yellow",
@@ -175,6 +178,15 @@ class Printer:
     def stopping(self) -> None:
         """Said at Ctrl-C, below the ^C that a terminal shows."""
         self.note(("\n" if sys.stderr.isatty() else "") + "stopping… (once more to force it)")
+
+    @contextlib.contextmanager
+    def working(self, text: str) -> Iterator[Callable[[str], None]]:
+        """As `waiting`, with a word about what is being done, which the caller gives."""
+        if not (self.for_people and coloured(sys.stderr)):
+            yield lambda _: None
+            return
+        with self._console(sys.stderr).status(text) as status:
+            yield lambda step: status.update(f"{text}: {step}")
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:

@@ -117,7 +117,7 @@ DUTIES = {
     Role.OPERATOR: Duty(
         "a person who runs the domain",
         topics=True,
-        publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>", _CONNECTED),
+        publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$JS.SNAPSHOT.>", "$KV.>", _CONNECTED),
         subscribe=("muster.>", "$JS.EVENT.>"),
     ),
     Role.VIEWER: Duty("a person who looks and changes nothing", speaks="read"),

@@ -1,0 +1,246 @@
+"""A domain in one file: settings, keys, certificates, the store and all streams; and back.
+
+It works on a running domain, which goes on meanwhile, and on a stopped one, whose brokers and store are
+started for it without any part.  The store is of one moment, and each stream is of one moment, in that
+order: what the store remembers of a stream's positions is never ahead of the stream.  Not in it: logs, the
+pipeline's history and checkpoint, and what agents host; those are files of their own.
+
+    manifest.json     what it is, and the SHA-256 of every other file
+    muster.toml       settings
+    keys/, certs/     as they lie in the domain's folder
+    store.jsonl       `muster.store.portable`
+    streams/NAME      `muster.bus.snapshots`
+
+Whoever has the file has the domain: it holds the private keys.  It is written for its owner only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import pathlib
+import tarfile
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+import muster
+from muster.app import catalogue, certificates, domain, home, identities
+from muster.bus import client, snapshots
+from muster.core import errors
+from muster.core import settings as settings_
+from muster.store import database, portable
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STORE = "store.jsonl"
+STREAMS = "streams"
+PIECE_BYTES = 128 << 10
+
+Told = Callable[[str], None]
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    config: dict[str, Any]
+    state: dict[str, Any]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+    version: str
+    domain: str
+    made_at_s: float
+    records: int
+    streams: tuple[Stream, ...]
+    files: dict[str, str]  # path: SHA-256
+
+
+async def backup(
+    settings: catalogue.Settings, place: home.Home, file: pathlib.Path, *, say: Told = lambda _: None
+) -> Manifest:
+    """Write the domain of this home to a new file."""
+    if await asyncio.to_thread(file.exists):
+        raise errors.AlreadyExists(f"{file} is there already", hint="name a new file")
+    with tempfile.TemporaryDirectory(prefix=".muster-backup-", dir=file.parent or None) as folder:
+        work = pathlib.Path(folder)
+        async with _reached(settings) as (bus, store):
+            say("the store")
+            records = await portable.backup(store, work / STORE)
+            await asyncio.to_thread((work / STREAMS).mkdir)
+            streams = []
+            for name in await bus.streams():
+                say(f"stream {name}")
+                streams.append(await _take(bus, name, work / STREAMS / name))
+        say("the archive")
+        return await asyncio.to_thread(_pack, settings, place, work, file, records, tuple(streams))
+
+
+async def restore(
+    file: pathlib.Path, place: home.Home, *, say: Told = lambda _: None
+) -> tuple[Manifest, catalogue.Settings]:
+    """Make a home from a backup. It must not be there yet; if this fails, it is not there afterwards."""
+    if place.root.exists() and any(place.root.iterdir()):
+        raise errors.AlreadyExists(f"{place.root} is not empty", hint="name another folder with --home")
+    await asyncio.to_thread(place.root.parent.mkdir, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".muster-restore-", dir=place.root.parent) as folder:
+        work = pathlib.Path(folder)
+        say("checking the file")
+        manifest = await asyncio.to_thread(_unpack, file, work)
+        fresh = home.Home(work / "home")
+        settings = await asyncio.to_thread(_lay_out, work, fresh, manifest)
+        say("the store")
+        url = settings.store.url
+        kind, _, path = url.partition(":")
+        if kind == "sqlite" and path != ":memory:":
+            url = f"sqlite:{settings.domain.folder / path}"
+        password = None
+        if settings.store.password:
+            password = await asyncio.to_thread(settings_.read_secret, settings.store.password, os.environ)
+        if path != ":memory:":
+            await portable.restore(url, work / STORE, password=password)
+        async with _reached(settings) as (bus, _store):
+            for one in manifest.streams:
+                say(f"stream {one.name}")
+                await snapshots.restore(bus, one.config, one.state, _pieces(work / STREAMS / one.name))
+        with contextlib.suppress(FileNotFoundError):
+            place.root.rmdir()
+        await asyncio.to_thread(fresh.root.rename, place.root)
+    loaded = settings_.load(catalogue.Settings, file=place.settings_file)
+    return manifest, loaded
+
+
+@contextlib.asynccontextmanager
+async def _reached(settings: catalogue.Settings) -> AsyncIterator[tuple[client.Client, database.Store]]:
+    """The brokers, as the administrator, and the store: of the domain that runs, or started for this."""
+    running = await asyncio.to_thread(home.Folder(settings.domain.folder).running)
+    if running is None:
+        quiet = settings_.load(
+            catalogue.Settings,
+            flags=_flags(settings) | {"bus.port": 0, "bus.locator": False, "health.enabled": False},
+        )
+        async with domain.Domain(quiet) as started:
+            bus = await started.connect(identities.ADMINISTRATOR, identities.OWN[identities.ADMINISTRATOR])
+            assert isinstance(bus, client.Client)
+            async with bus:
+                yield bus, started.store
+        return
+    trust = await asyncio.to_thread(identities.open_, settings)
+    role = identities.OWN[identities.ADMINISTRATOR]
+    creds = await asyncio.to_thread(identities.credentials, trust, identities.ADMINISTRATOR, role)
+    tls = await asyncio.to_thread(certificates.for_clients, settings) if running.ca else None
+    async with (
+        await client.connect(running.servers, creds=creds, tls=tls) as bus,
+        await domain.open_store(settings) as store,
+    ):
+        yield bus, store
+
+
+def _flags(settings: catalogue.Settings) -> dict[str, Any]:
+    return {
+        field.key: settings_.value_of(settings, field.path) for field in settings_.fields(catalogue.Settings)
+    }
+
+
+async def _take(bus: client.Client, name: str, path: pathlib.Path) -> Stream:
+    snapshot = snapshots.Snapshot(bus, name)
+    with await asyncio.to_thread(path.open, "wb") as file:
+        async for piece in snapshot:
+            await asyncio.to_thread(file.write, piece)
+    return Stream(name=name, config=snapshot.config, state=snapshot.state)
+
+
+async def _pieces(path: pathlib.Path) -> AsyncIterator[bytes]:
+    with await asyncio.to_thread(path.open, "rb") as file:
+        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+            yield piece
+
+
+# Files. These block.
+
+
+def _pack(
+    settings: catalogue.Settings,
+    place: home.Home,
+    work: pathlib.Path,
+    file: pathlib.Path,
+    records: int,
+    streams: tuple[Stream, ...],
+) -> Manifest:
+    members = {"muster.toml": place.settings_file, STORE: work / STORE}
+    for name, folder in (("keys", settings.keys_folder), ("certs", certificates.folder(settings))):
+        members |= {f"{name}/{one.relative_to(folder)}": one for one in _files_below(folder)}
+    members |= {f"{STREAMS}/{one.name}": work / STREAMS / one.name for one in streams}
+    manifest = Manifest(
+        format=FORMAT,
+        version=muster.__version__,
+        domain=settings.domain.name,
+        made_at_s=time.time(),
+        records=records,
+        streams=streams,
+        files={name: _digest(path) for name, path in members.items()},
+    )
+    (work / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+    draft = work / "archive"
+    with tarfile.open(draft, "w:gz", compresslevel=3) as archive:
+        for name, path in {MANIFEST: work / MANIFEST, **members}.items():
+            archive.add(path, name, recursive=False)
+    draft.chmod(0o600)
+    with draft.open("rb") as written:
+        os.fsync(written.fileno())
+    os.link(draft, file)  # and not a rename, which would replace a file that came meanwhile
+    return manifest
+
+
+def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [one for one in sorted(folder.rglob("*")) if one.is_file() and not one.is_symlink()]
+
+
+def _digest(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unpack(file: pathlib.Path, work: pathlib.Path) -> Manifest:
+    """Every file as the manifest has it, or nothing."""
+    try:
+        with tarfile.open(file, "r:gz") as archive:
+            archive.extractall(work, filter="data")
+        manifest = msgspec.json.decode((work / MANIFEST).read_bytes(), type=Manifest)
+    except (tarfile.TarError, EOFError, FileNotFoundError, msgspec.MsgspecError, OSError) as error:
+        if isinstance(error, FileNotFoundError) and error.filename == str(file):
+            raise errors.NotFound(f"there is no file {file}") from error
+        raise errors.InvalidInput(f"{file} is not a backup, or is damaged: {error}") from error
+    if manifest.format != FORMAT:
+        raise errors.InvalidInput(f"{file} is of format {manifest.format}; this version reads {FORMAT}")
+    found = {str(one.relative_to(work)): _digest(one) for one in _files_below(work)}
+    found.pop(MANIFEST)
+    if found != manifest.files:
+        wrong = sorted(
+            name for name in {*found, *manifest.files} if found.get(name) != manifest.files.get(name)
+        )
+        raise errors.InvalidInput(f"{file} is damaged: {', '.join(wrong[:5])} is not what it was")
+    return manifest
+
+
+def _lay_out(work: pathlib.Path, fresh: home.Home, manifest: Manifest) -> catalogue.Settings:
+    fresh.root.mkdir(mode=0o700)
+    (work / "muster.toml").rename(fresh.settings_file)
+    settings = settings_.load(catalogue.Settings, file=fresh.settings_file)
+    if not settings.domain.folder.is_relative_to(fresh.root):
+        raise errors.Refused(
+            f"the settings keep the domain's data outside of its home, in {settings.domain.folder}",
+            hint='restore by hand, or set domain.data_dir = "." in the backup\'s muster.toml',
+        )
+    home.Folder(settings.domain.folder).create()
+    for name, folder in (("keys", settings.keys_folder), ("certs", certificates.folder(settings))):
+        if (work / name).exists():
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (work / name).rename(folder)
+            folder.chmod(0o700)
+    return settings

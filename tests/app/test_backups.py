@@ -1,0 +1,118 @@
+"""A domain is backed up, destroyed, restored, and all of it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from muster.app import backups, catalogue, domain, home
+from muster.bus import api
+from muster.core import errors, settings
+from muster.trust import roles
+from tests.cli import driver
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> home.Home:
+    made = home.Home(tmp_path / "home")
+    answer = driver.quick("init", "--port", "0", "--name", "lab", home=made.root)
+    assert answer.code == 0, answer.err
+    return made
+
+
+def loaded(place: home.Home) -> catalogue.Settings:
+    return settings.load(catalogue.Settings, file=place.settings_file)
+
+
+async def fill(running: domain.Domain) -> None:
+    await running.store.put("things", "one", b"1")
+    await running.store.put("things", "two", bytes(range(256)))
+    async with await running.connect("admin", roles.Role.OPERATOR) as bus:
+        stream = await bus.stream(api.StreamSettings("orders", ("topic.orders.>",), max_bytes=8 << 20))
+        await asyncio.gather(*(stream.publish("topic.orders.eu", b"%d" % n * 1000) for n in range(500)))
+        await stream.delete(7)
+        consumer = await stream.consumer(api.ConsumerSettings("billing"))
+        for delivery in await consumer.fetch(3):
+            await delivery.ack(confirmed=True)
+        bucket = await bus.key_value(api.KeyValueSettings("facts", max_bytes=1 << 20))
+        for number in range(5):
+            await bucket.put("a.b", b"%d" % number)
+
+
+async def check(running: domain.Domain) -> None:
+    assert (await running.store.get("things", "one")).value == b"1"  # type: ignore[union-attr]
+    assert (await running.store.get("things", "two")).value == bytes(range(256))  # type: ignore[union-attr]
+    async with await running.connect("admin", roles.Role.OPERATOR) as bus:
+        stream = await bus.open_stream("orders")
+        kept = [message async for message in stream.read(1, gaps=True)]
+        assert [message.sequence for message in kept] == [n for n in range(1, 501) if n != 7]
+        assert kept[-1].data == b"499" * 1000
+        consumer = await stream.consumer(api.ConsumerSettings("billing"))
+        assert (await consumer.fetch(1))[0].message.sequence == 4
+        bucket = await bus.key_value(api.KeyValueSettings("facts"))
+        entry = await bucket.get("a.b")
+        assert entry is not None
+        assert (entry.value, entry.revision) == (b"4", 5)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_what_was_backed_up_is_there_again(place: home.Home, tmp_path: Path, runs: bool):
+    file = tmp_path / "lab.tar.gz"
+    async with domain.Domain(loaded(place)) as running:
+        await fill(running)
+        identity = running.trust.broker().operator_jwt
+        await (await running.connect("alice", roles.Role.USER)).close()
+        made = await backups.backup(loaded(place), place, file) if runs else None
+    made = made or await backups.backup(loaded(place), place, file)
+    assert {one.name for one in made.streams} == {"orders", "KV_facts"}
+    assert file.stat().st_mode & 0o077 == 0
+
+    shutil.rmtree(place.root)
+    await backups.restore(file, place)
+    async with domain.Domain(loaded(place)) as running:
+        await check(running)
+        assert running.trust.broker().operator_jwt == identity
+        assert running.trust.show("alice").status == "valid"
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".muster")] == []
+
+
+async def test_a_damaged_file_or_a_home_in_use_change_nothing(place: home.Home, tmp_path: Path):
+    file = tmp_path / "lab.tar.gz"
+    async with domain.Domain(loaded(place)) as running:
+        await running.store.put("things", "one", b"1")
+    await backups.backup(loaded(place), place, file)
+    with pytest.raises(errors.AlreadyExists, match="is there already"):
+        await backups.backup(loaded(place), place, file)
+    with pytest.raises(errors.AlreadyExists, match="not empty"):
+        await backups.restore(file, place)
+    elsewhere = home.Home(tmp_path / "new")
+    with tarfile.open(file) as archive:
+        archive.extractall(tmp_path / "x", filter="data")
+    (tmp_path / "x" / "store.jsonl").write_text("{}\n")
+    with tarfile.open(tmp_path / "changed.tar.gz", "w:gz") as archive:
+        for one in (tmp_path / "x").iterdir():
+            archive.add(one, one.name)
+    whole = file.read_bytes()
+    (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.tar.gz").write_text("not a backup")
+    for name in ("changed", "cut", "text"):
+        with pytest.raises(errors.InvalidInput, match=r"damaged"):
+            await backups.restore(tmp_path / f"{name}.tar.gz", elsewhere)
+        assert not elsewhere.root.exists()
+    with pytest.raises(errors.NotFound):
+        await backups.restore(tmp_path / "none.tar.gz", elsewhere)
+
+
+def test_a_member_that_climbs_out_is_refused(tmp_path: Path):
+    with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as archive:
+        (tmp_path / "file").write_text("x")
+        archive.add(tmp_path / "file", "../climbed")
+    with pytest.raises(errors.InvalidInput):
+        asyncio.run(backups.restore(tmp_path / "evil.tar.gz", home.Home(tmp_path / "deep" / "home")))
+    assert not (tmp_path / "climbed").exists()
+    assert not (tmp_path / "deep" / "climbed").exists()

@@ -37,7 +37,7 @@ async def test_a_healthy_domain(place: home.Home):
         assert seen["brokers"].found == "1 answer"
         assert seen["keys"].state == checkup.OK
         assert "Java" in seen["java"].found or "not needed" in seen["java"].found
-    assert (await found(place))["domain"].todo == "`muster up --detach`"
+    assert (await found(place))["domain"].advice == "`muster up --detach`"
 
 
 async def test_a_port_that_is_taken_is_named(place: home.Home):
@@ -46,7 +46,7 @@ async def test_a_port_that_is_taken_is_named(place: home.Home):
         seen = await found(place, bus__port=port)
         assert seen["ports"].state == checkup.FAULT
         assert f"127.0.0.1:{port}" in seen["ports"].found
-        assert "ss -ltnp" in seen["ports"].todo
+        assert "ss -ltnp" in seen["ports"].advice
 
 
 async def test_keys_that_others_can_read_are_a_fault(place: home.Home):
@@ -55,7 +55,7 @@ async def test_keys_that_others_can_read_are_a_fault(place: home.Home):
     seen = await found(place)
     assert seen["keys"].state == checkup.FAULT
     assert str(folder) in seen["keys"].found
-    assert "chmod" in seen["keys"].todo
+    assert "chmod" in seen["keys"].advice
 
 
 async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
@@ -64,7 +64,7 @@ async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
     )
     assert seen["brokers"].state == checkup.FAULT
     assert seen["store"].state == checkup.FAULT
-    assert seen["store"].todo or seen["store"].found
+    assert seen["store"].advice or seen["store"].found
 
 
 async def test_a_program_that_is_missing_is_named(place: home.Home):

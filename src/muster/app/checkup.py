@@ -41,7 +41,7 @@ class Finding:
     check: str
     state: str
     found: str
-    todo: str = ""
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ async def disk(patient: Patient) -> Answer:
     if usage.free < 1 << 30:
         return FAULT, free, "make room, or put domain.data_dir elsewhere"
     if usage.free < wanted:
-        todo = "lower [retention], or make room: streams may grow to that"
-        return WARNING, f"{free}, and budgets of {wanted / 2**30:.1f} GiB", todo
+        advice = "lower [retention], or make room: streams may grow to that"
+        return WARNING, f"{free}, and budgets of {wanted / 2**30:.1f} GiB", advice
     return OK, free, ""
 
 
@@ -188,8 +188,8 @@ async def ports(patient: Patient) -> Answer:
         return OK, "the domain has them", ""
     taken = [f"{host}:{port}" for host, port in _ports(patient.settings) if not _is_free(host, port)]
     if taken:
-        todo = "stop who has it (`ss -ltnp` names it), or choose another in muster.toml"
-        return FAULT, f"taken: {', '.join(taken)}", todo
+        advice = "stop who has it (`ss -ltnp` names it), or choose another in muster.toml"
+        return FAULT, f"taken: {', '.join(taken)}", advice
     return OK, "free", ""
 
 

@@ -31,7 +31,7 @@ def doctor(invocation: base.Invocation) -> None:
     with invocation.printer.waiting("looking"):
         found = base.run(checkup.examine(checkup.patient(place, settings)))
     invocation.printer.rows(
-        [dataclasses.asdict(one) for one in found], ("check", "state", "found", "todo"), of="check"
+        [dataclasses.asdict(one) for one in found], ("check", "state", "found", "advice"), of="check"
     )
     if checkup.worst(found) == checkup.FAULT:
         raise click.exceptions.Exit(1)

@@ -71,10 +71,13 @@ class Guard:
                 await send({"type": "websocket.close", "code": 1008})
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        started = False
+        started, taken = False, 0
+        too_large = errors.LimitExceeded(f"a request of more than {BODY_MAX} bytes")
 
         async def answer(message: Message) -> None:
             nonlocal started
+            if taken > BODY_MAX and not started:
+                raise too_large  # whatever the application made of it
             if message["type"] == "http.response.start":
                 started = True
                 present = {name for name, _ in message.get("headers", ())}
@@ -84,14 +87,12 @@ class Guard:
                 ]
             await send(message)
 
-        taken = 0
-
         async def bounded() -> Message:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > BODY_MAX:
-                raise errors.LimitExceeded(f"a request of more than {BODY_MAX} bytes")
+                raise too_large
             return message
 
         try:
@@ -100,6 +101,7 @@ class Guard:
         except errors.MusterError as error:
             if started:
                 raise
+            taken = 0
             await _refuse(error, answer)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:

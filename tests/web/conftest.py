@@ -1,0 +1,257 @@
+"""A whole domain with its web process, for every test here; and a real Chromium."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from muster.app import catalogue, home, identities, web
+from muster.core import settings
+from muster.testing import plugin
+from muster.testing.eventually import eventually
+from tests.cli import driver
+
+PASSWORDS = {"admin": "the admin's own", "olga": "the operator's own", "vera": "the viewer's own"}
+ROLES = {"admin": "admin", "olga": "operator", "vera": "viewer"}
+ARTEFACTS = Path(__file__).parents[1] / "artefacts" / "web"
+CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM_ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-quic",
+)
+SETTINGS = """
+[manage]
+enabled = true
+beat_s = 1.0
+registries = 1
+[channel]
+enabled = true
+[sensor]
+enabled = true
+period_s = 1.0
+http_port = 0
+statsd_port = 0
+[health]
+port = 0
+[web]
+port = 0
+"""
+
+
+@dataclass
+class Running:
+    """A domain that runs in processes of its own, as a user would start it."""
+
+    place: Path
+    url: str
+
+    @property
+    def settings(self) -> catalogue.Settings:
+        return settings.load(catalogue.Settings, file=self.place / "muster.toml")
+
+    def muster(self, *arguments: str, stdin: str = "") -> Any:
+        answer = driver.run(*arguments, "-o", "json", home=self.place, stdin=stdin)
+        assert answer.code == 0, answer.err
+        return answer.json() if answer.out.strip() else None
+
+    def token(self, name: str) -> str:
+        """A fresh one; making it costs what checking a password does."""
+        given = {"name": name, "password": PASSWORDS[name]}
+        told = httpx.post(f"{self.url}/api/v1/tokens", json=given, timeout=30)
+        assert told.status_code == 201, told.text
+        return str(told.json()["token"])
+
+
+def start(place: Path, extra: str = "", *, port: int = 0) -> Running:
+    """Make a home with the passwords above, and bring its domain up."""
+    if not (place / "muster.toml").exists():
+        made = driver.quick("init", "--name", "lab", "--port", "0", home=place)
+        assert made.code == 0, made.err
+        path = place / "muster.toml"
+        path.write_text(path.read_text() + SETTINGS + extra)
+        trust = identities.open_(settings.load(catalogue.Settings, file=path))
+        for name, password in PASSWORDS.items():
+            web.set_password(trust, name, role=ROLES[name], password=password)
+    up = driver.run(
+        "up", "--detach", "--timeout", "120", "--set", f"web.port={port}", home=place, timeout_s=150
+    )
+    assert up.code == 0, up.err
+    folder = home.Folder(settings.load(catalogue.Settings, file=place / "muster.toml").domain.folder)
+    running = folder.running()
+    assert running is not None
+    assert running.web_url is not None
+    found = Running(place, running.web_url)
+    wait_until(lambda: httpx.get(f"{found.url}/login", timeout=30).status_code == 200)
+    return found
+
+
+def stop(running: Running) -> None:
+    driver.run("down", home=running.place, timeout_s=90)
+
+
+def wait_until(condition: Callable[[], Any], *, timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(httpx.HTTPError):
+            if found := condition():
+                return found
+        assert time.monotonic() < deadline, "it did not become true in time"
+        time.sleep(0.1)  # the pace of looking, not a wait for something
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = start(tmp_path_factory.mktemp("lab") / "home")
+    try:
+        with Api(running, "admin") as admin:
+            wait_until(lambda: len(admin.get("/managers").json().get("items", ())) == 2)
+            wait_until(lambda: admin.get("/agents").json().get("items"))
+        yield running
+    finally:
+        stop(running)
+
+
+_tokens: dict[tuple[str, str], str] = {}
+
+
+class Api(httpx.Client):
+    """REST as somebody."""
+
+    def __init__(self, running: Running, name: str) -> None:
+        if (running.url, name) not in _tokens:
+            _tokens[running.url, name] = running.token(name)
+        super().__init__(
+            base_url=f"{running.url}/api/v1",
+            headers={"Authorization": f"Bearer {_tokens[running.url, name]}"},
+            timeout=60,
+        )
+
+
+@pytest.fixture
+def admin(lab: Running) -> Iterator[Api]:
+    with Api(lab, "admin") as client:
+        yield client
+
+
+@pytest.fixture
+def olga(lab: Running) -> Iterator[Api]:
+    with Api(lab, "olga") as client:
+        yield client
+
+
+@pytest.fixture
+def vera(lab: Running) -> Iterator[Api]:
+    with Api(lab, "vera") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """Debian's Chromium; root installs it where it is missing."""
+    if not CHROMIUM.exists() and os.geteuid() == 0 and shutil.which("apt-get"):
+        install = ["apt-get", "install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core"]
+        quiet: dict[str, Any] = {
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+            "check": False,
+            "timeout": 600,
+        }
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        if subprocess.run(install, env=environment, **quiet).returncode != 0:
+            subprocess.run(["apt-get", "update"], **quiet)
+            subprocess.run(install, env=environment, **quiet)
+    plugin.require_part("Chromium", CHROMIUM.exists(), hint="apt-get install chromium")
+    return CHROMIUM
+
+
+@pytest_asyncio.fixture
+async def browser(chromium: Path) -> AsyncIterator[Any]:
+    from playwright import async_api
+
+    async with async_api.async_playwright() as driver_:
+        started = await driver_.chromium.launch(executable_path=str(chromium), args=list(CHROMIUM_ARGUMENTS))
+        try:
+            yield started
+        finally:
+            await started.close()
+
+
+class Visit:
+    """A browser window in which somebody is logged in; complains of anything its page complains of."""
+
+    def __init__(self, running: Running, page: Any) -> None:
+        self.running = running
+        self.page = page
+        self.complaints: list[str] = []
+        page.on("console", lambda message: self._said(message))
+        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+
+    def _said(self, message: Any) -> None:
+        # A server that is away, and a login that ended, are told of by the browser itself.
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    async def login(self, name: str) -> None:
+        await self.page.goto(f"{self.running.url}/login")
+        await self.page.fill("#f-name", name)
+        await self.page.fill("#f-password", PASSWORDS[name])
+        await self.page.click("button[type=submit]")
+        await self.page.wait_for_selector("#live-state")
+
+    async def open(self, path: str) -> None:
+        answer = await self.page.goto(f"{self.running.url}{path}")
+        assert answer.status == 200, (path, answer.status)
+
+    async def live(self, *, timeout_s: float = 30.0) -> None:
+        """Until the page hears of changes, and nothing on it is still loading."""
+        await self.until(
+            "document.getElementById('live-state').textContent === 'live'"
+            " && !document.body.innerText.includes('Loading…')",
+            timeout_s=timeout_s,
+        )
+
+    async def until(self, expression: str, *, timeout_s: float = 60.0) -> None:
+        """Until this is true in the page. (Playwright's own way evaluates text, which our pages forbid.)"""
+
+        async def holds() -> bool:
+            return bool(await self.page.evaluate(expression))
+
+        await eventually(holds, timeout_s=timeout_s)
+
+    async def keep(self, name: str) -> None:
+        """A picture of the whole page, to be looked at."""
+        ARTEFACTS.mkdir(parents=True, exist_ok=True)
+        await self.page.screenshot(path=str(ARTEFACTS / f"{name}.png"), full_page=True)
+
+
+@pytest_asyncio.fixture
+async def visit(browser: Any, lab: Running) -> AsyncIterator[Callable[..., Any]]:
+    """Open windows: ``await visit("vera")``, with options of Playwright's contexts."""
+    visits: list[Visit] = []
+
+    async def begin(name: str | None, *, running: Running | None = None, **options: Any) -> Visit:
+        options.setdefault("viewport", {"width": 1280, "height": 850})
+        context = await browser.new_context(**options)
+        made = Visit(running or lab, await context.new_page())
+        visits.append(made)
+        if name is not None:
+            await made.login(name)
+        return made
+
+    yield begin
+    assert [complaint for one in visits for complaint in one.complaints] == []

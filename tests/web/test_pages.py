@@ -1,0 +1,250 @@
+"""The dashboard in a real Chromium: every page, live, by keyboard, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+
+from muster.testing import process
+from tests.web.conftest import Api, wait_until
+
+NASTY = "<img src=x onerror=alert(1)><script>alert(1)</script>"
+PAGES = {
+    "/": "Overview",
+    "/tree": "Reports",
+    "/group?name=default": "Group default",
+    "/node?name=sensor": "Machine sensor",
+    "/alerts": "Alerts",
+    "/history": "History",
+    "/resources": "Resources",
+    "/resource?name=kept": "Resource kept",
+    "/managers": "Managers",
+    "/playground?address=load+%3E+0.5&type=alert&content=level%3D4&policy=alert": "Notification",
+    "/contexts": "Contexts",
+    "/context?key=kept%2Fone": "Context kept/one",
+    "/queues": "Queues",
+    "/queue?name=kept": "Queue kept",
+    "/brokers": "Brokers",
+    "/pipeline": "Pipeline",
+    "/capacity": "Staleness",
+    "/audit": "Audit",
+    "/logins": "Logins",
+}
+
+
+@pytest.fixture(scope="session")
+def furnished(lab: Any) -> Any:
+    """Something on every page: resources, contexts, queues, parties' models; with script in every name."""
+    with Api(lab, "olga") as olga:
+        manifest = (
+            "resources:\n"
+            f"  - {{name: kept, type: memory, agent: local, labels: {{note: '{NASTY}'}}}}\n"
+            "  - {name: kept-2, type: memory, agent: local}\n"
+        )
+        assert olga.post("/manifests", json={"manifest": manifest}).status_code == 200
+        for key in ("kept/one", f"kept/{NASTY}"):
+            told = olga.put(
+                f"/contexts/{key.replace('/', '%2F').replace('<', '%3C').replace('>', '%3E')}",
+                json={"value": NASTY, "attributes": {"note": NASTY}},
+            )
+            assert told.status_code == 200, told.text
+        lab.muster("message", "send", "queue:kept", NASTY, "-p", f"note={NASTY}")
+        model = lab.place / "furnished.yaml"
+        model.write_text(
+            "models:\n"
+            "  - {name: Server, of: party, attributes: {load: float, kind: string}}\n"
+            "  - {name: alert, of: event, attributes: {level: int}}\n"
+        )
+        lab.muster("notify", "define", str(model))
+        wait_until(lambda: olga.get("/resources/kept").json()["state"] == "up")
+        wait_until(lambda: olga.get("/reports/nodes").json()["items"])
+    return lab
+
+
+async def serious(page: Any) -> list[str]:
+    """What axe finds, of those that keep somebody out."""
+    found = (await Axe().run(page)).response["violations"]
+    return [
+        f"{one['id']}: {node['html'][:200]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"][:3]
+    ]
+
+
+async def test_every_page_in_both_lights_live_and_without_barriers(furnished, visit):
+    for scheme in ("light", "dark"):
+        here = await visit("admin", color_scheme=scheme)
+        problems = {}
+        for path, title in PAGES.items():
+            await here.open(path)
+            assert await here.page.inner_text("h1") == title
+            await here.live()
+            painted = await here.page.evaluate(
+                "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+            )
+            assert painted < 5000, (path, painted)  # the second is measured on a quiet machine
+            found = await serious(here.page)
+            if found:
+                problems[path] = found
+            assert await here.page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+            await here.keep(f"{title.split()[0].lower()}-{re.sub('[^a-z]', '', path)[:8]}-{scheme}")
+        assert problems == {}
+
+
+async def test_on_a_phone_nothing_is_wider_than_the_screen(furnished, visit):
+    here = await visit("vera", viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    wide = []
+    for path in PAGES:
+        if path == "/logins":
+            continue
+        await here.open(path)
+        await here.live()
+        if await here.page.evaluate("document.documentElement.scrollWidth > innerWidth + 1"):
+            wide.append(path)
+        await here.keep(f"phone-{re.sub('[^a-z]', '', path)[:12] or 'overview'}")
+    assert wide == []
+    await here.page.click("#menu summary")
+    await here.page.click("nav a[href='/brokers']")
+    assert await here.page.inner_text("h1") == "Brokers"
+
+
+async def test_the_keyboard_reaches_everything_and_the_theme_is_kept(furnished, visit):
+    here = await visit("olga")
+    await here.open("/")
+    await here.page.keyboard.press("Tab")
+    assert await here.page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    await here.page.keyboard.press("Enter")
+    assert await here.page.evaluate("document.activeElement.id") == "main"
+    await here.page.focus("nav a[href='/queues']")
+    await here.page.keyboard.press("Enter")
+    await here.page.wait_for_url("**/queues")
+    await here.page.focus("#theme")
+    await here.page.keyboard.press("Enter")
+    await here.page.keyboard.press("Enter")
+    assert await here.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    await here.open("/brokers")
+    assert await here.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert await here.page.evaluate(background) == "rgb(18, 22, 27)"
+
+
+async def test_without_script_pages_are_read_and_forms_sent(furnished, visit):
+    here = await visit("olga", java_script_enabled=False)
+    await here.open("/contexts")
+    assert "kept/one" in await here.page.inner_text("main")
+    await here.page.click("summary:has-text('Write a context')")
+    await here.page.fill("#f-key", "by-form")
+    await here.page.fill("#f-value", "typed")
+    await here.page.click("form[action='/do/put-context'] button")
+    assert "Written: by-form" in await here.page.inner_text(".notice")
+
+
+async def test_who_may_not_act_is_shown_no_way_to(furnished, visit):
+    viewer = await visit("vera")
+    for path in PAGES:
+        if path == "/logins":
+            continue
+        await viewer.open(path)
+        assert await viewer.page.locator("form[action^='/do/']").count() == 0, path
+    answer = await viewer.page.goto(f"{furnished.url}/logins")
+    assert answer.status == 403
+    assert "takes the role admin" in await viewer.page.inner_text("main")
+
+
+async def test_logging_in_and_out(furnished, visit):
+    here = await visit(None)
+    await here.page.goto(f"{furnished.url}/brokers")
+    assert "/login" in here.page.url
+    await here.page.fill("#f-name", "vera")
+    await here.page.fill("#f-password", "wrong password")
+    await here.page.click("button[type=submit]")
+    assert "wrong name or password" in await here.page.inner_text("[role=alert]")
+    assert await serious(here.page) == []
+    await here.page.fill("#f-password", "the viewer's own")
+    await here.page.click("button[type=submit]")
+    await here.page.wait_for_url("**/brokers")
+    kept = await here.page.context.cookies()
+    assert {one["name"]: (one["httpOnly"], one["sameSite"]) for one in kept}["muster-session"] == (
+        True,
+        "Strict",
+    )
+    await here.page.click("text=Log out")
+    await here.page.wait_for_url("**/login")
+    await here.page.context.add_cookies(kept)  # the cookie of before is worth nothing now
+    await here.page.goto(f"{furnished.url}/brokers")
+    assert "/login" in here.page.url
+
+
+async def test_script_in_names_and_values_is_text(furnished, visit):
+    here = await visit("olga")
+    for path in (
+        "/contexts",
+        "/context?key=kept%2Fone",
+        "/queue?name=kept",
+        "/resource?name=kept",
+        "/queues",
+    ):
+        await here.open(path)
+        await here.live()
+        assert await here.page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+    await here.open("/queue?name=kept")
+    assert NASTY in await here.page.inner_text("main")
+    # In the question too, wherever it is shown again.
+    await here.open("/node?name=%3Cscript%3Ealert(1)%3C/script%3E")
+    assert await here.page.evaluate("document.querySelectorAll('main script').length") == 0
+
+
+async def test_the_playground_says_who_is_reached_and_why_not(furnished, visit):
+    listening = await process.start_muster(
+        "notify", "listen", "--model", "Server", "--state", "load=0.9", "--state", "kind=web",
+        "--policy", "alert AND level >= 4", "--as", "s-1", env={"MUSTER_HOME": str(furnished.place)},
+    )  # fmt: skip
+    async with listening:
+        await listening.line("listening as", timeout_s=60)
+        here = await visit("olga")
+        await here.open("/playground")
+        await here.page.fill("#f-address", "load > 0.5")
+        await here.page.fill("#f-type", "alert")
+        await here.page.fill("#f-content", "level=4")
+        await here.page.fill("#f-policy", "alert AND level >= 5")
+        await here.page.fill("#f-receiver", "admin/s-1")
+        await here.page.click("text=Try it")
+        await here.page.wait_for_selector("#reached >> text=1 would be reached")
+        await here.page.wait_for_selector("#reached >> text=admin/s-1")
+        await here.page.wait_for_selector("#judged >> text=does not accept this event")
+        await here.page.wait_for_selector("#explained >> text=admin/s-1 gets it")
+        await here.keep("playground-answered")
+        here.page.on("dialog", lambda dialog: dialog.accept())
+        await here.page.click("text=Send this event")
+        await here.page.wait_for_selector(".notice >> text=Sent: alert")
+        await listening.line("alert level=4 from olga/web", timeout_s=30)
+        await here.page.fill("#f-content", "level=3")
+        await here.page.click("text=Try it")
+        await here.page.wait_for_selector("#reached >> text=0 would be reached")
+        await here.page.wait_for_selector("#near >> text=admin/s-1")
+        await here.page.fill("#f-address", "load >")
+        await here.page.click("text=Try it")
+        await here.page.wait_for_selector("#reached .problem")
+        assert await serious(here.page) == []
+
+
+async def test_a_manager_is_killed_while_the_page_is_open(furnished, visit):
+    here = await visit("admin")
+    await here.open("/managers")
+    await here.live()
+    await here.until("document.querySelectorAll('#who tbody tr').length === 2")
+    with Api(furnished, "admin") as admin:
+        owner = admin.get("/resources/kept").json()["manager"]
+    furnished.muster("chaos", "kill", owner)
+    # The page hears of it by itself: the fail-over shows on the timeline, in words, and all is well again.
+    await here.page.wait_for_selector(
+        f"#moved tbody tr:has-text('{owner}'):has-text('reassign')", timeout=60_000
+    )
+    await here.page.wait_for_selector("#moved svg circle.bad", state="attached")
+    await here.keep("failover")
+    await here.until("document.querySelectorAll('#who tbody tr .badge.good').length === 2")
+    assert await serious(here.page) == []

@@ -1,0 +1,261 @@
+"""What decides without a network: sessions, the cache, markup, who is foreign, who waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from muster.core import errors
+from muster.trust import roles
+from muster.web import cache, guard, logins, problems, sessions
+from muster.web.pages import charts, html, routes, view, widgets
+from muster.web.rest import base
+
+KEY = b"k" * 32
+
+
+def session(**changes: object) -> sessions.Session:
+    made = sessions.Session(
+        id="s1", name="ann", role=sessions.Role.OPERATOR, kind=sessions.Kind.COOKIE, born=5, until=1000
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+# Sessions
+
+
+def test_a_session_comes_back_as_it_was_sealed():
+    sealed = sessions.seal(session(), KEY)
+    assert sessions.unseal(sealed, KEY, kind=sessions.Kind.COOKIE, now_s=999) == session()
+
+
+@pytest.mark.parametrize("text", ["", ".", "a.b", "é.é", "x" * 5000, "eyJ9.AAAA", "\x00.\x00"])
+def test_what_is_not_sealed_by_us_is_nobody(text):
+    with pytest.raises(errors.Unauthorized):
+        sessions.unseal(text, KEY, kind=sessions.Kind.COOKIE, now_s=0)
+
+
+def test_no_byte_of_a_sealed_session_can_be_changed():
+    sealed = sessions.seal(session(), KEY)
+    for place in range(len(sealed)):
+        changed = sealed[:place] + ("A" if sealed[place] != "A" else "B") + sealed[place + 1 :]
+        try:
+            found = sessions.unseal(changed, KEY, kind=sessions.Kind.COOKIE, now_s=0)
+        except errors.Unauthorized:
+            continue
+        assert found == session()  # the last bits of base 64 may be free
+
+
+def test_an_expired_session_another_key_and_another_kind_are_refused():
+    sealed = sessions.seal(session(), KEY)
+    for key, kind, now_s in (
+        (KEY, sessions.Kind.COOKIE, 1000),
+        (b"other" * 8, sessions.Kind.COOKIE, 0),
+        (KEY, sessions.Kind.TOKEN, 0),
+    ):
+        with pytest.raises(errors.Unauthorized):
+            sessions.unseal(sealed, key, kind=kind, now_s=now_s)
+
+
+def test_roles_cover_those_below_and_gateways_logins_have_no_place():
+    assert sessions.Role.ADMIN.covers(sessions.Role.OPERATOR)
+    assert not sessions.Role.VIEWER.covers(sessions.Role.OPERATOR)
+    assert sessions.role_of(roles.Role.OPERATOR, administers=True) is sessions.Role.ADMIN
+    assert sessions.role_of(roles.Role.VIEWER, administers=True) is sessions.Role.VIEWER
+    with pytest.raises(errors.Forbidden):
+        sessions.role_of(roles.Role.USER, administers=True)
+
+
+def test_who_fails_often_waits_longer_each_time_and_others_do_not():
+    throttle = logins.Throttle()
+    for _ in range(logins.FREE_FAILURES):
+        assert throttle.wait_s("ann", 0.0) == 0.0
+        throttle.failed("ann", 0.0)
+    assert throttle.wait_s("ann", 0.0) == 1.0
+    throttle.failed("ann", 1.0)
+    assert throttle.wait_s("ann", 1.0) == 2.0
+    assert throttle.wait_s("bob", 1.0) == 0.0
+    throttle.succeeded("ann")
+    assert throttle.wait_s("ann", 1.0) == 0.0
+
+
+# The cache
+
+
+async def test_many_who_ask_the_same_are_answered_by_one_making():
+    kept = cache.Cache()
+    made = 0
+    release = asyncio.Event()
+
+    async def make() -> int:
+        nonlocal made
+        made += 1
+        await release.wait()
+        return made
+
+    asking = [asyncio.create_task(kept.get("k", "t", 10.0, make)) for _ in range(50)]
+    await asyncio.sleep(0)
+    release.set()
+    assert await asyncio.gather(*asking) == [1] * 50
+    assert await kept.get("k", "t", 10.0, make) == 1
+    kept.touch("other")
+    assert await kept.get("k", "t", 10.0, make) == 1
+    kept.touch("t")
+    assert await kept.get("k", "t", 10.0, make) == 2
+
+
+async def test_the_cache_is_bounded_and_keeps_failures_for_a_moment_only():
+    now = 0.0
+    kept = cache.Cache(entries_max=10, now=lambda: now)
+
+    async def fine() -> int:
+        return 1
+
+    async def fail() -> int:
+        raise errors.Unavailable("away")
+
+    for key in range(100):
+        await kept.get(key, "t", 10.0, fine)
+    assert len(kept) == 10
+    with pytest.raises(errors.Unavailable):
+        await kept.get("f", "t", 10.0, fail)
+    before = kept.made
+    with pytest.raises(errors.Unavailable):
+        await kept.get("f", "t", 10.0, fail)
+    assert kept.made == before
+    now = cache.FAILED_S + 0.1
+    with pytest.raises(errors.Unavailable):
+        await kept.get("f", "t", 10.0, fail)
+    assert kept.made == before + 1
+
+
+async def test_who_asks_and_goes_does_not_take_the_answer_from_others():
+    kept = cache.Cache()
+    release = asyncio.Event()
+
+    async def make() -> str:
+        await release.wait()
+        return "answer"
+
+    first = asyncio.create_task(kept.get("k", "t", 1.0, make))
+    second = asyncio.create_task(kept.get("k", "t", 1.0, make))
+    await asyncio.sleep(0)
+    first.cancel()
+    release.set()
+    assert await second == "answer"
+
+
+# Markup
+
+NASTY = "<script>alert(1)</script>\"'&"
+
+
+def test_text_is_escaped_wherever_it_stands():
+    made = [
+        html.tag("td", NASTY, title=NASTY, cls=NASTY),
+        widgets.badge(NASTY),
+        widgets.link(NASTY, "/node", name=NASTY),
+        widgets.table(["a"], [[NASTY]], label=NASTY),
+        widgets.field(NASTY, "x", NASTY, placeholder=NASTY, hint=NASTY),
+        widgets.field("x", "x", NASTY, rows=3),
+        widgets.field("x", "x", NASTY, options=[(NASTY, NASTY)]),
+        widgets.problem(NASTY, NASTY),
+        charts.shares({NASTY: 3}, label=NASTY),
+        charts.lines([charts.Line(NASTY, [(1.0, 1.0), (2.0, 2.0)])], label=NASTY, unit=NASTY),
+        charts.graph([charts.Node(NASTY, "good", NASTY)], [], label=NASTY),
+        charts.timeline([NASTY], [charts.Mark(NASTY, 1.0, NASTY, "bad")], from_s=0, to_s=2, label=NASTY),
+    ]
+    for one in made:
+        assert "<script" not in one
+        assert NASTY not in one
+        assert "&lt;script&gt;" in one or "%3Cscript" in one
+
+
+def test_children_and_attributes_take_what_they_should():
+    assert html.tag("p", None, 3, [html.Markup("<b>x</b>"), "<"]) == "<p>3<b>x</b>&lt;</p>"
+    assert html.tag("input", type="text", required=True, disabled=None, value=0) == (
+        '<input type="text" required value="0">'
+    )
+
+
+def test_charts_leave_gaps_and_say_their_figures():
+    points = [(0.0, 1.0), (1.0, None), (2.0, float("nan")), (3.0, 5.0)]
+    made = charts.lines([charts.Line("load", points)], label="Load", unit=" s")
+    assert made.count("<polyline") == 2
+    assert 'aria-label="Load. Now load: 5 s"' in made
+
+
+# At the door
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_foreign"),
+    [
+        ({"host": "localhost:1"}, False),
+        ({"host": "localhost:1", "origin": "http://localhost:1"}, False),
+        ({"host": "localhost:1", "origin": "http://localhost:2"}, True),
+        ({"host": "localhost:1", "origin": "https://evil.example"}, True),
+        ({"host": "localhost:1", "origin": "null"}, True),
+        ({"host": "localhost:1", "sec-fetch-site": "cross-site"}, True),
+        ({"host": "localhost:1", "sec-fetch-site": "same-site"}, True),
+        ({"host": "localhost:1", "sec-fetch-site": "same-origin"}, False),
+    ],
+)
+def test_other_sites_are_told_from_our_pages_and_from_programs(headers, is_foreign):
+    assert bool(guard.foreign("POST", headers)) is is_foreign
+    assert guard.foreign("GET", headers) == ""
+
+
+def test_a_host_is_compared_without_its_port():
+    assert guard.host_name("LocalHost:80") == "localhost"
+    assert guard.host_name("[::1]:80") == "[::1]"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//evil.example/",
+        "https://evil.example",
+        "/\\evil.example",
+        "javascript:alert(1)",
+        "/do/purge",
+        "",
+        "x",
+    ],
+)
+def test_after_a_login_one_lands_on_a_page_of_ours_only(path):
+    assert routes._within(path) == "/"
+
+
+def test_a_page_of_ours_is_gone_back_to_with_its_question():
+    assert routes._within("/resources?where=a%20%3D%201") == "/resources?where=a%20%3D%201"
+    assert view.to("/node", name="a&b", none=None) == "/node?name=a%26b"
+
+
+def test_every_error_has_a_status_and_a_document():
+    def tree(kind: type[errors.MusterError]) -> list[type[errors.MusterError]]:
+        return [kind, *(one for below in kind.__subclasses__() for one in tree(below))]
+
+    assert problems.status_of(errors.NotFound("x")) == 404
+    assert problems.status_of(problems.PreconditionFailed("x")) == 412
+    assert problems.status_of(errors.InvariantBroken("x")) == 500
+    document = problems.document(errors.ParseError("bad", text="a b", position=2, hint="good"))
+    assert document["status"] == 400
+    assert (document["position"], document["hint"]) == (2, "good")
+    assert problems.headers(errors.Overloaded("x", retry_after_s=3.4)) == {"Retry-After": "3"}
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1" * 30, "٣", "1.0"])
+def test_a_cursor_that_is_none_is_refused(text):
+    with pytest.raises(errors.InvalidInput):
+        base.number(text)
+
+
+def test_an_etag_names_a_version():
+    assert base.expected('"12"') == 12
+    assert base.expected("*") == "*"
+    assert base.expected(None) is None
+    with pytest.raises(problems.PreconditionFailed):
+        base.expected('"abc"')

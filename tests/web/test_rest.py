@@ -1,0 +1,482 @@
+"""REST on a real domain: what can be read and done, by whom, and what leaves a trace."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import pytest
+
+from muster.web import sessions
+from tests.web.conftest import PASSWORDS, Api, Running, wait_until
+
+NASTY = "<script>alert('x')</script>"
+
+READS = [
+    "/overview",
+    "/reports/system",
+    "/reports/groups",
+    "/reports/groups/default",
+    "/reports/nodes",
+    "/reports/nodes/sensor",
+    "/resources",
+    "/summary",
+    "/managers",
+    "/agents",
+    "/rollouts",
+    "/brokers",
+    "/links",
+    "/alerts",
+    "/pipeline/batches",
+    "/contexts",
+    "/information-nodes",
+    "/services",
+    "/parties",
+    "/models",
+    "/queues",
+    "/subscriptions",
+    "/dead-letters",
+    "/capacity",
+    "/audit",
+    "/me",
+]
+
+
+def test_a_viewer_reads_everything_the_dashboard_shows(vera):
+    wait_until(lambda: vera.get("/reports/nodes").json()["items"])
+    for path in READS:
+        answer = vera.get(path)
+        assert answer.status_code == 200, (path, answer.text)
+
+
+def test_what_the_domain_does_not_run_is_said_with_what_to_do(vera):
+    answer = vera.get("/pipeline/progress")
+    assert answer.status_code == 503
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == "unavailable"
+    assert "muster pipeline run" in answer.json()["hint"]
+    assert vera.get("/history/nodes").status_code == 404
+
+
+def test_a_node_s_report_is_the_sensor_s_own_and_descends_from_the_system(vera):
+    wait_until(lambda: vera.get("/reports/nodes").json()["total"] == 1)
+    system = vera.get("/reports/system").json()
+    group = vera.get("/reports/groups/default").json()
+    node = vera.get("/reports/nodes/sensor").json()
+    assert system["machines"] == group["machines"] == 1
+    assert node["machine"] == "sensor"
+    assert "cpu_percent" in node["metrics"]
+    assert vera.get("/reports/nodes/nobody").status_code == 404
+    at = node["at_ms"] + 5000
+    wait_until(lambda: time.time() * 1000 > at)
+    then = vera.get("/reports/nodes/sensor", params={"at": at}).json()
+    assert then["sequence"] >= node["sequence"]
+    early = vera.get("/reports/nodes/sensor", params={"at": 1000})
+    assert early.status_code == 404
+
+
+# Contexts
+
+
+def test_a_context_is_written_read_found_and_deleted_under_its_version(olga):
+    path = "/contexts/printers/3"
+    made = olga.put(path, json={"value": "<printer/>", "attributes": {"floor": 2}})
+    assert made.status_code == 200, made.text
+    first = made.headers["etag"]
+    got = olga.get(path)
+    assert got.headers["etag"] == first
+    assert got.json()["value"] == "<printer/>"
+    found = olga.get("/contexts", params={"where": "floor = 2"}).json()["items"]
+    assert [one["key"] for one in found] == ["printers/3"]
+
+    changed = olga.put(path, json={"value": "new"}, headers={"If-Match": first})
+    assert changed.status_code == 200
+    lost = olga.put(path, json={"value": "late"}, headers={"If-Match": first})
+    assert lost.status_code == 412
+    assert lost.json()["code"] == "precondition-failed"
+    assert olga.get(path).json()["value"] == "new"
+
+    history = olga.get("/context-history/printers/3").json()["items"]
+    assert [one.get("value") for one in history] == ["<printer/>", "new"]
+    copies = olga.get("/context-copies/printers/3").json()["items"]
+    assert copies[0]["copy"] == "primary"
+    assert olga.delete(path, headers={"If-Match": first}).status_code == 412
+    assert olga.delete(path, headers={"If-Match": changed.headers["etag"]}).status_code == 204
+    assert olga.get(path).status_code == 404
+
+
+def test_bytes_that_are_no_text_travel_in_base_64(olga):
+    assert olga.put("/contexts/bytes", json={"value_base64": "/wA="}).status_code == 200
+    assert olga.get("/contexts/bytes").json()["value_base64"] == "/wA="
+    assert olga.put("/contexts/bytes", json={"value_base64": "!"}).status_code == 400
+    assert olga.put("/contexts/bytes", json={"value": "a", "value_base64": "YQ=="}).status_code == 400
+
+
+def test_a_service_entry_is_saved_and_found(olga):
+    entry = {"name": "maps", "access": ["http://127.0.0.1:1"], "metadata": {"lang": "en"}}
+    assert olga.put("/services/maps-1", json=entry).status_code == 200
+    assert olga.get("/services/maps-1").json()["name"] == "maps"
+    wait_until(lambda: olga.get("/services", params={"where": "lang = 'en'"}).json()["items"])
+    assert olga.delete("/services/maps-1").status_code == 204
+    assert olga.get("/services/maps-1").status_code == 404
+
+
+# Resources
+
+
+def test_a_resource_is_made_watched_changed_and_deleted(lab, olga):
+    heard: list[dict[str, object]] = []
+    watching = threading.Thread(target=watch, args=(lab, olga, "resources", heard), daemon=True)
+    watching.start()
+    wanted = {"type": "memory", "agent": "local", "labels": {"note": NASTY}}
+    made = olga.put("/resources/r-1", json=wanted)
+    assert made.status_code == 200, made.text
+    wait_until(lambda: olga.get("/resources/r-1").json()["state"] == "up")
+    wait_until(lambda: any(one["resource"] == "r-1" and one["state"] == "up" for one in heard))
+    watching.join(30)
+    version = olga.get("/resources/r-1").headers["etag"]
+
+    selected = olga.get("/resources", params={"where": "type = 'memory' AND state = 'up'"}).json()
+    assert [one["name"] for one in selected["items"]] == ["r-1"]
+    changed = olga.put("/resources/r-1", json={**wanted, "group": "g"}, headers={"If-Match": version})
+    assert changed.status_code == 200, changed.text
+    assert olga.put("/resources/r-1", json=wanted, headers={"If-Match": version}).status_code == 412
+    assert olga.put("/resources/r-9", json=wanted, headers={"If-Match": "*"}).status_code == 412
+
+    done = olga.post("/resources/r-1/executions", json={"operation": "get"})
+    assert done.status_code == 200, done.text
+    assert olga.post("/resources/r-1/drain").status_code == 200
+    assert olga.post("/resources/r-1/undrain").status_code == 200
+    assert olga.delete("/resources/r-1", headers={"If-Match": version}).status_code == 412
+    assert olga.delete("/resources/r-1").status_code == 200
+    wait_until(lambda: olga.get("/resources/r-1").status_code == 404)
+
+
+def watch(running: Running, client: Api, what: str, heard: list[dict[str, object]]) -> None:
+    """Server-sent events, until r-1 is up."""
+    with client.stream("GET", f"/watch/{what}") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                heard.append(json.loads(line[6:]))
+                if heard[-1].get("resource") == "r-1" and heard[-1]["state"] == "up":
+                    return
+
+
+def test_a_manifest_is_planned_and_its_faults_are_named(olga):
+    text = "resources:\n  - {name: p-1, type: memory, agent: local}\n"
+    plan = olga.post("/plans", json={"manifest": text}).json()["items"]
+    assert [one["name"] for one in plan] == ["p-1"]
+    assert olga.get("/resources/p-1").status_code == 404
+    bad = olga.post("/manifests", json={"manifest": "resources:\n  - {name: p-1, tipe: memory}\n"})
+    assert bad.status_code == 400
+    assert "line 2" in bad.json()["detail"]
+
+
+def test_long_lists_come_in_pages_and_huge_ones_are_refused(olga):
+    lines = "".join(f"  - {{name: page-{n:03}, type: memory, agent: local}}\n" for n in range(25))
+    assert olga.post("/manifests", json={"manifest": f"resources:\n{lines}"}).status_code == 200
+    seen: list[str] = []
+    cursor = ""
+    while cursor is not None:
+        params = {"where": "name LIKE 'page-%'", "limit": 10, "cursor": cursor}
+        page = olga.get("/resources", params=params).json()
+        assert len(page["items"]) <= 10
+        seen += [one["name"] for one in page["items"]]
+        cursor = page["next"]
+    assert seen == [f"page-{n:03}" for n in range(25)]
+    assert olga.get("/resources", params={"limit": 100_000}).status_code == 400
+    assert olga.get("/audit", params={"limit": 0}).status_code == 400
+    assert olga.get("/contexts", params={"where": "x" * 5000}).status_code == 400
+    names = [{"name": name} for name in seen]
+    for one in names:
+        olga.delete(f"/resources/{one['name']}")
+
+
+# Notification and messages
+
+
+def test_who_is_reached_and_why_not_and_sending(lab, olga):
+    model = lab.place / "models.yaml"
+    model.write_text(
+        "models:\n"
+        "  - {name: Server, of: party, attributes: {load: float, kind: string}}\n"
+        "  - {name: alert, of: event, attributes: {level: int}}\n"
+    )
+    defined = lab.muster("notify", "define", str(model))
+    assert {one["model"] for one in defined} == {"Server", "alert"}
+    question = {"address": "load > 0.5", "event": {"type": "alert", "content": {"level": 4}}}
+    told = olga.post("/notify/who", json=question)
+    assert told.status_code == 200, told.text
+    assert told.json()["count"] == 0
+    wrong = olga.post("/notify/who", json={"address": "load >"})
+    assert wrong.status_code == 400
+    assert wrong.json()["position"] == 6
+    assert olga.post("/notify/check", json={"policy": "alert AND level >= 4"}).json()["clauses"] == 2
+    sent = olga.post("/notify/events", json=question)
+    assert sent.status_code == 202, sent.text
+    assert olga.get("/models").json()["total"] == 2
+
+
+def test_a_queue_is_browsed_moved_and_emptied(lab, olga):
+    for body in ("one", NASTY):
+        lab.muster("message", "send", "queue:orders", body)
+    queue = next(one for one in olga.get("/queues").json()["items"] if one["queue"] == "orders")
+    assert queue["depth"] == 2
+    first = olga.get("/queues/orders/messages", params={"limit": 1}).json()
+    assert [one["body"] for one in first["items"]] == ["one"]
+    second = olga.get("/queues/orders/messages", params={"limit": 1, "cursor": first["next"]}).json()
+    assert [one["body"] for one in second["items"]] == [NASTY]
+    moved = olga.post("/queues/orders/moves", json={"to": "queue:later", "limit": 1})
+    assert moved.json()["moved"] == 1
+    assert olga.delete("/queues/orders/messages").json() == {"queue": "orders", "purged": 1}
+    assert olga.delete("/queues/later/messages").json()["purged"] == 1
+
+
+# Who may
+
+
+ACTS = [
+    ("PUT", "/contexts/x", {"value": "v"}),
+    ("DELETE", "/contexts/x", None),
+    ("PUT", "/resources/x", {"type": "memory", "agent": "local"}),
+    ("DELETE", "/resources/x", None),
+    ("POST", "/resources/x/executions", {"operation": "get"}),
+    ("POST", "/resources/x/drain", None),
+    ("POST", "/manifests", {"manifest": "resources: []"}),
+    ("POST", "/alerts/acknowledgements", {"rule": "r", "about": "a"}),
+    ("POST", "/silences", {"covers": "TRUE", "for_s": 60}),
+    ("POST", "/notify/events", {"event": {"type": "alert"}}),
+    ("DELETE", "/queues/q/messages", None),
+    ("POST", "/queues/q/moves", {}),
+    ("PUT", "/services/s", {"name": "n"}),
+    ("PUT", "/logins/mallory", {"password": "long enough", "role": "admin"}),
+    ("DELETE", "/logins/admin", None),
+    ("POST", "/brokers", {"name": "b"}),
+    ("POST", "/links", {"near": "a", "far": "b"}),
+]
+
+
+def test_a_viewer_cannot_act_and_each_attempt_is_written_down(vera, admin):
+    for method, path, body in ACTS:
+        answer = vera.request(method, path, json=body)
+        assert answer.status_code == 403, (path, answer.text)
+
+    def written() -> bool:
+        lines = admin.get("/audit", params={"who": "vera", "limit": 200}).json()["items"]
+        refused = [one for one in lines if one["outcome"] == "refused" and "viewer" in one["why"]]
+        return len(refused) == len(ACTS)
+
+    wait_until(written)
+
+
+def test_an_operator_changes_neither_logins_nor_brokers(olga):
+    assert olga.put("/logins/eve", json={"password": "long enough"}).status_code == 403
+    assert olga.get("/logins").status_code == 403
+    assert olga.post("/brokers", json={"name": "b-9"}).status_code == 403
+
+
+def test_every_act_is_in_the_audit_with_who_what_and_outcome(lab, olga, admin):
+    olga.put("/contexts/audited", json={"value": "v"})
+    olga.delete("/resources/not-there")
+
+    def written() -> bool:
+        lines = admin.get("/audit", params={"who": "olga", "limit": 200}).json()["items"]
+        found = {(one["what"], one["target"], one["outcome"]) for one in lines}
+        return {("put-context", "audited", "done"), ("delete", "not-there", "refused")} <= found
+
+    wait_until(written)
+    by_command_line = lab.muster("events")
+    assert any(one["what"] == "put-context" and one["who"] == "olga" for one in by_command_line)
+
+
+def test_an_administrator_lets_somebody_in_and_out(lab, admin):
+    assert admin.put("/logins/zoe", json={"password": "a long one", "role": "operator"}).status_code == 204
+    given = {"name": "zoe", "password": "a long one"}
+    token = httpx.post(f"{lab.url}/api/v1/tokens", json=given, timeout=30).json()["token"]
+    zoe = {"Authorization": f"Bearer {token}"}
+    assert httpx.get(f"{lab.url}/api/v1/me", headers=zoe).json()["role"] == "operator"
+    assert admin.delete("/logins/zoe").status_code == 204
+    wait_until(lambda: httpx.get(f"{lab.url}/api/v1/me", headers=zoe).status_code == 401)
+
+
+def test_a_broker_is_started_linked_and_stopped(admin):
+    name = admin.get("/brokers").json()["items"][0]["name"]
+    made = admin.post("/brokers", json={"name": "edge", "below": name, "storage": False})
+    assert made.status_code == 201, made.text
+    assert "log_file" not in made.json()
+    wait_until(lambda: any(one["near"] == "edge" for one in admin.get("/links").json()["items"]))
+    assert admin.delete("/brokers/edge").status_code == 200
+
+
+# At the door
+
+
+def test_without_a_login_nothing_is_told(lab):
+    for path in (*READS, "/watch/audit", "/logins"):
+        answer = httpx.get(f"{lab.url}/api/v1{path}")
+        assert answer.status_code == 401, path
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+    for method, path, body in ACTS:
+        assert httpx.request(method, f"{lab.url}/api/v1{path}", json=body).status_code == 401, path
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer", "Bearer x", "Basic YWRtaW46YWRtaW4=", "Bearer " + "a" * 9000, "Bearer é"]
+)
+def test_tokens_that_are_none_are_refused(lab, header):
+    answer = httpx.get(f"{lab.url}/api/v1/me", headers={"Authorization": header.encode()})
+    assert answer.status_code == 401
+
+
+def test_an_expired_token_and_one_of_another_domain_are_refused(lab):
+    key = (lab.settings.domain.folder / "web" / "key").read_bytes()
+    mine = sessions.unseal(lab.token("vera"), key, kind=sessions.Kind.TOKEN, now_s=0)
+
+    for text in (
+        sessions.seal(msgspec.structs.replace(mine, until=1), key),
+        sessions.seal(msgspec.structs.replace(mine, role=sessions.Role.ADMIN), b"k" * 32),
+        sessions.seal(msgspec.structs.replace(mine, born=mine.born - 1), key),
+        sessions.seal(msgspec.structs.replace(mine, name="nobody"), key),
+        sessions.seal(msgspec.structs.replace(mine, kind=sessions.Kind.COOKIE), key),
+    ):
+        told = httpx.get(f"{lab.url}/api/v1/me", headers={"Authorization": f"Bearer {text}"})
+        assert told.status_code == 401
+    # A role that was sealed is not believed either: what the login is now counts.
+    grown = sessions.seal(msgspec.structs.replace(mine, role=sessions.Role.ADMIN), key)
+    told = httpx.get(f"{lab.url}/api/v1/me", headers={"Authorization": f"Bearer {grown}"})
+    assert told.json()["role"] == "viewer"
+
+
+def test_a_token_that_was_ended_is_over(lab):
+    headers = {"Authorization": f"Bearer {lab.token('vera')}"}
+    assert httpx.delete(f"{lab.url}/api/v1/tokens/current", headers=headers).status_code == 204
+    assert httpx.get(f"{lab.url}/api/v1/me", headers=headers).status_code == 401
+
+
+def test_wrong_passwords_are_all_alike_and_soon_have_to_wait(lab):
+    said = set()
+    for name in ("nobody", "nobody", "nobody", "nobody", "nobody", "nobody", "nobody"):
+        answer = httpx.post(
+            f"{lab.url}/api/v1/tokens", json={"name": name, "password": "wrong one"}, timeout=60
+        )
+        said.add(answer.status_code)
+    assert said == {401, 429}
+    assert int(answer.headers["retry-after"]) >= 1
+    # Somebody else from the same place waits too; then the right password ends it.
+    wait_until(
+        lambda: (
+            httpx.post(
+                f"{lab.url}/api/v1/tokens", json={"name": "vera", "password": PASSWORDS["vera"]}, timeout=60
+            ).status_code
+            == 201
+        )
+    )
+
+
+def raw(
+    lab: Running, method: str, path: str, headers: dict[str, str], body: bytes = b""
+) -> tuple[int, bytes]:
+    """A request as it stands, however strange."""
+    place = urlsplit(lab.url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port or 0, timeout=30)
+    try:
+        connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py",
+        "/static/%2e%2e/server.py",
+        "/static/..%2fserver.py",
+        "/static/....//server.py",
+        "/static/muster.css%00.py",
+        "//etc/passwd",
+        "/api/v1/../../etc/passwd",
+        "/api/v1/reports/nodes/..%2f..%2f..%2fetc%2fpasswd",
+        "/live?page=/../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+    ],
+)
+def test_path_tricks_lead_nowhere(lab, path):
+    status, body = raw(lab, "GET", path, {})
+    assert status in (303, 401, 404), body
+    assert b"root:" not in body
+    assert b"import" not in body
+
+
+def test_a_foreign_host_name_is_refused(lab):
+    status, body = raw(lab, "GET", "/login", {"Host": "evil.example"})
+    assert status == 400
+    assert b"web.names" in body
+
+
+def test_another_site_cannot_use_somebody_s_cookie(lab):
+    with httpx.Client(base_url=lab.url, timeout=30) as browser:
+        here = {"Origin": lab.url}
+        form = {"name": "olga", "password": PASSWORDS["olga"]}
+        assert browser.post("/login", data=form, headers=here).status_code == 303
+        cookie = next(one for one in browser.cookies.jar if one.name == "muster-session")
+        assert cookie.has_nonstandard_attr("HttpOnly")
+        assert cookie.get_nonstandard_attr("SameSite").lower() == "strict"
+        assert browser.get("/api/v1/me").json()["name"] == "olga"
+        act = {"value": "forged"}
+        # From another site; from nowhere said, but without the token of a form; with a wrong one.
+        for headers in (
+            {"Origin": "https://evil.example"},
+            {"Sec-Fetch-Site": "cross-site"},
+            {},
+            {"X-CSRF-Token": "guess"},
+        ):
+            answer = browser.put("/api/v1/contexts/forged", json=act, headers=headers)
+            assert answer.status_code == 403, headers
+            form = {"name": "orders", "form": "guess", "back": "/"}
+            assert browser.post("/do/purge", data=form, headers=headers).status_code == 403
+            assert browser.post("/logout", data={"form": ""}, headers=headers).status_code == 403
+        assert browser.get("/api/v1/contexts/forged").status_code == 404
+        assert browser.post("/login", data=form).status_code == 403  # no page of ours sent it
+        page = browser.get("/contexts").text
+        token = page.split('name="form" value="', 1)[1].split('"', 1)[0]
+        made = browser.put("/api/v1/contexts/own", json=act, headers={**here, "X-CSRF-Token": token})
+        assert made.status_code == 200, made.text
+
+
+def test_a_huge_body_is_refused_whether_it_says_so_or_not(lab):
+    status, _ = raw(lab, "POST", "/api/v1/tokens", {"Content-Length": str(1 << 40)})
+    assert status == 413
+    token = lab.token("olga")
+
+    def chunks():
+        for _ in range(64):
+            yield b"x" * (1 << 18)
+
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    try:
+        answer = httpx.put(f"{lab.url}/api/v1/contexts/huge", content=chunks(), headers=headers, timeout=60)
+        assert answer.status_code == 413
+    except httpx.HTTPError:
+        pass  # the connection was closed before all of it was sent
+    assert httpx.get(f"{lab.url}/api/v1/contexts/huge", headers=headers).status_code == 404
+
+
+def test_answers_forbid_foreign_script_and_frames(lab):
+    headers = httpx.get(f"{lab.url}/login").headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["x-content-type-options"] == "nosniff"

@@ -7,6 +7,7 @@ after.  While the store is away, managers go on renewing and nothing can be appl
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import json
 import secrets
@@ -185,6 +186,8 @@ class Registry:
             changes = acting.assign()
             if not changes.owners:
                 return
+            owners = filter(None, map(acting.owners.get, changes.owners))
+            lost = collections.Counter(owner.manager for owner in owners)
             try:
                 await self.commit(changes)
             except errors.Unavailable as error:
@@ -196,6 +199,9 @@ class Registry:
         events.info("assigned", resources=moved, managers=len(acting.managers))
         for name in late:
             await self.record("reassign", name, f"it did not renew; {moved} resources moved", who=self.name)
+        for name in lost.keys() - set(late):
+            why = f"started anew, or relieved by another; {lost[name]} resources taken over"
+            await self.record("reassign", name, why, who=self.name)
 
     @staticmethod
     def _all_known(acting: processor.Processor) -> bool:

@@ -385,7 +385,7 @@ class Source:
         recent = [one for one in seconds if one.at_s > time.time() - 120]
         found: dict[str, Any] = {
             "levels": len(holds_s),
-            "channels": [msgspec.to_builtins(producer) for producer in producers],
+            "channels": [msgspec.structs.asdict(producer) for producer in producers],
             "predicted_max_s": round(predicted_s, 3),
             "measured": [
                 {"at_ms": one.at_s * 1000, "rows": one.rows, "p50_s": one.p50_s, "max_s": one.max_s}

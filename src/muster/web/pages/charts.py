@@ -14,7 +14,7 @@ from muster.web.pages import widgets
 from muster.web.pages.html import Markup, tag
 
 WIDTH, HEIGHT = 640, 160
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 8, 20
+LEFT, RIGHT, TOP, BOTTOM = 60, 8, 10, 24
 
 Point = tuple[float, float | None]  # seconds, value
 

@@ -191,6 +191,7 @@ def context(seen: view.View) -> view.Page:
             widgets.act(
                 seen, "delete-context", "Delete", key=key, sure=f"Delete the context {key}?", look="danger"
             ),
+            cls="acts",
         )
         if seen.may_act
         else Markup(""),

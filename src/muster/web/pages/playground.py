@@ -188,7 +188,7 @@ def playground(seen: view.View) -> view.Page:
         ),
         lead="An event reaches a party if the address is true of its state, and its policy of the event and "
         "of the sender. Trying sends nothing.",
-        head=join(form, sending),
+        head=join(form, tag("div", sending, cls="acts") if sending else None),
     )
 
 

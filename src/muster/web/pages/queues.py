@@ -143,6 +143,7 @@ def queue(seen: view.View) -> view.Page:
             sure=f"Throw away what waits in {name}?",
             look="danger",
         ),
+        cls="acts",
     )
     return view.Page(
         f"Queue {name}",

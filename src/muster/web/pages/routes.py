@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from muster.core import errors, messages
+from muster.core import errors, log, messages
 from muster.web import problems, sessions, state
 from muster.web.pages import (
     alerts,
@@ -38,6 +38,7 @@ from muster.web.pages import (
 from muster.web.rest import events
 
 router = APIRouter()
+log_events = log.Events("web")
 
 PAGES: dict[str, view.Build] = {
     "/": overview.overview,
@@ -90,6 +91,9 @@ async def _inside(one: view.Section, within_s: float) -> html.Markup | None:
         return None
     except errors.MusterError as error:
         return widgets.problem(error.message, error.hint)
+    except Exception as error:  # noqa: BLE001  (one section with a bug of ours must not take the page)
+        log_events.error("section-failed", section=one.id, error=error)
+        return widgets.problem(f"This could not be shown: {type(error).__name__}.", "The log says more.")
 
 
 async def _show(request: Request) -> Response:

@@ -1,0 +1,88 @@
+"""REST held against its own OpenAPI document: whatever fits the document is answered as the document says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi import checks
+
+from tests.web.conftest import Api, Running
+
+EXCLUDED = (
+    "/api/v1/tokens",  # each costs what checking a password costs, and soon has to wait
+    "/api/v1/tokens/current",  # ends the login that the others use
+    "/api/v1/logins/{name}",
+    "/api/v1/watch/{what}",  # without end
+    "/api/v1/watch-context/{key}",
+)
+CHECKS = [
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+AWAY = (501, 503, 504)  # a part that this domain does not run
+
+
+def _run(lab: Running, examples: int) -> dict[str, int]:
+    document = schemathesis.openapi.from_url(f"{lab.url}/api/v1/openapi.json")
+    token = lab.token("admin")
+    counts: dict[str, int] = {}
+    faults: list[str] = []
+    for found in document.get_all_operations():
+        assert isinstance(found, Ok), found
+        operation: Any = found.ok()
+        if operation.path in EXCLUDED:
+            continue
+        # What fits the document and what does not: both are answered as it says, never by a crash.
+        fitting, unfit = (operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode)
+
+        @hypothesis.given(case=hypothesis.strategies.one_of(fitting, unfit))
+        @hypothesis.settings(
+            max_examples=examples,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+        )
+        def one(case: Any) -> None:
+            answer = case.call(headers={"Authorization": f"Bearer {token}"}, timeout=60)
+            counts[case.operation.label] = counts.get(case.operation.label, 0) + 1
+            away = answer.status_code in AWAY
+            case.validate_response(answer, checks=[*CHECKS, *([] if away else [not_a_server_error])])
+
+        try:
+            one()
+        except Exception as error:  # noqa: BLE001  (all faults are told at once)
+            faults.append(f"{operation.label}: {error}")
+    assert not faults, "\n\n".join(faults)
+    return counts
+
+
+def test_what_fits_the_document_is_answered_as_it_says(lab):
+    assert len(_run(lab, examples=4)) > 45
+
+
+@pytest.mark.slow
+def test_many_requests_that_fit_the_document(lab):
+    assert len(_run(lab, examples=60)) > 45
+
+
+def test_the_document_names_every_problem_and_how_to_log_in(lab):
+    with Api(lab, "vera") as vera:
+        document = vera.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    for path, methods in document["paths"].items():
+        for method, told in methods.items():
+            assert told["summary"], (method, path)
+            problem = told["responses"]["404"]["content"]["application/problem+json"]
+            assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}
+    schemas = document["components"]["schemas"]
+    assert {"Alert", "Decision", "NodeReport", "SystemReport", "Problem"} <= set(schemas)

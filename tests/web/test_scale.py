@@ -1,0 +1,113 @@
+"""A hundred thousand resources and machines: how soon a page is there, how large the process grows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from muster.app import home, identities, web
+from muster.core import messages, reports
+from muster.manage import processor, protocol
+from muster.manage import service as manage_service
+from muster.monitor import protocol as monitor_protocol
+from muster.store import database
+from muster.trust import roles
+from tests.web import conftest
+from tests.web.conftest import ARTEFACTS, Api, Running, wait_until
+
+COUNT = 100_000
+PAINT_MS_MAX = 1000.0
+MEMORY_BYTES_MAX = 700 << 20
+PAGES = ("/", "/tree", "/resources", "/managers", "/group?name=g7")
+
+
+async def fill_registry(running: Running) -> None:
+    """Straight into the store, as if they had been applied long ago."""
+    folder = running.settings.domain.folder
+    store = await database.open(f"sqlite:{folder / 'store.db'}")
+    async with store:
+        for first in range(0, COUNT, 5_000):
+            async with store.transaction() as transaction:
+                for number in range(first, first + 5_000):
+                    spec = protocol.Spec(
+                        name=f"r-{number:06}", type="memory", agent="elsewhere", group=f"g{number % 100}"
+                    )
+                    made = processor.Resource(spec=spec, generation=1, by="admin")
+                    transaction.put(manage_service.RESOURCES, spec.name, msgspec.json.encode(made))
+
+
+async def fill_reports(running: Running) -> None:
+    """One report of each machine, as a channel forwards them."""
+    folder = home.Folder(running.settings.domain.folder)
+    trust = await asyncio.to_thread(identities.open_, running.settings)
+    async with await web.Door(folder, trust).connect("loader", roles.Role.CHANNEL) as bus:
+        stream = await bus.open_stream(reports.REPORTS_STREAM)
+        now_ms = int(time.time() * 1000)
+        for first in range(0, COUNT, 5_000):
+            rows = [
+                messages.NodeReport(
+                    machine=f"m-{number:06}",
+                    group=f"g{number % 100}",
+                    sequence=1,
+                    at_ms=now_ms,
+                    period_s=600.0,
+                    metrics={"cpu_percent": float(number % 100), "memory_percent": 40.0, "load_1m": 0.5},
+                )
+                for number in range(first, first + 5_000)
+            ]
+            facts = reports.Facts(channel="loader", sequence=first + 1, machines=5_000)
+            data = reports.encode(reports.to_batch(rows), facts, compression="lz4")
+            await stream.publish(monitor_protocol.batch("loader", monitor_protocol.ROOT), data)
+
+
+def web_process(running: Running) -> psutil.Process:
+    pid = home.Folder(running.settings.domain.folder).holder()
+    return next(
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        if "muster.app.webserver" in " ".join(child.cmdline())
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_pages_of_a_large_fleet_are_there_within_a_second(tmp_path_factory, visit, lab):
+    place = tmp_path_factory.mktemp("large") / "home"
+    large = conftest.start(place)
+    conftest.stop(large)
+    await fill_registry(large)
+    large = conftest.start(place)
+    measured: dict[str, Any] = {}
+    try:
+        await fill_reports(large)
+        with Api(large, "admin") as admin:
+            wait_until(lambda: admin.get("/summary").json().get("resources") == COUNT, timeout_s=120)
+            wait_until(lambda: admin.get("/reports/nodes").json()["total"] >= COUNT, timeout_s=120)
+        here = await visit("admin", running=large)
+        process = web_process(large)
+        for path in PAGES:
+            times = []
+            for _ in range(7):
+                await here.open(path)
+                await here.until("performance.getEntriesByName('first-contentful-paint').length > 0")
+                times.append(
+                    await here.page.evaluate(
+                        "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+                    )
+                )
+            await here.live(timeout_s=60)
+            measured[path] = {"best_ms": min(times), "worst_ms": max(times)}
+            await here.keep(f"large-{path.strip('/').partition('?')[0] or 'overview'}")
+        measured["memory_bytes"] = process.memory_info().rss
+        ARTEFACTS.mkdir(parents=True, exist_ok=True)
+        (ARTEFACTS / "scale.json").write_text(json.dumps(measured, indent=2))
+    finally:
+        conftest.stop(large)
+    assert all(measured[path]["best_ms"] < PAINT_MS_MAX for path in PAGES), measured
+    assert measured["memory_bytes"] < MEMORY_BYTES_MAX, measured

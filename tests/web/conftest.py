@@ -111,7 +111,7 @@ def wait_until(condition: Callable[[], Any], *, timeout_s: float = 60.0) -> Any:
             if found := condition():
                 return found
         assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.1)  # the pace of looking, not a wait for something
+        time.sleep(0.1)  # pace of looking
 
 
 @pytest.fixture(scope="session")

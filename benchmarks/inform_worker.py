@@ -1,4 +1,7 @@
-"""One information node in a process of its own, for `benchmarks.inform`: ``URL NAME STORE SETTINGS``."""
+"""One information node in a process of its own, for `benchmarks.inform`: ``URL NAME STORE SETTINGS``.
+
+Beside it stands an echo, which tells what the road alone costs.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,26 @@ import time
 import msgspec
 
 from benchmarks import measure
-from muster.bus import client
+from muster.bus import api, client
 from muster.inform import service, settings
 from muster.store import database
+
+
+def echo_of(name: str) -> str:
+    return f"topic.bench.echo.{name}"
 
 
 async def main(url: str, name: str, store_url: str, wanted: str) -> None:
     chosen = msgspec.json.decode(wanted, type=settings.Inform)
     empty_bytes = measure.resident_bytes(os.getpid())
     begun = time.perf_counter()
+
+    def echo(message: api.Message) -> None:
+        message.respond_now(message.data)
+
     async with await client.connect((url,), identity=name) as bus, await database.open(store_url) as store:
         node = await service.start(bus, settings=chosen, store=store, max_bytes=4 << 30)
+        await bus.subscribe(echo_of(name), handler=echo)
         facts = {
             "start_s": time.perf_counter() - begun,
             "contexts": node.desk.copies.permanent,
@@ -34,4 +46,4 @@ async def main(url: str, name: str, store_url: str, wanted: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    measure.run_fast(main(*sys.argv[1:]))

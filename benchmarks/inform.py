@@ -12,6 +12,7 @@ from __future__ import annotations
 import pathlib
 import tempfile
 import urllib.parse
+import uuid
 
 from benchmarks import harness, inform_demand, inform_many, inform_peer, inform_worker, inform_worlds, measure
 from muster.bus import api
@@ -87,8 +88,10 @@ async def _road(caller: api.Bus, count: int) -> float:
 
 
 async def _append(node: service.Node, count: int) -> float:
+    run = uuid.uuid4().hex
+
     async def append(number: int) -> None:
-        record = protocol.Record(f"alone/{number}", (node.name,), 1 << 16, node.name, VALUE)
+        record = protocol.Record(f"alone/{run}/{number}", (node.name,), 1 << 16, node.name, VALUE)
         await node.desk.log.append(record, 0, timeout_s=10.0)
 
     return await _mean(append, count)

@@ -87,7 +87,7 @@ async def test_doors_of_a_domain(tmp_path):
         known.remove(ann[0])
         assert (await ask(f"{url}/wsman", ann, "", wsman(names.GET, "r"))).status_code == 401
         status = await running.status()
-        assert {one["door"] for one in status["soap"]} == {"/wsman", "/context", "/contextmanager"}
+        assert {one["door"] for one in status["soap"]} == {"/wsman", "/context", "/contextmanager", "/uddi"}
 
 
 def test_callbacks_in_the_settings_are_checked():

@@ -14,6 +14,7 @@ from muster.app import team, visitors
 from muster.core import errors, health, metrics
 from muster.inform import client as inform_client
 from muster.inform import sessions
+from muster.inform.uddi import ports, registry
 from muster.inform.wscontext import desk as context_desk
 from muster.manage import client as manage_client
 from muster.manage.wsman import desk as wsman_desk
@@ -38,8 +39,13 @@ class Doors:
         self._logins = logins.Logins(known)
         self._wsman = wsman_desk.Desk(self._fleet, callbacks=callbacks, measure=measure)
         self._context = context_desk.Desk(self._activities, callbacks=callbacks, measure=measure)
+        self._uddi = ports.Ports(registry.Registry(self._visitors.visit), self.authenticate, measure=measure)
         self.application = asgi.Application(
-            {"/wsman": self._wsman.opened(self.authenticate), **self._context.doors(self.authenticate)}
+            {
+                "/wsman": self._wsman.opened(self.authenticate),
+                **self._context.doors(self.authenticate),
+                **self._uddi.doors(),
+            }
         )
 
     async def authenticate(self, name: str, password: str) -> door.Caller:
@@ -116,4 +122,4 @@ class SoapPart:
         return team.Health(facts={"soap": [{"door": path, "url": f"{self.url}{path}"} for path in PATHS]})
 
 
-PATHS = ("/wsman", "/context", "/contextmanager")
+PATHS = ("/wsman", "/context", "/contextmanager", "/uddi")

@@ -182,6 +182,8 @@ def find(invocation: base.Invocation, predicate: str, limit: int, to: connection
     invocation.printer.rows(rows, ("key", "version", "attributes", "age_s", "source"), of="context")
     if found.silent:
         sys.stderr.write(f"not complete: no answer from {', '.join(found.silent)}\n")
+    for name, why in found.failed.items():
+        sys.stderr.write(f"not complete: {name} could not be searched: {why}\n")
 
 
 @inform.command(examples=[("muster inform watch printers/3 -o json | jq .value", "until Ctrl-C")])

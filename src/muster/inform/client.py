@@ -65,17 +65,22 @@ class Client:
         return await self._ask("get", protocol.Get(key, max_staleness_s), protocol.Context)
 
     async def find(self, predicate: str, *, limit: int = 100) -> protocol.Found:
-        """Those that satisfy the predicate, in the order of their keys; at most ``limit``, up to 10,000."""
+        """Those that satisfy the predicate, in the order of their keys; at most ``limit``, up to 10,000.
+
+        Mounted registries are searched too: what is from one has its name as ``source``.
+        """
         parser.parse(predicate)  # here its faults can be pointed at
         found = await self._ask("find", protocol.Find(predicate, limit), protocol.Found)
         contexts, silent, more = list(found.contexts), set(found.silent), found.more
+        failed = dict(found.failed)
         while more and len(contexts) < limit:
             asked = protocol.Find(predicate, limit - len(contexts), contexts[-1].key)
             found = await self._ask("find", asked, protocol.Found)
             contexts += found.contexts
             silent |= set(found.silent)
+            failed |= found.failed
             more = found.more and bool(found.contexts)
-        return protocol.Found(contexts, sorted(silent), more)
+        return protocol.Found(contexts, sorted(silent), more, failed)
 
     async def history(self, key: str, *, after_version: int = 0) -> protocol.History:
         """Its changes after that version as far back as the log goes, oldest first."""

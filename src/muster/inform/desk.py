@@ -16,6 +16,8 @@ from muster.bus import api
 from muster.core import clock, errors, log
 from muster.inform import contextlog, copies, directory, protocol, rights, views
 from muster.inform import settings as settings_
+from muster.inform.mounts import base as mounts
+from muster.inform.mounts import kinds
 
 events = log.Events("inform")
 
@@ -49,6 +51,7 @@ class Desk:
         self.now_ns = now_ns
         self.role_of = role_of
         self._rules = (*settings.rules, *rights.BUILT_IN)
+        self.mounts = {one.name: kinds.mounted(one) for one in settings.mounts}
         self.zone = zone
         self.copies = copies.Copies(name, memory_bytes_max=settings.memory_bytes)
         self.directory = directory.Directory(name, lost_after_s=settings.lost_after_s)
@@ -184,6 +187,13 @@ class Desk:
         if not rule.lets_everybody(act):
             role = self.role_of(identity) if self.role_of is not None else None
             rule.check(key, act, identity=identity, role=role, owner=owner)
+
+    def mounted(self, key: str) -> mounts.Mounted:
+        """The registry that a key under `mounts.PREFIX` is of."""
+        name = key.removeprefix(mounts.PREFIX).partition("/")[0]
+        if name not in self.mounts:
+            raise errors.NotFound(f"no context {key!r}: nothing is mounted as {name!r}")
+        return self.mounts[name]
 
     def count(self, key: str, origin: str) -> None:
         counts = self.demand.get(key)

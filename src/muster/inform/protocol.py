@@ -76,8 +76,8 @@ class Context(Frame, frozen=True):
     stamp_time: int
     stamped_by: str
     age_s: float  # it was the newest at least until so long ago
-    source: str  # the node that answered, or "log"
-    copy: str  # primary, permanent, temporary, log
+    source: str  # the node that answered, or "log", or the mount that it is from
+    copy: str  # primary, permanent, temporary, log, mounted
     writer: str = ""
     expires_at_ns: int = 0
 
@@ -142,6 +142,7 @@ class Found(Frame, frozen=True):
     contexts: list[Context]
     silent: list[str] = []  # nodes that did not answer: their primaries are not among the contexts
     more: bool = False  # there are further ones: ask again after the last of these
+    failed: dict[str, str] = {}  # mounts that could not be searched, and why
 
 
 class FoundHere(Frame, frozen=True):

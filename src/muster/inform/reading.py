@@ -16,6 +16,7 @@ import msgspec
 
 from muster.core import errors
 from muster.inform import contextlog, copies, demand, desk, protocol
+from muster.inform.mounts import base as mounts
 from muster.predicates import closure, parser
 
 SCAN_CHUNK = 2_000
@@ -58,6 +59,9 @@ class Reader:
     async def get(self, asked: protocol.Get, identity: str) -> protocol.Context:
         """`errors.NotFound` where there is none."""
         key = protocol.check_key(asked.key)
+        if key.startswith(mounts.PREFIX):
+            self._desk.check(identity, "read", key, None)
+            return await self._desk.mounted(key).get(key)
         found = await self.held(asked)
         if found is not None:
             self._desk.count(key, self._desk.name)
@@ -175,10 +179,14 @@ class Reader:
         shared = self._desk
         others = shared.directory.nodes
         question = protocol.encode(asked)
-        told = await shared.bus.gather(  # we are one of those asked
-            protocol.to_all("find"), question, enough=len(others) + 1, timeout_s=FIND_TIMEOUT_S
+        told, (mounted, failed) = await asyncio.gather(
+            shared.bus.gather(  # we are one of those asked
+                protocol.to_all("find"), question, enough=len(others) + 1, timeout_s=FIND_TIMEOUT_S
+            ),
+            self._find_mounted(asked),
         )
         answers = [protocol.result_of(message.data, protocol.FoundHere) for message in told]
+        answers += mounted
         # A node that had more to say than one answer holds has told all up to its last key, and so have we.
         ends = [one.contexts[-1].key for one in answers if one.more]
         found = [one for each in answers for one in each.contexts if not ends or one.key <= min(ends)]
@@ -189,7 +197,25 @@ class Reader:
         allowed = [one for one in shown if self._may_read(identity, one)]
         if more and not allowed and shown:
             return await self.find(msgspec.structs.replace(asked, after=shown[-1].key), identity)
-        return protocol.Found(allowed, [node for node in others if node not in heard], more)
+        return protocol.Found(allowed, [node for node in others if node not in heard], more, failed)
+
+    async def _find_mounted(self, asked: protocol.Find) -> tuple[list[protocol.FoundHere], dict[str, str]]:
+        """What the other registries have, and which of them could not be asked."""
+        theirs = self._desk.mounts
+        told = await asyncio.gather(
+            *(one.find(asked.predicate, asked.after, asked.limit) for one in theirs.values()),
+            return_exceptions=True,
+        )
+        found, failed = [], {}
+        for name, one in zip(theirs, told, strict=True):
+            if isinstance(one, errors.MusterError):
+                failed[name] = one.message
+                desk.events.warning("mount-failed", mount=name, error=one)
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                found.append(protocol.FoundHere(name, one))
+        return found, failed
 
     def _may_read(self, identity: str, context: protocol.Context) -> bool:
         try:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from muster.core import errors, settings
 from muster.inform import demand, rights
+from muster.inform.mounts import kinds
 
 doc = settings.doc
 
@@ -123,6 +124,13 @@ class Inform(settings.Section, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = _DAY_S
+    mounts: Annotated[
+        tuple[kinds.Mount, ...],
+        doc(
+            "Other registries that are searched beside our own: a name, a kind (etcd, uddi), a url, and for "
+            "etcd a prefix. Their entries are read under mount/NAME/, and each search asks all of them anew."
+        ),
+    ] = ()
     rules: Annotated[
         tuple[rights.Rule, ...],
         doc("Who may read and write which keys; the first rule that covers a key decides."),

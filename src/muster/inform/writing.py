@@ -24,6 +24,7 @@ import msgspec
 
 from muster.core import clock, errors
 from muster.inform import contextlog, desk, placement, protocol
+from muster.inform.mounts import base as mounts
 
 ATTEMPTS = 8
 HINTS_MAX = 10_000
@@ -338,6 +339,8 @@ def _is_silence(error: errors.Unavailable) -> bool:
 
 def _checked(asked: protocol.Put | protocol.Delete) -> protocol.Put | protocol.Delete:
     request = asked.request or uuid.uuid4().hex
+    if asked.key.startswith(mounts.PREFIX):
+        raise errors.Refused(f"{asked.key!r} is of another registry, where we only read")
     if isinstance(asked, protocol.Delete):
         protocol.check_key(asked.key)
         return msgspec.structs.replace(asked, request=request)

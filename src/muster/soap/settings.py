@@ -11,7 +11,7 @@ doc = settings.doc
 
 
 class Soap(settings.Section, frozen=True, kw_only=True):
-    """SOAP doors: WS-Management at ``/wsman``, WS-Context at ``/context``."""
+    """SOAP doors: WS-Management at ``/wsman``, WS-Context at ``/context``, UDDI v3 at ``/uddi``."""
 
     enabled: Annotated[bool, doc("Whether this process serves them.")] = False
     host: Annotated[str, doc("Address to listen on; without a certificate, a loopback one.")] = "127.0.0.1"

@@ -1,0 +1,122 @@
+"""Other registries beside our own: a real etcd where Debian has one, another UDDI, and one that is down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pathlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from benchmarks import etcd as etcd_peer
+from muster.bus import api, http
+from muster.bus import client as muster_client
+from muster.bus.brokers import broker as brokers
+from muster.bus.brokers import config
+from muster.core import errors
+from muster.inform import client, service, services
+from muster.inform.mounts import kinds
+from muster.inform.uddi import ports, registry
+from muster.soap import asgi, door, serving
+from tests.inform import conftest
+
+
+async def login(name: str, password: str) -> door.Caller:
+    del name, password
+    raise errors.Unauthorized("nobody publishes here")
+
+
+@contextlib.asynccontextmanager
+async def other_uddi(contexts_bus: api.Bus) -> AsyncIterator[str]:
+    """The inquiry port of a registry."""
+
+    @contextlib.asynccontextmanager
+    async def visit(_: str, __: str) -> AsyncIterator[api.Bus]:
+        yield contexts_bus
+
+    made = ports.Ports(registry.Registry(visit), login)
+    async with serving.Server(asgi.Application(made.doors())) as server:
+        yield f"{server.url}/uddi/inquiry"
+
+
+async def test_another_uddi_registry_is_searched_beside_our_own(start_node, inform, tmp_path):
+    elsewhere = config.BrokerConfig(name="elsewhere", directory=tmp_path / "elsewhere")
+    async with (
+        brokers.Broker(elsewhere) as running,
+        await muster_client.connect((running.url,), identity="their-node") as their_bus,
+        await service.start(their_bus, settings=conftest.QUICK),
+        other_uddi(their_bus) as url,
+    ):
+        theirs = client.Client(their_bus)
+        saved = await services.Services(theirs).save(
+            services.Entry(name="plotter", access=("http://127.0.0.1:1/p",), metadata={"floor": 2})
+        )
+        await start_node("n1", mounts=(kinds.Mount(name="lab", kind="uddi", url=url), _down()))
+        await inform.put("desk/7", b"ours", attributes={"floor": 2})
+        found = await inform.find("floor = 2")
+        key = f"mount/lab/uddi:{saved.id}"
+        assert [(one.key, one.source, one.copy) for one in found.contexts] == [
+            ("desk/7", "n1", "primary"),
+            (key, "lab", "mounted"),
+        ]
+        assert set(found.failed) == {"down"}, "one that is down is said, and not fatal"
+        (entry,) = await services.Services(inform).find("name = 'plotter'")
+        assert entry.access == ("http://127.0.0.1:1/p",)
+        read = await inform.get(key)
+        assert b"plotter" in read.value
+        with pytest.raises(errors.NotFound):
+            await inform.get("mount/lab/uddi:no:such")
+        with pytest.raises(errors.NotFound, match="mounted"):
+            await inform.get("mount/none/x")
+        with pytest.raises(errors.Refused, match="only read"):
+            await inform.put(key, b"x")
+        with pytest.raises(errors.Unavailable):
+            await inform.get("mount/down/x")
+
+
+def _down() -> kinds.Mount:
+    return kinds.Mount(name="down", kind="etcd", url="http://127.0.0.1:9")
+
+
+async def test_an_etcd_is_searched_by_what_its_values_say(start_node, inform, tmp_path):
+    binary = await asyncio.to_thread(etcd_peer.find)
+    if binary is None:
+        pytest.skip("no etcd here")
+    async with etcd_peer.running(pathlib.Path(binary), tmp_path / "etcd") as port:
+        async with await etcd_peer.Client.connect(port) as peer:
+            await peer.put(b"/services/web", json.dumps({"port": 80, "tags": ["edge"]}).encode())
+            await peer.put(b"/services/raw", b"\xff\x00")
+            await peer.put(b"/other", json.dumps({"port": 80}).encode())
+        url = f"http://127.0.0.1:{port}"
+        await start_node("n1", mounts=(kinds.Mount(name="old", kind="etcd", url=url, prefix="/services/"),))
+        found = await inform.find("port = 80")
+        assert [(one.key, one.source) for one in found.contexts] == [("mount/old//services/web", "old")]
+        assert found.contexts[0].version > 0
+        assert [one.key for one in (await inform.find("key LIKE 'mount/old/%'")).contexts] == [
+            "mount/old//services/raw",
+            "mount/old//services/web",
+        ]
+        assert (await inform.get("mount/old//services/raw")).value == b"\xff\x00"
+        with pytest.raises(errors.NotFound):
+            await inform.get("mount/old//other")
+
+
+async def test_what_answers_nonsense_is_said(start_node, inform):
+    async with await http.serve({"/": lambda _: http.text("hello")}) as server:
+        mounts = (
+            kinds.Mount(name="a", kind="etcd", url=server.url),
+            kinds.Mount(name="b", kind="uddi", url=server.url),
+        )
+        await start_node("n1", mounts=mounts)
+        await inform.put("k", b"v", attributes={"a": 1})
+        found = await inform.find("a = 1")
+        assert [one.key for one in found.contexts] == ["k"]
+        assert set(found.failed) == {"a", "b"}
+
+
+def test_a_mount_says_what_is_wrong_with_it():
+    for wrong in ({"kind": "ldap"}, {"url": "ftp://x"}, {"name": "a b"}):
+        with pytest.raises(errors.InvalidInput):
+            kinds.Mount(**{"name": "m", "kind": "etcd", "url": "http://127.0.0.1:1", **wrong})

@@ -92,3 +92,6 @@ async def test_mounted_in_a_web_application(echo):
     async with httpx.AsyncClient(transport=transport, base_url="http://web", headers=HEADERS) as client:
         assert (await client.post("/echo", content=message())).status_code == 200
         assert (await client.get("/echo?wsdl")).text == "<wsdl at='http://web/echo'/>"
+    web.mount("/below", echo.application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://web", headers=HEADERS) as client:
+        assert (await client.post("/below/echo", content=message())).status_code == 200

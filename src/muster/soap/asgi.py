@@ -54,8 +54,9 @@ class Application:
         await _respond(send, response, head_only=scope["method"] == "HEAD")
 
     async def _response(self, scope: Scope, receive: Receive) -> door.Response:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        found = self._doors.get(path) or self._doors.get(path.rstrip("/"))
+        path = scope["path"].rstrip("/")
+        inside = path.removeprefix(scope.get("root_path", ""))  # where it is mounted below another path
+        found = self._doors.get(path) or self._doors.get(inside)
         if found is None:
             there = " ".join(self._doors)
             return door.Response(HTTPStatus.NOT_FOUND, f"nothing here; there is: {there}\n".encode())

@@ -170,7 +170,7 @@ async def test_enumerations(wsman, create):
         await create(f"r-{number}", tier="front" if number % 2 else "back", text="x" * 900)
     one_by_one = await pull_all(wsman, await wsman.ask(names.ENUMERATE, "<n:Enumerate/>"))
     assert [one.text_of(P("Name")) for one in one_by_one] == [f"r-{n}" for n in range(5)]
-    assert len(wsman.desk.enumerations) == 0
+    assert len(wsman.desk.enumerating.open) == 0
 
     # Optimised, in one answer: the context is empty, and the items are WS-Management's.
     body = "<n:Enumerate><w:OptimizeEnumeration/><w:MaxElements>50</w:MaxElements>{}</n:Enumerate>"
@@ -241,7 +241,7 @@ async def test_filters_that_cannot_be(wsman):
     assert (await wsman.fault(names.ENUMERATE, f"<n:Enumerate>{twice}</n:Enumerate>"))[
         1
     ] == "wsen:CannotProcessFilter"
-    assert len(wsman.desk.enumerations) == 0
+    assert len(wsman.desk.enumerating.open) == 0
 
 
 async def test_contexts_end_and_belong_to_who_opened_them(wsman, create, monkeypatch):
@@ -277,14 +277,14 @@ async def test_contexts_end_and_belong_to_who_opened_them(wsman, create, monkeyp
     assert (await wsman.ask(names.PULL, pull(context))).first is not None
 
     context = await begin("<n:Expires>PT60S</n:Expires>")
-    now_s = wsman.desk._now_s
-    monkeypatch.setattr(wsman.desk, "_now_s", lambda: now_s() + 61)
+    now_s = wsman.desk.enumerating._now_s
+    monkeypatch.setattr(wsman.desk.enumerating, "_now_s", lambda: now_s() + 61)
     assert await wsman.fault(names.PULL, pull(context)) == lost
     for bad in ("PT0S", "-PT1S", "yesterday", "2001-01-01T00:00:00Z"):
         assert (
             await wsman.fault(names.ENUMERATE, f"<n:Enumerate><n:Expires>{bad}</n:Expires></n:Enumerate>")
         )[1] == ("wsen:InvalidExpirationTime")
-    while len(wsman.desk.enumerations) < enumeration.FOR_EACH_MAX:
+    while len(wsman.desk.enumerating.open) < enumeration.FOR_EACH_MAX:
         await begin()
     assert (await wsman.fault(names.ENUMERATE, "<n:Enumerate/>"))[1] == "wsman:QuotaLimit"
 

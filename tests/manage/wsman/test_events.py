@@ -58,7 +58,7 @@ async def test_events_are_pushed_until_unsubscribed(wsman, create, sink):
     ] == "wsman:InvalidParameter"
     wsman.user = "ann"
     assert (await wsman.ask(names.UNSUBSCRIBE, "<e:Unsubscribe/>", headers=about(id))).body == []
-    assert len(wsman.desk.subscriptions) == 0
+    assert len(wsman.desk.subscribing.open) == 0
     assert await wsman.fault(names.RENEW, "<e:Renew/>", headers=about(id)) == (
         "s:Receiver",
         "wse:UnableToRenew",
@@ -85,9 +85,9 @@ async def test_a_subscription_that_is_not_renewed_ends(wsman, sink):
     id = await begin(wsman, sink.url, "<e:Expires>PT0.3S</e:Expires>")
     kept = await begin(wsman, sink.url, "<e:Expires>PT0.3S</e:Expires>")
     await wsman.ask(names.RENEW, "<e:Renew><e:Expires>PT60S</e:Expires></e:Renew>", headers=about(kept))
-    await eventually(lambda: len(wsman.desk.subscriptions) == 1)
+    await eventually(lambda: len(wsman.desk.subscribing.open) == 1)
     assert (await wsman.fault(names.RENEW, "<e:Renew/>", headers=about(id)))[1] == "wse:UnableToRenew"
-    assert wsman.desk.subscriptions.find(kept, "ann") is not None
+    assert wsman.desk.subscribing.open.find(kept, "ann") is not None
 
 
 async def test_acknowledged_delivery(wsman, create, sink):
@@ -97,7 +97,7 @@ async def test_acknowledged_delivery(wsman, create, sink):
     await wsman.fleet.client.put("a", wanted="down")
     event = await sink.next()
     assert event.header(names.WSMAN("AckRequested")) is not None
-    assert len(wsman.desk.subscriptions) == 1
+    assert len(wsman.desk.subscribing.open) == 1
 
 
 async def test_a_receiver_that_fails_is_tried_again_then_told_the_end(wsman, create, sink, monkeypatch):
@@ -118,7 +118,7 @@ async def test_a_receiver_that_fails_is_tried_again_then_told_the_end(wsman, cre
         if message.first.name == names.WSE("SubscriptionEnd"):
             break
     assert message.first.text_of(names.WSE("Status")) == f"{names.WSE}/DeliveryFailure"
-    await eventually(lambda: len(wsman.desk.subscriptions) == 0)
+    await eventually(lambda: len(wsman.desk.subscribing.open) == 0)
 
 
 async def test_a_receiver_that_refuses_is_not_asked_again(wsman, create, sink):
@@ -127,7 +127,7 @@ async def test_a_receiver_that_refuses_is_not_asked_again(wsman, create, sink):
     refusal = faults.Fault(faults.Code.SENDER, "no", subcode=names.WSMAN("DeliveryRefused"))
     sink.answers = [(500, envelope.write_fault(V12, refusal).decode())]
     await wsman.fleet.client.put("a", wanted="down")
-    await eventually(lambda: len(wsman.desk.subscriptions) == 0)
+    await eventually(lambda: len(wsman.desk.subscribing.open) == 0)
     assert sink.requests == 1
 
 
@@ -146,7 +146,7 @@ async def test_addresses_that_are_not_allowed_are_never_called(wsman, create, si
         assert await wsman.fault(names.SUBSCRIBE, subscribe(url)) == unusable, url
         end_to = f"<e:EndTo><a:Address>{url}</a:Address></e:EndTo>"
         assert await wsman.fault(names.SUBSCRIBE, subscribe(sink.url, end_to=end_to)) == unusable, url
-    assert len(wsman.desk.subscriptions) == 0
+    assert len(wsman.desk.subscribing.open) == 0
     await wsman.fleet.client.put("a", wanted="down")
     await wsman.is_now("a", "down")
     assert sink.requests == 0
@@ -169,4 +169,4 @@ async def test_what_is_not_offered_is_refused(wsman, sink):
         "wsman:UnsupportedFeature",
         "Heartbeats",
     )
-    assert len(wsman.desk.subscriptions) == 0
+    assert len(wsman.desk.subscribing.open) == 0

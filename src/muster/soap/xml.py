@@ -248,7 +248,7 @@ def write(element: Element, prefixes: Mapping[str, str] | None = None) -> bytes:
     used = {uri for one in element.walk() for uri in _namespaces(one)}
     root = {wanted[uri]: uri for uri in wanted if uri in used}
     out: list[str] = []
-    _write(element, {"xml": XML}, root, wanted, out)
+    _write(element, _Scope({"xml": XML}), root, wanted, out)
     return "".join(out).encode()
 
 
@@ -261,52 +261,83 @@ def _namespaces(element: Element) -> Iterator[str]:
             yield one.name.rpartition("}")[0][1:]
 
 
+class _Scope:
+    """The prefixes in force at some place, and how names are spelt there."""
+
+    __slots__ = ("bound", "spelt")
+
+    def __init__(self, bound: Mapping[str, str]) -> None:
+        self.bound = dict(bound)
+        self.spelt: dict[tuple[str, bool], str] = {}
+
+    def spell(self, name: str, *, bare: bool) -> str | None:
+        """None where a declaration is missing. ``bare``: whether the default namespace may serve."""
+        known = self.spelt.get((name, bare))
+        if known is None:
+            uri, _, local = name.rpartition("}")
+            uri = uri[1:]
+            if not uri:
+                known = None if bare and self.bound.get("") else local
+            else:
+                fitting = (prefix for prefix, held in self.bound.items() if held == uri and (prefix or bare))
+                prefix = next(fitting, None)
+                if prefix is not None:
+                    known = f"{prefix}:{local}" if prefix else local
+            if known is not None:
+                self.spelt[name, bare] = known
+        return known
+
+
 def _write(
-    element: Element,
-    scope: Mapping[str, str],
-    declare: Mapping[str, str],
-    wanted: Mapping[str, str],
-    out: list[str],
+    element: Element, scope: _Scope, declare: Mapping[str, str], wanted: Mapping[str, str], out: list[str]
 ) -> None:
-    known = {"": "", **scope}
-    declare = {**declare, **(element.namespaces or {})}
-    new = {prefix: uri for prefix, uri in declare.items() if known.get(prefix) != uri}
-    here = {**scope, **new}
+    new: dict[str, str] = {}
+    if declare or element.namespaces:
+        known = {"": "", **scope.bound}
+        declare = {**declare, **(element.namespaces or {})}
+        new = {prefix: uri for prefix, uri in declare.items() if known.get(prefix) != uri}
+        if new:
+            scope = _Scope({**scope.bound, **new})
 
-    def spelt(name: str, *, bare: bool = True) -> str:
-        """``bare``: whether the default namespace may serve."""
-        uri, _, local = name.rpartition("}")
-        uri = uri[1:]
-        if not uri:
-            if bare and here.get(""):
-                new[""] = here[""] = ""
-            return local
-        found = next((prefix for prefix, held in here.items() if held == uri and (prefix or bare)), None)
-        if found is None:
-            found = wanted.get(uri, "")
-            number = 0
-            while not found or found in here:
-                number += 1
-                found = f"ns{number}"
-            new[found] = here[found] = uri
-        return f"{found}:{local}" if found else local
+    def spell(name: str, bare: bool) -> str:
+        nonlocal scope
+        known = scope.spell(name, bare=bare)
+        if known is None:
+            prefix, uri = _declaration(name, scope.bound, wanted)
+            new[prefix] = uri
+            scope = _Scope({**scope.bound, prefix: uri})
+            known = scope.spell(name, bare=bare)
+            assert known is not None
+        return known
 
-    tag = spelt(element.name)
-    attributes = [(spelt(name, bare=False), value) for name, value in element.attributes.items()]
-    texts = [spelt(one.name) if isinstance(one, QName) else one for one in element.content]
+    tag = spell(element.name, True)
+    attributes = [(spell(name, False), value) for name, value in element.attributes.items()]
+    content = [spell(one.name, True) if isinstance(one, QName) else one for one in element.content]
     attributes += [(f"xmlns:{prefix}" if prefix else "xmlns", uri) for prefix, uri in new.items()]
     out.append(f"<{tag}")
     out += [f' {name}="{_escape(value, _IN_ATTRIBUTE, _ATTRIBUTE)}"' for name, value in attributes]
-    if not texts:
+    if not content:
         out.append("/>")
         return
     out.append(">")
-    for one in texts:
+    for one in content:
         if isinstance(one, Element):
-            _write(one, here, {}, wanted, out)
+            _write(one, scope, {}, wanted, out)
         else:
             out.append(_escape(one, _IN_TEXT, _TEXT))
     out.append(f"</{tag}>")
+
+
+def _declaration(name: str, bound: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, str]:
+    """A prefix and its namespace, so that ``name`` can be spelt."""
+    uri = name.rpartition("}")[0][1:]
+    if not uri:
+        return "", ""  # the default namespace ends here
+    prefix, number = wanted.get(uri, ""), 0
+    while not prefix or prefix in bound:
+        number += 1
+        prefix = f"ns{number}"
+    return prefix, uri
 
 
 def _escape(text: str, special: re.Pattern[str], escapes: Mapping[str, str]) -> str:

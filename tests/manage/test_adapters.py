@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pathlib
+import re
 import signal
 from typing import Any
 
 import pytest
 
 from muster.bus import http
-from muster.core import health, messages
-from muster.manage.adapters import base, catalogue
+from muster.core import errors, health, messages
+from muster.manage.adapters import base, catalogue, process, systemd
 from muster.testing.eventually import eventually
 from tests.manage import contract
+
+
+def limits_of(pid: int) -> str:
+    return pathlib.Path(f"/proc/{pid}/limits").read_text()
 
 
 class TestProcess(contract.Contract):
@@ -55,6 +61,59 @@ class TestProcess(contract.Contract):
         server.close()
         await server.wait_closed()
         await eventually(lambda: self.seen(host).state is health.State.DOWN)
+
+    async def test_health_by_http_and_a_restart_of_what_does_not_work(self, host):
+        state = {"status": 500}
+
+        async def page(_: http.Request) -> http.Response:
+            return http.text("", state["status"])
+
+        async with await http.serve({"/health": page}) as server:
+            url = f"{server.url}/health"
+            check = {"kind": "http", "url": url, "every_s": 0.05, "failures": 2, "start_s": 30}
+            await self.do(host, "create", config={"command": ["sleep", "1000"], "health": check})
+            assert self.seen(host).state is health.State.STARTING
+            state["status"] = 200
+            await eventually(lambda: self.seen(host).state is health.State.UP)
+            state["status"] = 503
+            await eventually(lambda: self.seen(host).state is health.State.DOWN)
+            assert "503" in self.seen(host).reason
+
+    async def test_health_by_command(self, host, tmp_path):
+        flag = tmp_path / "well"
+        flag.touch()
+        check = {"kind": "command", "command": ["test", "-e", str(flag)], "every_s": 0.05, "failures": 1}
+        await self.do(host, "create", config={"command": ["sleep", "1000"], "health": check})
+        await eventually(lambda: self.seen(host).state is health.State.UP)
+        flag.unlink()
+        await eventually(lambda: self.seen(host).state is health.State.DOWN)
+        assert "exits with 1" in self.seen(host).reason
+
+    async def test_limits_hold(self, host):
+        limits = {"open_files": 17, "memory_bytes": 1 << 30, "cpu_s": 1}
+        config = {"command": ["sh", "-c", "while :; do :; done"], "limits": limits}
+        made = await self.do(host, "create", config=config)
+        found = limits_of(made.observed.properties["pid"])
+        assert re.search(r"Max open files +17 +17", found)
+        assert re.search(rf"Max address space +{1 << 30} ", found)
+        await eventually(lambda: self.seen(host).state is health.State.DOWN, timeout_s=60)
+        assert "signal" in self.seen(host).reason, "its second of processor time is over"
+        changed = {"command": ["sleep", "1000"], "limits": {"open_files": 19}}
+        await self.do(host, "put", config=changed)
+        await self.do(host, "execute", operation="start")
+        pid = self.seen(host).properties["pid"]
+        await self.do(host, "put", config={**changed, "limits": {"open_files": 18}})
+        assert self.seen(host).properties["pid"] == pid, "limits change without a restart"
+        assert re.search(r"Max open files +18 +18", limits_of(pid))
+
+    async def test_output_has_a_bound(self, host, tmp_path, monkeypatch):
+        monkeypatch.setattr(process, "OUTPUT_BYTES_MAX", 10_000)
+        noisy = {"command": ["sh", "-c", "yes noise | head -c 100000; exec sleep 1000"]}
+        await self.do(host, "create", config=noisy)
+        output = tmp_path / "hosted" / "thing" / "output"
+        await eventually(lambda: output.stat().st_size >= 100_000)
+        await self.do(host, "execute", operation="restart")
+        assert output.stat().st_size <= 100_000 + 5_000
 
     async def test_a_command_that_is_not_there(self, host):
         answer = await self.do(host, "create", config={"command": ["/no/such/program"]})
@@ -142,6 +201,71 @@ class TestHttp(contract.Contract):
     async def break_it(self, host):
         self.state["up"] = False
         return True
+
+
+SYSTEMCTL = """#!/bin/sh
+# What systemctl does of its work, with a file for a unit: systemd itself does not run everywhere.
+state="$STATE_DIR/active"
+case "$1" in
+  start|restart) touch "$state" ;;
+  stop) rm -f "$state" ;;
+  show) if [ -e "$state" ]; then echo ActiveState=active; echo SubState=running; echo MainPID=42
+        else echo ActiveState=inactive; echo SubState=dead; echo MainPID=0; fi; echo Result=success ;;
+  daemon-reload) ;;
+  *) echo "unknown $1" >&2; exit 1 ;;
+esac
+"""
+
+
+class TestSystemd(contract.Contract):
+    """The decisions, against a program that answers as systemctl does."""
+
+    type_name = "systemd"
+
+    @pytest.fixture(autouse=True)
+    def program(self, tmp_path, monkeypatch):
+        program = tmp_path / "systemctl"
+        program.write_text(SYSTEMCTL)
+        program.chmod(0o755)
+        monkeypatch.setattr(systemd, "PROGRAM", str(program))
+        monkeypatch.setenv("STATE_DIR", str(tmp_path))
+        self.active = tmp_path / "active"
+
+    @pytest.fixture
+    def config(self):
+        return {"unit": "thing.service", "every_s": 0.05}
+
+    @pytest.fixture
+    def other(self, config):
+        return {**config, "every_s": 0.1}
+
+    async def break_it(self, host):
+        self.active.unlink()
+        return True
+
+    async def test_where_there_is_no_systemd_it_says_so(self, host, config, monkeypatch):
+        with monkeypatch.context() as patched:
+            patched.setattr(systemd, "PROGRAM", "/no/such/systemctl")
+            answer = await self.do(host, "create", config=config)
+        assert answer.outcome is messages.Outcome.FAILED
+        assert answer.code == errors.MissingPart.code
+
+    def test_a_name_that_is_no_unit_is_refused(self):
+        for name in ("thing", "../thing.service", "-H x.service", "thing.mount"):
+            with pytest.raises(errors.InvalidInput):
+                base.convert(systemd.Unit, {"unit": name})
+
+
+@pytest.mark.skipif(
+    not pathlib.Path("/run/systemd/system").exists(), reason="systemd does not run on this machine"
+)
+async def test_a_real_unit_is_seen(connect, tmp_path):
+    adapter = systemd.Unit(base.Place(name="journal", folder=tmp_path, changed=lambda _: None))
+    await adapter.resume(systemd.Config(unit="systemd-journald.service"))
+    try:
+        assert (await adapter.observe()).state is health.State.UP
+    finally:
+        await adapter.close()
 
 
 class TestSparkQuery(contract.Contract):

@@ -59,7 +59,11 @@ async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
             await lines.client.create(entry(f"r{number}"))
         for number in range(4):
             await lines.client.wait(f"r{number}", "up")
-        assert {one["name"] for one in await lines.client.agents()} == {"host-b"}
+
+        async def known():
+            return {one["name"] for one in await lines.client.agents()} == {"host-b"}
+
+        await eventually(known)
         assert await lines.client.execute("r1", "echo", {"text": "hi"}) == "hi"
         fallen: Any = host.hosted["r2"].adapter
         fallen.die("oops")
@@ -107,7 +111,7 @@ async def test_a_line_that_breaks_is_dialled_again_and_what_was_asked_is_not_don
         assert b'"done"' in answer.data
         adapter: Any = host.hosted["r"].adapter
         assert adapter.done.count("echo") == 1
-        assert (await lines.client.get("r"))[0]["state"] == "up"
+        await lines.client.wait("r", "up")
 
 
 async def test_strangers_are_refused(lines, tmp_path):

@@ -92,3 +92,43 @@ async def test_a_ring_is_deployed_mended_and_torn_down(fleet):
 
     await fleet.client.delete(*(f"t-{number}" for number in range(1, 5)))
     await fleet.client.wait_gone(*(f"t-{number}" for number in range(1, 5)))
+
+
+async def test_a_network_is_changed_made_smaller_and_torn_down_by_manifest(fleet):
+    await fleet.registry()
+    await fleet.manager()
+    host = await fleet.agent()
+
+    def text(shape: str, size: int) -> str:
+        return f"topologies: [{{name: t, shape: {shape}, size: {size}, agent: host-a}}]"
+
+    def links() -> dict[str, set[str]]:
+        return {
+            name: {remote.id for remote in one.adapter.broker.config.remotes}
+            for name, one in host.hosted.items()
+            if one.adapter is not None and one.adapter.broker is not None
+        }
+
+    async def settled() -> bool:
+        rows = await fleet.client.get()
+        return all(row["state"] == "up" and row["applied"] for row in rows)
+
+    await fleet.client.apply(text("chain", 4))
+    await eventually(settled, timeout_s=30)
+    await eventually(lambda: links() == {"t-1": set(), "t-2": {"t-1"}, "t-3": {"t-2"}, "t-4": {"t-3"}})
+    pids = {name: one.seen.properties["pid"] for name, one in host.hosted.items()}
+
+    await fleet.client.apply(text("star", 4))
+    await eventually(settled, timeout_s=30)
+    await eventually(lambda: links() == {"t-1": set(), "t-2": {"t-1"}, "t-3": {"t-1"}, "t-4": {"t-1"}})
+    assert pids == {name: one.seen.properties["pid"] for name, one in host.hosted.items()}, "none restarted"
+
+    planned = await fleet.client.plan(text("star", 2))
+    assert {line["name"] for line in planned if line["act"] == "delete"} == {"t-3", "t-4"}
+    await fleet.client.apply(text("star", 2))
+    await fleet.client.wait_gone("t-3", "t-4")
+    await eventually(lambda: set(links()) == {"t-1", "t-2"})
+
+    await fleet.client.delete_manifest(text("star", 2))
+    await fleet.client.wait_gone("t-1", "t-2")
+    assert not links()

@@ -34,7 +34,10 @@ def apply(invocation: base.Invocation, path: Path, wait_s: float | None, to: con
         done = await fleet.apply(text)
         if wait_s is not None:
             for line in done["plan"]:
-                await fleet.wait(line["name"], "up", timeout_s=wait_s)
+                if line["act"] == "delete":
+                    await fleet.wait_gone(line["name"], timeout_s=wait_s)
+                else:
+                    await fleet.wait(line["name"], "up", timeout_s=wait_s)
         return done
 
     done = managing.call(invocation, to, work)

@@ -25,7 +25,7 @@ import msgspec
 
 from muster.bus import api
 from muster.core import errors, health, log, messages, subjects
-from muster.manage import hosting, manifest, protocol
+from muster.manage import hosting, manifest, protocol, requests
 from muster.manage.adapters import base, catalogue
 
 events = log.Events("manage")
@@ -152,11 +152,14 @@ class Agent:
             )
             wait_s = HELLO_S
             try:
-                await self._bus.request(
+                answer = await self._bus.request(
                     protocol.hello(self.name), messages.encode(said), timeout_s=HELLO_TIMEOUT_S
                 )
-            except errors.Unavailable:
-                wait_s = min(1.0, self._beat_s)  # no registry acts: say it again soon
+                requests.result_of(answer)
+            except errors.MusterError:
+                wait_s = min(
+                    1.0, self._beat_s
+                )  # no registry acts, or it takes nothing now: say it again soon
             await asyncio.sleep(wait_s)
 
     async def _beat_always(self) -> None:

@@ -7,8 +7,6 @@ import contextlib
 import itertools
 from collections.abc import Callable
 
-import msgspec
-
 from muster.bus import api
 from muster.core import errors, messages
 from muster.manage import protocol, requests
@@ -59,8 +57,5 @@ class Checkpoints:
     async def _send(self, page: Page) -> None:
         said = messages.encode(protocol.Checkpoints(items=page), "msgpack")
         message = await self._bus.request(protocol.checkpoint(self._manager), said)
-        answer = msgspec.json.decode(message.data)
-        if "error" in answer:
-            raise requests.error_of(answer["error"])
-        for name in answer["result"]["refused"]:
+        for name in requests.result_of(message)["refused"]:
             self._superseded(name, page[name][0])

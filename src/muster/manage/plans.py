@@ -20,7 +20,25 @@ def plan(before: Mapping[str, processor.Resource], specs: list[protocol.Spec]) -
             changes = differences(known.spec, spec) if known else {}
             act = "create" if known is None else "change" if changes else "keep"
             lines.append({"wave": number, "act": act, "name": name, "type": spec.type, "changes": changes})
+    lines += [
+        {"wave": 1, "act": "delete", "name": name, "type": before[name].spec.type, "changes": {}}
+        for name in leftover(before, specs)
+    ]
     return lines
+
+
+def leftover(before: Mapping[str, processor.Resource], specs: list[protocol.Spec]) -> list[str]:
+    """Brokers of a topology that has become smaller: it is one thing, so they go.
+
+    Anything else that a manifest does not name any more stays until it is deleted.
+    """
+    named = {spec.name for spec in specs}
+    whole = {spec.labels[protocol.TOPOLOGY] for spec in specs if protocol.TOPOLOGY in spec.labels}
+    return sorted(
+        name
+        for name, one in before.items()
+        if one.spec.labels.get(protocol.TOPOLOGY) in whole and name not in named and not one.deleting
+    )
 
 
 def differences(before: protocol.Spec, after: protocol.Spec) -> dict[str, list[Any]]:

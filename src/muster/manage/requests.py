@@ -45,6 +45,11 @@ async def ask(
                     "no registry acts on this bus", hint="is management enabled in the domain's settings?"
                 ) from error
             await asyncio.sleep(RETRY_S)
+    return result_of(message)
+
+
+def result_of(message: api.Message) -> Any:
+    """What was answered; raises what was refused."""
     answer = msgspec.json.decode(message.data)
     if "error" in answer:
         raise error_of(answer["error"])

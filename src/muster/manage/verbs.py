@@ -78,10 +78,12 @@ class Verbs:
         async with self._registry.writing() as state:
             specs = placement.specifications(state, entries)
             lines = plans.plan(state.resources, specs)
-            changes = state.apply(specs, by)
-            if changes:
-                await self._registry.commit(changes)
-        return {"plan": lines, "changed": sorted(changes.resources)}
+            changed: set[str] = set()
+            for changes in (state.apply(specs, by), state.delete(plans.leftover(state.resources, specs), by)):
+                if changes:
+                    await self._registry.commit(changes)
+                    changed |= set(changes.resources)
+        return {"plan": lines, "changed": sorted(changed)}
 
     async def _plan(self, entries: list[Any]) -> list[dict[str, Any]]:
         state = self._registry.state

@@ -80,6 +80,7 @@ class Process(base.Adapter):
         self._state = health.State.DOWN
         self._reason = "never started"
         self._exit_code: int | None = None
+        self._problem = ""  # for which we have just ended it
 
     # What agents call
 
@@ -245,6 +246,8 @@ class Process(base.Adapter):
     async def _until_it_ends(self, pid: int) -> None:
         code = await pids.end_of(pid)
         how = "it ended" if code is None else f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+        if self._problem:
+            how, self._problem = f"it was ended because it did not work: {self._problem}", ""
         if self._checking is not None:
             self._checking.cancel()
         self._pid, self._exit_code = None, code
@@ -292,7 +295,7 @@ class Process(base.Adapter):
                 starting = self._state is health.State.STARTING and loop.time() - began < check.start_s
                 if not starting and failed >= check.failures and self._pid is not None:
                     # It runs and does not work: it is ended, so that its manager starts it anew.
-                    self._reason = problem
+                    self._problem = problem
                     pids.signal_session(self._pid, signal.SIGKILL)
                     return
             quick = self._state is health.State.STARTING

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+from muster.app import managing
 from muster.bus import api, client
 from muster.core import messages
 from muster.manage import agent, manager, protocol
@@ -38,6 +39,7 @@ async def connect(url: str, creds: str | None = None, identity: str = "worker") 
 
 
 async def manage(url: str, creds: str) -> None:
+    managing.spare_collector()  # as in a domain
     async with await connect(url, creds) as bus, manager.Manager(bus) as running:
         say("ready")
         while await told() is not None:
@@ -46,6 +48,7 @@ async def manage(url: str, creds: str) -> None:
 
 async def adapters(url: str, *creds: str) -> None:
     """One agent for each of the credentials; what is asked of them is measured here."""
+    managing.spare_collector()
     hosts = []
     for one in creds:
         host = agent.Agent(await connect(url, one), beat_s=5.0, types=("memory",))

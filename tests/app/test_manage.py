@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,9 @@ resources:
 
 
 @pytest.fixture
-async def running(tmp_path):
+async def running(tmp_path, monkeypatch):
+    monkeypatch.setattr(manage, "LOOK_S", 0.5)
+    monkeypatch.setattr(manage, "SILENT_S", 15.0)
     flags = {
         "domain.data_dir": str(tmp_path),
         "manage.enabled": True,
@@ -119,3 +123,26 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
         await eventually(refused)
         async with await connecting.connect(running.servers, creds=second):
             assert [one["name"] for one in await fleet.agents()].count("host-b") == 1
+
+
+@pytest.mark.slow
+async def test_one_that_runs_and_does_not_work_is_started_anew(running):
+    async with await running.connect("admin", roles.Role.OPERATOR) as admin:
+
+        async def processes() -> dict[str, dict[str, Any]]:
+            return {one["name"]: one for one in await manage.ask(admin, "processes")}
+
+        async def all_run() -> bool:
+            return all(one["pid"] for one in (await processes()).values())
+
+        await eventually(all_run, timeout_s=30)
+        before = await processes()
+        await manage.ask(admin, "kill", name="manager-2", number=signal.SIGSTOP)
+
+        async def anew() -> bool:
+            return (await processes())["manager-2"]["pid"] not in (before["manager-2"]["pid"], None)
+
+        await eventually(anew, timeout_s=60)
+        after = await processes()
+        others = {name: one["pid"] for name, one in before.items() if name != "manager-2"}
+        assert {name: after[name]["pid"] for name in others} == others, "the others were left alone"

@@ -20,7 +20,7 @@ import msgspec
 
 from muster.app import certificates, enrolment, identities, logs, managing, nursery, team
 from muster.app import context as context_
-from muster.bus import api
+from muster.bus import api, http, pages
 from muster.core import errors, health, subjects
 from muster.manage import bootstrap, pids, protocol, requests, settings
 from muster.trust import roles
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from muster.core import ground
 
 KIND = "domain"
+LOOK_S = 2.0
+SILENT_S = 20.0  # one that runs and does not say so for so long is ended, and started anew
 STOP_S = 5.0
 
 _ROLES = {
@@ -51,7 +53,7 @@ class Manage:
     def __init__(self, wanted: settings.Manage) -> None:
         self._wanted = wanted
         self._context: context_.Context
-        self._care = bootstrap.Care(_names(wanted))
+        self._care = bootstrap.Care(_names(wanted), silent_s=SILENT_S)
         self._children: dict[str, int] = {}
         self._unready: set[str] = set()
         self._nursery: nursery.Nursery
@@ -65,6 +67,8 @@ class Manage:
         self._desk = enrolment.Desk(context.store, context.trust)
         self._nursery = nursery.Nursery(self._unready.discard)
         context.spawn(self._keep())
+        if context.settings.health.enabled:
+            context.spawn(self._listen())
         self._subscription = await context.bus.subscribe(
             subjects.said_by(protocol.PART, "*", KIND, "*"), handler=self._asked
         )
@@ -118,6 +122,21 @@ class Manage:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if due is None else max(0.01, due - loop.time())):
                     await self._changed.wait()
+
+    async def _listen(self) -> None:
+        """Whether each really works, not only runs: its health page answers."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            places = await asyncio.to_thread(lambda: list(pages.told(self._context.folder.pages)))
+            known = [one for one in places if self._children.get(one.process) == one.pid]
+            for name in await asyncio.gather(*map(_heard, known)):
+                if name in self._children:
+                    self._care.heard(name, loop.time())
+            for name in self._care.silent(loop.time()):
+                self._context.log.warning("process-silent", process=name)
+                with contextlib.suppress(ProcessLookupError, KeyError):
+                    os.kill(self._children[name], signal.SIGKILL)
 
     async def _begin(self, name: str) -> None:
         loop = asyncio.get_running_loop()
@@ -210,6 +229,15 @@ class Manage:
                 tls = await asyncio.to_thread(certificates.for_clients, self._context.settings)
             self._context.spawn(_tell(self._context, running.servers, tls))
         return answer
+
+
+async def _heard(place: pages.Place) -> str:
+    """Its name, if it answers."""
+    try:
+        answer = await http.get(f"{place.url}/livez", timeout_s=LOOK_S)
+    except errors.MusterError:
+        return ""
+    return place.process if answer.status == 200 else ""
 
 
 async def _tell(context: context_.Context, servers: Sequence[str], tls: Any) -> None:

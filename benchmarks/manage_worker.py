@@ -89,7 +89,7 @@ async def _wait(hosts: list[agent.Agent], total: int, gone: str) -> dict[str, fl
 
 async def _ask(host: agent.Agent, name: str) -> float:
     one = host.hosted[name]
-    said = protocol.Event(resource=name, what="bench", observed=one.seen, epoch=one.record.epoch)
+    said = protocol.Event(resource=name, what=protocol.CHANGED, observed=one.seen, epoch=one.record.epoch)
     began = time.perf_counter()
     subject = protocol.event(host.name, one.record.manager)
     await host._bus.request(subject, messages.encode(said), timeout_s=60)

@@ -260,3 +260,23 @@ async def test_what_another_began_is_found_done_and_a_wish_that_changes_nothing_
     row = await small.client.wait("a", "up")
     assert row["applied"]
     assert small.host.hosted["a"].adapter.done.count("create") == 1
+
+
+async def test_large_specifications_and_long_reasons_go_in_pages(small):
+    """What one message cannot hold goes in several; one that is too large is refused."""
+    with pytest.raises(errors.LimitExceeded, match="configuration"):
+        await small.client.create(
+            {"name": "x", "type": "memory", "agent": "host-a", "config": {"value": "v" * 300_000}}
+        )
+    names = [f"r{number}" for number in range(12)]
+    for name in names:
+        await small.client.create(
+            {"name": name, "type": "memory", "agent": "host-a", "config": {"value": "v" * 200_000}}
+        )
+    await eventually(lambda: len(small.man.managed) == len(names), timeout_s=30)
+    second = await small.manager("manager-2")  # gets its share in one commit, more than a message holds
+    await eventually(lambda: len(second.managed) == len(small.man.managed) == len(names) // 2, timeout_s=30)
+    await small.man.abandon()
+    await eventually(lambda: len(second.managed) == len(names), timeout_s=30)
+    for name in names:
+        await small.client.wait(name, "up")

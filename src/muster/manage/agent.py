@@ -33,7 +33,8 @@ events = log.Events("manage")
 BEAT_S = 5.0
 HELLO_S = 30.0
 HELLO_TIMEOUT_S = 3.0
-BEATS_MAX = 2_000  # in one message
+BEATS_MAX = 1_000  # in one message, with reasons cut short
+REASON_MAX = 200
 EVENTS_A_SECOND = 10  # of one resource; what is more is told by the next heartbeat
 CHANGING = (
     *(protocol.Verb.PUT, protocol.Verb.CREATE, protocol.Verb.DELETE),
@@ -148,7 +149,7 @@ class Agent:
                 labels=self._labels,
                 facts=facts(),
                 types=self._types,
-                resources=tuple(self.hosted)[:10_000],
+                resources=tuple(self.hosted)[:2_000],
             )
             wait_s = HELLO_S
             try:
@@ -181,7 +182,7 @@ class Agent:
                         seen.state if seen.exists else health.State.DOWN,
                         record.epoch,
                         record.digest if seen.exists else "",
-                        seen.reason,
+                        seen.reason[:REASON_MAX],
                     )
                 )
         for manager, beats in by_manager.items():
@@ -261,7 +262,15 @@ class Agent:
             answer = protocol.Claimed(
                 observed=observed, superseded=superseded, period_s=self._beat_s, zone=self._zone
             )
-            await message.respond(messages.encode(answer, "msgpack"))
+            try:
+                data = messages.encode(answer, "msgpack")
+            except messages.TooLarge:  # the properties come with the first look at each
+                slim = {
+                    name: msgspec.structs.replace(one, reason="", properties={})
+                    for name, one in observed.items()
+                }
+                data = messages.encode(msgspec.structs.replace(answer, observed=slim), "msgpack")
+            await message.respond(data)
 
     def _asked(self, message: api.Message) -> None:
         self._spawn(self._obey(message))

@@ -55,7 +55,13 @@ class Checkpoints:
                 raise
 
     async def _send(self, page: Page) -> None:
-        said = messages.encode(protocol.Checkpoints(items=page), "msgpack")
+        try:
+            said = messages.encode(protocol.Checkpoints(items=page), "msgpack")
+        except messages.TooLarge:
+            names = list(page)
+            for half in (names[: len(names) // 2], names[len(names) // 2 :]):
+                await self._send({name: page[name] for name in half})
+            return
         message = await self._bus.request(protocol.checkpoint(self._manager), said)
         for name in requests.result_of(message)["refused"]:
             self._superseded(name, page[name][0])

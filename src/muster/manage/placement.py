@@ -27,6 +27,12 @@ def specifications(state: processor.Processor, raw: list[Any]) -> list[protocol.
         manifest.specification(entry, _agent_for(state, entry, load), lambda group: groups.get(group, ()))
         for entry in entries
     ]
+    for spec in specs:
+        if len(msgspec.json.encode(spec.config)) > protocol.CONFIG_BYTES_MAX:
+            raise errors.LimitExceeded(
+                f"the configuration of {spec.name!r} is over {protocol.CONFIG_BYTES_MAX} bytes",
+                hint="keep what is large in a file, and name it",
+            )
     known = {*state.resources, *(spec.name for spec in specs)}
     for spec in specs:
         missing = [one for one in spec.depends_on if one not in known]

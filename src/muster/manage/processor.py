@@ -121,11 +121,13 @@ class Processor:
         return self._touch(touched)
 
     def _touch(self, names: Iterable[str]) -> set[str]:
+        """Each has a revision of its own, so that a manager can be told of them in pages of any size."""
         self.revision += 1
         managers = set()
         for name in names:
             owner = self.owners.get(name)
             if owner is not None and owner.manager:
+                self.revision += 1
                 self._revisions[name] = self.revision
                 managers.add(owner.manager)
         return managers
@@ -169,22 +171,25 @@ class Processor:
         since = 0 if anew else said.revision
         owned = self._owned.get(name, set())
         news = sorted((revision, one) for one in owned if (revision := self._revisions.get(one, 1)) > since)
-        page, more = news[: protocol.PAGE], len(news) > protocol.PAGE
-        # Several may share a revision: a page ends with whole ones, unless it is one revision alone.
-        if more:
-            last = page[-1][0]
-            page = [one for one in news if one[0] <= last]
-            more = len(page) < len(news)
+        page: list[protocol.Assignment] = []
+        size = 0
+        for _, one in news[: protocol.PAGE]:
+            assignment = self.assignment(one)
+            size += len(msgspec.msgpack.encode(assignment))
+            if page and size > protocol.PAGE_BYTES:
+                break
+            page.append(assignment)
+        more = len(page) < len(news)
         released = (
             () if anew else tuple(one for one, at in self._released.get(name, {}).items() if at > since)
         )
         return protocol.Granted(
             term=self.term,
-            revision=page[-1][0] if more else self.revision,
+            revision=news[len(page) - 1][0] if more else self.revision,
             ttl_s=self.ttl_s,
             anew=anew,
             more=more,
-            assigned=tuple(self.assignment(one) for _, one in page),
+            assigned=tuple(page),
             released=released,
         )
 

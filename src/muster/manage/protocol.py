@@ -30,7 +30,8 @@ from muster.core import health, messages, subjects
 
 PART = "manage"
 LEASE = f"{PART}.registry"
-PAGE = 250  # assignments in one answer: with specifications of some kB it stays below a message's limit
+PAGE, PAGE_BYTES = 1_000, 600_000  # assignments in one answer: below a message's limit
+CONFIG_BYTES_MAX = 256 << 10  # of one resource
 OPERATION_TIMEOUT_S = 30.0
 NOT_MANAGED = "not-managed"  # an order's resource is with another manager, or with none
 TOPOLOGY = "topology"  # the label of brokers that a topology unfolded into

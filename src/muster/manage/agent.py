@@ -442,8 +442,9 @@ class Agent:
 
     async def _save(self, one: _Hosted) -> None:
         if self._folder is not None:
-            path = self._folder / f"{one.record.name}.json"
-            await asyncio.to_thread(_store, path, one.to_store())
+            async with one.saving:  # one after the other: the last one has the last word
+                path = self._folder / f"{one.record.name}.json"
+                await asyncio.to_thread(_store, path, one.to_store())
 
 
 class _Hosted(hosting.Hosted):
@@ -456,6 +457,7 @@ class _Hosted(hosting.Hosted):
         self.adapter: base.Adapter | None = None
         self.seen = protocol.Observed(False)
         self.lock = asyncio.Lock()
+        self.saving = asyncio.Lock()
         self._second = 0
         self._told = 0
 

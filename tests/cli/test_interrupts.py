@@ -51,7 +51,7 @@ async def pressed_at(instants: list[float], home: Path, *words: str) -> None:
 
 
 def _was_ours(child: process.Child) -> bool:
-    return any(str(driver.SOURCE) in line for line in child.lines)
+    return any(str(driver.SOURCE / "muster" / "cli") in line for line in child.lines)
 
 
 def instants(seed: str, last_s: float) -> list[float]:

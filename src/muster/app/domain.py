@@ -32,7 +32,7 @@ from muster.app import (
     team,
     web,
 )
-from muster.bus import api, client, http, pages
+from muster.bus import api, client, exporting, http, pages
 from muster.core import errors, ground, log, metrics, settings
 from muster.store import api as store_api
 from muster.store import database
@@ -249,6 +249,9 @@ class Domain:
         self._stack.push_async_callback(asyncio.to_thread, lock.__exit__, None, None, None)
 
     async def _serve_pages(self) -> None:
+        await self._stack.enter_async_context(
+            exporting.exporting(self.settings.health, PROCESS, self.metrics)
+        )
         self._pages = await pages.serve(
             self.settings.health,
             ready=lambda: self.ready,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from muster.bus import api, http
+from muster.bus import api, exporting, http
 from muster.core import ground, health
 from muster.core import metrics as metrics_
 
@@ -99,9 +99,10 @@ async def of_process(
 
     server = await serve(settings, ready=ready, health=conditions, metrics=metrics)
     if server is None:
-        yield None
+        async with exporting.exporting(settings, process, metrics):
+            yield None
         return
-    async with server:
+    async with server, exporting.exporting(settings, process, metrics):
         if folder is None:
             yield server
             return

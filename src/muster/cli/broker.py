@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from muster.cli import base, connection
+from muster.cli import config as config_
 
 
 @click.group(cls=base.Group, examples=[("muster broker list", "")])
@@ -107,3 +108,31 @@ def unlink(invocation: base.Invocation, id: str, to: connection.Options) -> None
     """
     gone = _ask(invocation, to, "unlink", id=id)
     invocation.printer.done(gone, f"{id} is gone")
+
+
+@broker.command(
+    examples=[("muster broker trust > /etc/nats/trust.conf", "then `include trust.conf` in nats.conf")],
+)
+@base.pass_invocation
+def trust(invocation: base.Invocation) -> None:
+    """Print what a broker that somebody else runs has to be told of the domain's identities.
+
+    A part of nats-server's configuration: the operator, the system account, and the accounts' documents. No
+    secrets are in it. Print it anew when the domain's keys change; revocations reach running brokers anyway.
+    """
+    import json
+
+    from muster.app import identities
+
+    known = identities.open_(config_.load(invocation)).broker()
+    told = {
+        "operator": known.operator_jwt,
+        "system_account": known.system_account,
+        "resolver": "MEMORY",
+        "resolver_preload": dict(known.accounts),
+    }
+    if invocation.printer.for_people:
+        for key, value in told.items():
+            click.echo(f"{key}: {json.dumps(value, indent=2)}")
+    else:
+        invocation.printer.facts(told)

@@ -507,7 +507,26 @@ class Health(settings.Section, frozen=True, kw_only=True):
     host: Annotated[
         str, doc("Address to listen on. They are read without a login: beyond loopback, everybody there can.")
     ] = "127.0.0.1"
-    port: Annotated[Port, doc("Port. 0: a free one, told by `muster status`.")] = 0
+    port: Annotated[
+        Port,
+        doc(
+            "Port of the domain's own process. 0: a free one. Those it starts always take free ones; "
+            "`muster status` tells all of them, and run/pages/ in the form that Prometheus reads."
+        ),
+    ] = 0
+    otlp_url: Annotated[
+        str,
+        doc(
+            "Collector to send metrics to by OTLP over HTTP (`http://127.0.0.1:4318`), besides the pages. "
+            "Empty: none. What it does not take is counted and not kept."
+        ),
+    ] = ""
+    otlp_period_s: Annotated[float, doc("Between two reports of metrics to that collector.", ge=1)] = 30.0
+
+    def __post_init__(self) -> None:
+        if self.otlp_url and not self.otlp_url.startswith(("http://", "https://")):
+            raise errors.InvalidInput(f"otlp_url: {self.otlp_url!r} is not an http:// or https:// address")
+        without_password(self.otlp_url, "health.otlp_url", "put a collector beside it that has one")
 
 
 class Ground(settings.Section, frozen=True, kw_only=True):

@@ -124,6 +124,10 @@ class Metrics:
         """A sample's value by its full name (``muster_bus_dropped_messages_total``); 0 if there is none."""
         return self._registry.get_sample_value(name, labels) or 0.0
 
+    def families(self) -> list[Any]:
+        """All metrics with their samples, for other forms than the page's (`muster.core.otlp`)."""
+        return list(self._registry.collect())
+
     def exposition(self, accept: str = "") -> tuple[str, bytes]:
         """Content type and text: OpenMetrics for those who accept it, else the classic Prometheus format."""
         from prometheus_client import exposition

@@ -1,0 +1,92 @@
+"""Our metrics in the form of OTLP (JSON over HTTP), for those who collect them by being told. Pure.
+
+Counters become monotonic sums and histograms cumulative ones, each since ``start_ns``; labels become
+attributes, and the process stands in the resource.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+CUMULATIVE = 2  # of OTLP's aggregation temporalities
+
+
+class Sample(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def value(self) -> float: ...
+
+
+class Family(Protocol):
+    name: str
+    documentation: str
+    type: str
+
+    @property
+    def samples(self) -> Iterable[Sample]: ...
+
+
+def encode(families: Iterable[Family], resource: Mapping[str, str], *, start_ns: int, now_ns: int) -> bytes:
+    """The body of ``POST /v1/metrics``."""
+    times = {"startTimeUnixNano": str(start_ns), "timeUnixNano": str(now_ns)}
+    metrics = [_metric(family, times) for family in families]
+    scope = {"scope": {"name": "muster"}, "metrics": [one for one in metrics if one is not None]}
+    return msgspec.json.encode(
+        {"resourceMetrics": [{"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}]}
+    )
+
+
+def _metric(family: Family, times: Mapping[str, str]) -> dict[str, Any] | None:
+    named = {"name": family.name, "description": family.documentation}
+    if family.type == "histogram":
+        return named | {
+            "histogram": {"dataPoints": _histograms(family, times), "aggregationTemporality": CUMULATIVE}
+        }
+    if family.type == "counter":
+        points = [_point(one, times) for one in family.samples if one.name.endswith("_total")]
+        return named | {
+            "sum": {"dataPoints": points, "isMonotonic": True, "aggregationTemporality": CUMULATIVE}
+        }
+    if family.type in ("gauge", "unknown"):
+        return named | {"gauge": {"dataPoints": [_point(one, times) for one in family.samples]}}
+    return None
+
+
+def _point(sample: Sample, times: Mapping[str, str]) -> dict[str, Any]:
+    return {"attributes": _attributes(sample.labels), **times, "asDouble": sample.value}
+
+
+def _histograms(family: Family, times: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Of Prometheus's running totals, one point for each combination of labels."""
+    found: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+    for sample in family.samples:
+        labels = dict(sample.labels)
+        bound = labels.pop("le", None)
+        point = found.setdefault(
+            tuple(sorted(labels.items())),
+            {"attributes": _attributes(labels), **times, "bounds": [], "totals": [], "sum": 0.0},
+        )
+        if bound is not None:
+            point["bounds"].append(float(bound))
+            point["totals"].append(int(sample.value))
+        elif sample.name.endswith("_sum"):
+            point["sum"] = sample.value
+    for point in found.values():
+        bounds, totals = point.pop("bounds"), point.pop("totals")
+        counts = [now - before for before, now in zip([0, *totals], totals, strict=False)]
+        point |= {
+            "count": str(totals[-1] if totals else 0),
+            "explicitBounds": bounds[:-1],  # the last is infinity
+            "bucketCounts": [str(count) for count in counts],
+        }
+    return list(found.values())
+
+
+def _attributes(labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": {"stringValue": value}} for key, value in labels.items()]

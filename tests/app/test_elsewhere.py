@@ -1,0 +1,48 @@
+"""Brokers that somebody else runs take our trust as `muster broker trust` prints it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from muster.app import catalogue, domain, home
+from muster.bus import api
+from muster.bus.brokers import binary
+from muster.core import settings
+from muster.testing import process
+from muster.trust import roles
+from tests.cli import driver
+
+CONFIG = """
+server_name: a
+listen: 127.0.0.1:{port}
+include trust.conf
+jetstream {{ store_dir: "{folder}/data", sync_interval: always }}
+"""
+
+
+async def test_a_domain_on_a_broker_of_somebody_else(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = home.Home(tmp_path / "home")
+    given = ("--set", f"bus.servers=nats://127.0.0.1:{port}")
+    assert driver.quick("init", "--name", "fleet", *given, home=place.root).code == 0
+    told = driver.quick("broker", "trust", home=place.root)
+    assert told.code == 0, told.err
+    (tmp_path / "trust.conf").write_text(told.out)
+    (tmp_path / "nats.conf").write_text(CONFIG.format(port=port, folder=tmp_path))
+    program = (await binary.find()).path
+    async with await process.start(program, "-c", tmp_path / "nats.conf") as server:
+        await server.line("Server is ready", timeout_s=20)
+        wanted = settings.load(catalogue.Settings, file=place.settings_file)
+        async with domain.Domain(wanted, parts=catalogue.parts(wanted)) as running:
+            assert running.ready
+            assert running.brokers is None
+            async with (
+                await running.connect("alice", roles.Role.USER) as alice,
+                await running.connect("op", roles.Role.OPERATOR) as op,
+            ):
+                stream = await op.stream(api.StreamSettings("s", ("topic.s",), max_bytes=1 << 20))
+                await alice.publish("topic.s", b"x")
+                await alice.flush()
+                assert (await stream.get(1)).data == b"x"

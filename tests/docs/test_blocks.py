@@ -9,7 +9,11 @@ import pytest
 from muster.bus.brokers import broker as brokers
 from tests.docs import blocks
 
-PATHS = [blocks.ROOT / "README.md", *sorted((blocks.ROOT / "docs").glob("*.md"))]
+PATHS = [
+    blocks.ROOT / "README.md",
+    *sorted((blocks.ROOT / "docs").glob("*.md")),
+    *sorted((blocks.ROOT / "docs" / "guides").glob("*.md")),
+]
 PAGES = [pytest.param(path.read_text(), id=path.name) for path in PATHS]
 
 

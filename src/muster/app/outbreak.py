@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,8 @@ class Outbreak:
         self._told = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._first_managers: dict[str, int] = {}
+        self._attacked: set[str] = set()  # versions
+        self._needed: dict[tuple[str, str], int] = {}  # servers that still are to be told: (who, operation)
         self._alerted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._released_at = 0.0
         self.summary = Summary(wishes.plan.servers)
@@ -299,38 +301,36 @@ class Outbreak:
             )
 
     async def _control(self, region: str, bus: api.Bus, sender: notify.Party) -> None:
-        """A region's controller: from its first alert on, look who is in need, and command just those."""
+        """A region's controller: from the first alert about any region on, it looks who of its own is in
+        need, and commands just those."""
         alerts = pipeline.Client(bus)
-        versions: set[str] = set()
         first: int | None = None
+        defence: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
             while True:
                 try:
                     async for sequence, alert in alerts.follow_alerts(first=first):
                         first = sequence + 1
-                        version = self._fired(region, alert)
-                        if version and not versions:
-                            tasks.create_task(self._defend(region, versions, bus, sender))
-                        versions |= {version} - {""}
+                        if self._fired(region, alert) and defence is None:
+                            defence = tasks.create_task(self._defend(region, bus, sender))
                 except (errors.Unavailable, errors.NotFound):
                     await asyncio.sleep(ROUND_S)  # no pipeline yet
 
-    def _fired(self, region: str, alert: messages.Alert) -> str:
-        """The version an alert is about, if it is one for this region."""
+    def _fired(self, region: str, alert: messages.Alert) -> bool:
         kind, _, group = alert.about.partition(":")
         if alert.rule != RULE or kind != "group" or alert.state is not messages.AlertState.FIRING:
-            return ""
-        found, _, version = group.rpartition("-")
-        if found != region:
-            return ""
+            return False
+        where, _, version = group.rpartition("-")
+        self._attacked.add(version)
         if not self._alerted.done():
             self._alerted.set_result(time.time())
-        self._say("alert", alert.reason, {"about": alert.about, "after_s": self._after_s()})
-        return version
+        if where == region:
+            self._say("alert", alert.reason, {"about": alert.about, "after_s": self._after_s()})
+        return True
 
-    async def _defend(self, region: str, versions: Set[str], bus: api.Bus, sender: notify.Party) -> None:
+    async def _defend(self, region: str, bus: api.Bus, sender: notify.Party) -> None:
         while True:
-            listed = ", ".join(text.quoted(one) for one in sorted(versions))
+            listed = ", ".join(text.quoted(one) for one in sorted(self._attacked))
             where = f"region = {text.quoted(region)} AND application_version IN ({listed}) AND condition"
             needs = (("isolate", f"{where} = 'infected'"), ("patch", f"{where} IN ('healthy', 'isolated')"))
             await asyncio.gather(
@@ -342,6 +342,7 @@ class Outbreak:
         """To those whom the address means now, if there are any."""
         try:
             meant = (await notify.who(bus, address, limit=1)).count
+            self._needed[sender.name, operation] = meant
             if not meant:
                 return
             await sender.send("command", {"operation": operation}, to=address, durable=True)
@@ -376,7 +377,7 @@ class Outbreak:
         found = pipeline.Client(self._admin)
         async for infected in self._curve(self._wishes.contain_s_max):
             counts = self._counts()
-            if infected or counts["at_risk"] or counts["isolated"]:
+            if infected or counts["isolated"] or any(self._needed.values()):
                 continue
             with contextlib.suppress(errors.Unavailable):
                 system = await found.system()
@@ -384,7 +385,11 @@ class Outbreak:
                 if seen is not None and not seen.sum and seen.count >= NEARLY_ALL * self._wishes.plan.servers:
                     break
         self.summary.heal_s = self._after_s()
-        self._say("healthy", f"all patched, and the reports say so, after {self.summary.heal_s:.0f} s", {})
+        self._say(
+            "healthy",
+            f"nothing is infected or at risk, and the reports say so, after {self.summary.heal_s:.0f} s",
+            {},
+        )
 
     async def _kill(self) -> None:
         """At the worst moment: while the first command is being carried out."""

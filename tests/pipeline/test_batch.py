@@ -45,6 +45,10 @@ def root(tmp_path):
         )
     ]
     levels.write_alerts(alerts, tmp_path, "r", 0)
+    group = results.Many("group", "web", T0)
+    group.cell.fold(test_history._column(40.0))
+    group.cell.machines = 7
+    levels.write([group], 10_000, tmp_path, "r", 9)
     for number in range(3):
         many = results.Many("system", "", T0 + number * 3_600_000)
         many.cell.fold(test_history._column(50.0 + number))
@@ -71,6 +75,8 @@ def test_a_policy_is_replayed_over_past_states_and_demand_is_found(root, spark):
     assert wanted["users"].total == 90.0
     assert wanted["users"].by_zone == {"z0": 36.0, "z1": 24.0, "z2": 30.0}
     assert wanted["users"].place_in == ["z0", "z2", "z1"]
+    first = {one.key: one.total for one in batch.demand(spark, root, from_ms=T0, to_ms=T0 + 5000)}
+    assert first == {"users": 45.0, "x": 10.0}
 
 
 def test_copies_go_where_most_of_the_demand_is():
@@ -97,6 +103,11 @@ def test_the_fit_finds_the_cost_of_a_batch_and_of_a_report(tmp_path):
 def test_the_monthly_page_has_plots_and_alerts(root):
     page = monthly.page(root, "2023-11")
     assert page.count("<svg") == 5
+    assert '<td>web</td><td class="n">7</td><td class="n">0</td><td class="n">40.0</td>' in page
+    assert "Demand" not in page
+    asked = [batch.Demand("users", 90.0, {"z0": 60.0, "z1": 30.0}, ["z0", "z1"])]
+    shown = monthly.page(root, "2023-11", demand=asked)
+    assert '<td>users</td><td class="n">90</td><td>z0 60, z1 30</td><td>z0, z1</td>' in shown
     assert "<td>fire</td><td>critical</td>" in page
     with pytest.raises(errors.NotFound):
         monthly.page(root, "2023-12")

@@ -238,6 +238,7 @@ async def test_a_full_disk_rings_and_the_history_goes_on_when_there_is_room(
         late_ms = traffic.now_ms()
         await traffic.store(broker.url, traffic.body([traffic.report("m1", 2, late_ms)]))
         await eventually(lambda: rings(on=False), timeout_s=120)
+        await eventually(lambda: _read(ask, 51), timeout_s=120)
         progress = await ask.progress()
         assert progress.counts["not-in-history"] == 50
     rows = [row for path in history.files(root, history.NODES) for row in pq.read_table(path).to_pylist()]

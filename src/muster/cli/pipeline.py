@@ -187,13 +187,20 @@ def fit(invocation: base.Invocation, period: str) -> None:
 @click.option(
     "--to", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The page to write."
 )
+@click.option("--demand", "with_demand", is_flag=True, help="With the demand for metadata (needs Spark).")
 @_history_option
 @base.pass_invocation
-def monthly(invocation: base.Invocation, month: str, to: Path, root: Path | None) -> None:
+def monthly(invocation: base.Invocation, month: str, to: Path, with_demand: bool, root: Path | None) -> None:
     """Write the report of a month, with plots: one HTML page."""
+    from muster.pipeline import batch, session
     from muster.pipeline import monthly as monthly_
 
-    to.write_text(monthly_.page(_root(invocation, root), month))
+    found = None
+    if with_demand:
+        from_ms, to_ms = monthly_.bounds(month)
+        with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
+            found = batch.demand(spark, _root(invocation, root), from_ms=from_ms, to_ms=to_ms)
+    to.write_text(monthly_.page(_root(invocation, root), month, demand=found))
     invocation.printer.done({"month": month, "page": str(to)}, f"written: {to}")
 
 

@@ -9,6 +9,8 @@ import click
 
 from muster.cli import base, connection, monitoring, output
 
+BEHIND_S = 60.0  # a pipeline's report is of a window that is over, and passed by its delay
+
 
 class Report(base.Command):
     """Knows one more form of the answer: XML, in the published schema."""
@@ -65,7 +67,9 @@ async def find(bus: Any, level: str, name: str, at_ms: int | None, window_s: flo
     if level != "node":
         kind: Any = reports.SystemReport if level == "system" else reports.GroupReport
         made = [messages.decode(data, kind) async for data in client.results(bus, level, name)]
-        fitting = [one for one in made if at_ms is None or one.to_ms <= at_ms]
+        # Of a pipeline that has stopped the last report is of no use to somebody who asks for now.
+        since_ms = 0 if at_ms is not None else time.time_ns() // 1_000_000 - int((window_s + BEHIND_S) * 1000)
+        fitting = [one for one in made if since_ms <= one.to_ms and (at_ms is None or one.to_ms <= at_ms)]
         if fitting:
             return max(fitting, key=lambda one: one.to_ms)
     batches = await client.recent(bus, window_s=window_s, at_ms=at_ms)

@@ -60,10 +60,7 @@ def replay(
     """
     session.activate(spark)
     nodes, events = (_read(spark, root, kind) for kind in (history.NODES, history.ALERTS))
-    if from_ms is not None:
-        events = events.where(f"at >= timestamp_millis({from_ms})")
-    if to_ms is not None:
-        events = events.where(f"at < timestamp_millis({to_ms})")
+    events = _during(events, "at", from_ms, to_ms)
     receiver = _receiver_model(nodes)
     accepts = _condition(
         policy, EVENT, {f"receiver.{name}": kind for name, kind in receiver.items()}, "event"
@@ -111,11 +108,18 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 def demand(
-    spark: SparkSession, root: Path, *, prefix: str = "reads.", covered: float = 0.8, most: int = 3
+    spark: SparkSession,
+    root: Path,
+    *,
+    prefix: str = "reads.",
+    covered: float = 0.8,
+    most: int = 3,
+    from_ms: int | None = None,
+    to_ms: int | None = None,
 ) -> list[Demand]:
     """From metrics called ``reads.<key>``: accesses by zone, and the fewest zones that cover most of them."""
     session.activate(spark)
-    nodes = _read(spark, root, history.NODES)
+    nodes = _during(_read(spark, root, history.NODES), "reported_at", from_ms, to_ms)
     rows = (
         nodes.selectExpr("zone", "explode(extra) AS (name, value)")
         .where(sql.write(parser.parse(f"name LIKE '{_quoted(prefix)}%' ESCAPE '!'"), {"name": _STRING}))
@@ -155,6 +159,14 @@ def _read(spark: SparkSession, root: Path, kind: str) -> DataFrame:
     if not paths:
         raise errors.NotFound(f"the history in {root} has no {kind}", hint="`muster pipeline run` writes it")
     return spark.read.option("mergeSchema", "true").parquet(*paths)
+
+
+def _during(frame: DataFrame, column: str, from_ms: int | None, to_ms: int | None) -> DataFrame:
+    if from_ms is not None:
+        frame = frame.where(f"{column} >= timestamp_millis({from_ms})")
+    if to_ms is not None:
+        frame = frame.where(f"{column} < timestamp_millis({to_ms})")
+    return frame
 
 
 def _receiver_model(nodes: DataFrame) -> dict[str, types.Type]:

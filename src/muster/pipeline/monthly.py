@@ -5,15 +5,16 @@ from __future__ import annotations
 import collections
 import datetime
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from muster.core import errors
-from muster.pipeline import query
+from muster.pipeline import batch, query
 
+GROUPS_SHOWN = 20
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 180, 60, 20
 
 _STYLE = (
@@ -23,9 +24,12 @@ _STYLE = (
 )
 
 
-def page(root: Path, month: str) -> str:
-    """``month`` is written 2030-01. `errors.NotFound` where the history has nothing of it."""
-    from_ms, to_ms = _bounds(month)
+def page(root: Path, month: str, *, demand: Sequence[batch.Demand] | None = None) -> str:
+    """``month`` is written 2030-01. `errors.NotFound` where the history has nothing of it.
+
+    ``demand``: who asked for which metadata from where (`batch.demand`), if that is to be shown too.
+    """
+    from_ms, to_ms = bounds(month)
     system = _by_hour(root, from_ms, to_ms)
     if not system:
         raise errors.NotFound(f"the history has nothing of {month}")
@@ -41,7 +45,10 @@ def page(root: Path, month: str) -> str:
         known = [(hour, float(value)) for hour, value in points if value is not None]
         if known:
             parts += [f"<h2>{html.escape(heading)}</h2>", plot(known, from_ms, to_ms)]
+    parts += ["<h2>Busiest groups</h2>", _groups(root, from_ms, to_ms)]
     parts += ["<h2>Alerts</h2>", _alerts(root, from_ms, to_ms)]
+    if demand is not None:
+        parts += ["<h2>Demand for metadata</h2>", _demand(demand)]
     body = "\n".join(parts)
     title = f"The fleet in {html.escape(month)}"
     return (
@@ -71,7 +78,7 @@ def plot(points: Sequence[tuple[int, float]], from_ms: int, to_ms: int) -> str:
     )
 
 
-def _bounds(month: str) -> tuple[int, int]:
+def bounds(month: str) -> tuple[int, int]:
     try:
         first = datetime.datetime.strptime(month, "%Y-%m").replace(tzinfo=datetime.UTC)
     except ValueError:
@@ -91,9 +98,9 @@ def _by_hour(root: Path, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, 
     )
     hours: dict[int, dict[str, float]] = {}
     sums: dict[tuple[int, str], list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-    for batch in query.search(root, wanted):
-        columns = [batch.column(name).to_pylist() for name in ("machines", "stale", "metric", "count", "sum")]
-        starts = batch.column("from").cast(pa.int64()).to_pylist()
+    for part in query.search(root, wanted):
+        columns = [part.column(name).to_pylist() for name in ("machines", "stale", "metric", "count", "sum")]
+        starts = part.column("from").cast(pa.int64()).to_pylist()
         for at_ms, machines, stale, metric, count, total in zip(starts, *columns, strict=True):
             hour = at_ms // 3_600_000 * 3_600_000
             one = hours.setdefault(hour, {"machines": 0, "stale": 0})
@@ -117,11 +124,61 @@ def _summary(system: Sequence[tuple[int, dict[str, float]]]) -> str:
     return _table(("", ""), rows)
 
 
+def _groups(root: Path, from_ms: int, to_ms: int) -> str:
+    """By mean CPU over the month; the most machines, and the highest 95th percentile of any window."""
+    wanted = query.Query(
+        "levels",
+        "level = 'group' AND metric = 'cpu_percent'",
+        from_ms,
+        to_ms,
+        ("name", "machines", "stale", "count", "sum", "p95"),
+    )
+    found: dict[str, list[float]] = {}
+    for one in query.search(root, wanted):
+        table = pa.Table.from_batches([one]).group_by("name")
+        sums = [("count", "sum"), ("sum", "sum"), ("machines", "max"), ("stale", "max"), ("p95", "max")]
+        for row in table.aggregate(sums).to_pylist():
+            counts = (row["count_sum"], row["sum_sum"])
+            most = (row["machines_max"], row["stale_max"], row["p95_max"] or 0.0)
+            before = found.get(row["name"], [0.0] * 5)
+            found[row["name"]] = [
+                *(old + new for old, new in zip(before[:2], counts, strict=True)),
+                *(max(old, new) for old, new in zip(before[2:], most, strict=True)),
+            ]
+    if not found:
+        return "<p>No group reported.</p>"
+    ranked = sorted(found.items(), key=lambda item: -item[1][1] / (item[1][0] or 1))[:GROUPS_SHOWN]
+    rows = [
+        (name, int(machines), int(stale), round(total / (count or 1), 1), round(p95, 1))
+        for name, (count, total, machines, stale, p95) in ranked
+    ]
+    return _table(("group", "machines", "stale at most", "CPU, mean %", "highest p95 %"), rows)
+
+
+def _demand(found: Sequence[batch.Demand]) -> str:
+    if not found:
+        return "<p>Nobody reported any.</p>"
+    rows = [
+        (
+            one.key,
+            round(one.total),
+            ", ".join(f"{zone} {round(n)}" for zone, n in sorted(one.by_zone.items())),
+            ", ".join(one.place_in),
+        )
+        for one in found[:GROUPS_SHOWN]
+    ]
+    return _table(("key", "accesses", "from", "copies would be near in"), rows)
+
+
+def _zones(by_zone: Mapping[str, float]) -> str:
+    return ", ".join(f"{zone} {round(times)}" for zone, times in sorted(by_zone.items()))
+
+
 def _alerts(root: Path, from_ms: int, to_ms: int) -> str:
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     wanted = query.Query("alerts", "state = 'firing'", from_ms, to_ms, ("rule", "severity"))
-    for batch in query.search(root, wanted):
-        counts.update((row["rule"], row["severity"]) for row in batch.to_pylist())
+    for part in query.search(root, wanted):
+        counts.update((row["rule"], row["severity"]) for row in part.to_pylist())
     if not counts:
         return "<p>None fired.</p>"
     return _table(("rule", "severity", "times"), [(*key, times) for key, times in counts.most_common()])

@@ -19,6 +19,7 @@ from muster.predicates import closure
 
 ALL = "*"  # the group of a zone's report: every group
 GROUPS_LISTED = 1000  # in a system report
+METRICS_LISTED = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")  # of each of them, in short
 
 #: Scales the median of absolute deviations to the standard deviation of a normal distribution.
 _MAD_TO_SIGMA = 1.4826
@@ -243,7 +244,7 @@ def group_report(many: Many, window_ms: int) -> reports.GroupReport:
 
 
 def system_report(many: Many, groups: Iterable[Many], window_ms: int) -> reports.SystemReport:
-    """With its groups in short: their metrics are in their own reports."""
+    """With its groups in short: the rest of their metrics is in their own reports."""
     listed = tuple(
         reports.GroupReport(
             group=one.name,
@@ -253,10 +254,21 @@ def system_report(many: Many, groups: Iterable[Many], window_ms: int) -> reports
             reports=one.cell.total,
             stale=one.stale,
             states=one.cell.states,
+            metrics=_in_short(one),
         )
         for one in list(groups)[:GROUPS_LISTED]
     )
     return reports.SystemReport(groups=listed, **_common(many, window_ms))
+
+
+def _in_short(many: Many) -> dict[str, reports.Rollup]:
+    found = {}
+    for name in METRICS_LISTED:
+        count, total, *_, p95, _ = many.figures[:, cells.METRICS.index(name)].tolist()
+        if count:
+            p95 = None if p95 != p95 else round(p95, 4)
+            found[name] = reports.Rollup(count=int(count), sum=round(total, 4), p95=p95)
+    return found
 
 
 def top(many: Many, window_ms: int) -> protocol.Top:

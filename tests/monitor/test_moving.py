@@ -1,0 +1,87 @@
+"""A channel dies: how soon its sensors have moved, and that what they say is counted once."""
+
+from __future__ import annotations
+
+import collections
+import time
+
+from muster.core import messages
+from muster.monitor import sensor
+from muster.pipeline import fleet
+from muster.testing.eventually import eventually
+from tests.monitor import conftest
+
+PERIOD_S = 0.5
+SENSORS = 6
+
+
+async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothing_counts_twice(
+    connect, channel, tmp_path
+):
+    """Time is measured in what each sensor reports: one period is one report."""
+    victim = await channel("c1", beat_s=0.4 * PERIOD_S)
+    await channel("c2", beat_s=0.4 * PERIOD_S)
+    heard: dict[str, list[tuple[int, str]]] = collections.defaultdict(list)
+
+    def hear(message) -> None:
+        row = messages.decode(message.data, messages.NodeReport)
+        heard[row.machine].append((row.sequence, message.subject.rpartition(".")[2]))
+
+    watcher = await connect("watcher")
+    await watcher.subscribe("muster.monitor.from.*.report.*", handler=hear)
+    running = []
+    for number in range(SENSORS):
+        bus = await connect(f"m{number}")
+        wanted = sensor.Settings(buffer_dir=tmp_path / bus.identity, period_s=PERIOD_S, channels=("c1", "c2"))
+        running.append(sensor.Sensor(bus, wanted))
+        await running[-1].start()
+    try:
+        await eventually(lambda: len(heard) == SENSORS and all(len(one) > 2 for one in heard.values()))
+        # As kill -9 would: no word of it, and what it holds is gone.
+        for subscription in victim._subscriptions:
+            await subscription.close()
+        for task in victim._tasks:
+            task.cancel()
+        died_at = {one.machine: one._sequence for one in running}
+        known = set(died_at)
+
+        def moved() -> bool:
+            return all(any(to == "c2" for _, to in heard[machine]) for machine in known)
+
+        await eventually(moved, timeout_s=20)
+        for machine, said in heard.items():
+            first_new = next(n for n, to in said if to == "c2" and n > died_at[machine])
+            assert first_new - died_at[machine] <= 2, (machine, said)
+            again = {n for n, to in said if to == "c2"}  # with what may have died with the channel
+            assert set(range(min(again), max(again) + 1)) == again
+    finally:
+        for one in running:
+            await one.stop()
+    last = {one.machine: one._sequence for one in running}
+
+    async def all_there() -> bool:
+        found = {
+            (machine, number)
+            for batch, _ in await conftest.stored(watcher)
+            for machine, number in zip(
+                batch.column("machine").to_pylist(), batch.column("sequence").to_pylist(), strict=True
+            )
+        }
+        # The last one may have been on its way when the sensors were stopped.
+        return {(name, n) for name, end in last.items() for n in range(1, end)} <= found
+
+    await eventually(all_there, timeout_s=20)
+    now_ms = int(time.time() * 1000)
+    known_fleet = fleet.Fleet(fleet.Plan(window_s=3600, delay_s=0, stale_after=1e9))
+    arrivals = [
+        fleet.Arrival(place, now_ms, batch, facts)
+        for place, (batch, facts) in enumerate(await conftest.stored(watcher))
+    ]
+    output = known_fleet.feed(arrivals, now_ms)
+    closed = known_fleet.feed([], now_ms + 7_200_000).closed
+    counted = sum(one.cell[0] for one in closed if one.level == "system")
+    names = [name for one in arrivals for name in one.batch.column("machine").to_pylist()]
+    numbers = [number for one in arrivals for number in one.batch.column("sequence").to_pylist()]
+    distinct = set(zip(names, numbers, strict=True))
+    assert counted == len(distinct)
+    assert sum(one.batch.num_rows for one in arrivals) == counted + output.counts.get("duplicated", 0)

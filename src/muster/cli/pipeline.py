@@ -216,7 +216,8 @@ def _facts(progress: protocol.Progress) -> dict[str, Any]:
 
     found: dict[str, Any] = msgspec.to_builtins(progress)
     found.pop("kind", None)
-    return {**{name: getattr(progress, name) for name in progress.__struct_fields__}, **found}
+    known = {**{name: getattr(progress, name) for name in progress.__struct_fields__}, **found}
+    return {name: round(one, 3) if isinstance(one, float) else one for name, one in known.items()}
 
 
 def _show(invocation: base.Invocation, progress: protocol.Progress) -> None:

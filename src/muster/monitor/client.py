@@ -114,7 +114,13 @@ async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = No
 
     `errors.NotFound` where no channel ever stored one.
     """
-    stream = await bus.open_stream(reports.REPORTS_STREAM)
+    try:
+        stream = await bus.open_stream(reports.REPORTS_STREAM)
+    except errors.NotFound as error:
+        raise errors.NotFound(
+            "no channel has stored a report yet",
+            hint="start `muster channel`, and `muster sensor` on a machine",
+        ) from error
     until_ns = at_ms * 1_000_000 if at_ms is not None else time.time_ns() + 10**9
     state = await stream.state()
     if not state.messages:

@@ -43,6 +43,7 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
         "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
         "spark.shuffle.compress": "false",  # numbers of Arrow hardly compress, and the shuffle is local
         "spark.sql.streaming.minBatchesToRetain": "10",
+        "spark.python.authenticate.socketTimeout": "120s",  # a busy machine takes long to start Python
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),

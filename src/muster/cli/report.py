@@ -67,7 +67,7 @@ async def find(bus: Any, level: str, name: str, at_ms: int | None, window_s: flo
     if level != "node":
         kind: Any = reports.SystemReport if level == "system" else reports.GroupReport
         made = [messages.decode(data, kind) async for data in client.results(bus, level, name)]
-        # Of a pipeline that has stopped the last report is of no use to somebody who asks for now.
+        # The last report of a pipeline that has stopped does not say how things are.
         since_ms = 0 if at_ms is not None else time.time_ns() // 1_000_000 - int((window_s + BEHIND_S) * 1000)
         fitting = [one for one in made if since_ms <= one.to_ms and (at_ms is None or one.to_ms <= at_ms)]
         if fitting:

@@ -86,19 +86,33 @@ class Desk:
             self.clock.observe(clock.Stamp(record.stamp, record.stamped_by), self.now_ns())
         held = record.key in self.copies.index
         self._note(record.key, entry if held else None)
-        if held and record.holders[0] == self.name and len(record.holders) < self.copies_wanted():
+        if held:
+            self._look_after(record)
+
+    def restore(self, entries: list[contextlog.Entry]) -> None:
+        """Copies as the view has them: nothing of it is news to anybody."""
+        now_s = self.now_s()
+        latest = max(entries, key=lambda entry: entry.record.stamp).record
+        with contextlib.suppress(errors.MusterError):
+            self.clock.observe(clock.Stamp(latest.stamp, latest.stamped_by), self.now_ns())
+        for entry in entries:
+            if self.copies.apply(entry.record, entry.sequence, now_s):
+                self._look_after(entry.record)
+
+    def _look_after(self, record: protocol.Record) -> None:
+        """Remember what will have to be done about it: more copies, or its end."""
+        if record.holders[0] == self.name and len(record.holders) < self.copies_wanted():
             self.short.add(record.key)
+        if record.value is None:
+            due_ns = (record.stamp >> 16) * 1_000_000 + int(self.settings.tombstone_s * 1e9)
+            heapq.heappush(self.due, (due_ns, record.key))
+        elif record.expires_at_ns:
+            heapq.heappush(self.due, (record.expires_at_ns, record.key))
 
     def _note(self, key: str, entry: contextlog.Entry | None) -> None:
         if self.view is not None:
             self.dirty[key] = entry
         self.buckets_changed.set()
-        if entry is not None:
-            if entry.record.value is None:
-                due_ns = (entry.record.stamp >> 16) * 1_000_000 + int(self.settings.tombstone_s * 1e9)
-                heapq.heappush(self.due, (due_ns, key))
-            elif entry.record.expires_at_ns:
-                heapq.heappush(self.due, (entry.record.expires_at_ns, key))
 
     def drop(self, key: str) -> None:
         was = self.copies.index.get(key)

@@ -187,21 +187,24 @@ class Node:
             position = 0
         if position:
             async for page in view.load():
-                for entry in page:
-                    shared.apply(entry)
+                shared.restore(page)
                 await asyncio.sleep(0)
-        shared.dirty.clear()
         self._saved = shared.position = position
 
     async def _catch_up(self) -> None:
         """However long it takes, as long as it goes on."""
+        shared = self.desk
+        moved_at_s = shared.now_s()
         while True:
-            position = self.desk.position
+            position = shared.position
             try:
-                return await self.desk.refresh(2 * api.DURABLE_TIMEOUT_S)
-            except errors.TimedOut:
-                if self.desk.position == position:
+                return await shared.refresh(api.DURABLE_TIMEOUT_S)
+            except errors.Unavailable:
+                if shared.position != position:
+                    moved_at_s = shared.now_s()
+                elif shared.now_s() - moved_at_s > 2 * api.DURABLE_TIMEOUT_S:
                     raise
+                await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
         shared = self.desk

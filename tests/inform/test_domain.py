@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from muster.app import catalogue, domain
 from muster.app import inform as part
 from muster.core import errors, settings
-from muster.inform import client, protocol
+from muster.inform import client, protocol, services
 from muster.testing.eventually import eventually
 from muster.trust import roles
 from tests.cli import driver
@@ -78,6 +79,10 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
             with pytest.raises(errors.Forbidden):
                 await refused
         assert (await by_bob.find("kind = 'ops'")).contexts == []
+        entry = await services.Services(by_ann).save(services.Entry(name="maps"))
+        with pytest.raises(errors.Forbidden):  # without a rule of the settings' own
+            await services.Services(by_bob).delete(entry.id)
+        await services.Services(by_olga).delete(entry.id)
         await by_ann.put("own/1", b"ann's")
         with pytest.raises(errors.Forbidden):
             await by_bob.put("own/1", b"mine now")
@@ -87,8 +92,6 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
 
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_the_command(broker, start_node, tmp_path):
-    import asyncio
-
     await start_node("n1")
 
     def muster(*arguments: str, stdin: str = "") -> driver.Answer:
@@ -113,3 +116,41 @@ async def test_the_command(broker, start_node, tmp_path):
     assert [row["reason"] for row in (await run("history", "p/1")).json()] == ["put", "delete"]
     watched = (await run("watch", "p/1", "--count", "2")).out.splitlines()
     assert len(watched) == 2
+
+
+@pytest.mark.may_block(reason="a command is run as a function")
+async def test_sessions_services_and_histories_by_command(broker, start_node, tmp_path):
+    await start_node("n1")
+
+    async def run(*arguments: str) -> driver.Answer:
+        return await asyncio.to_thread(
+            driver.quick, "inform", *arguments, "--server", broker.url, "-o", "json", home=tmp_path
+        )
+
+    outer = (await run("session", "begin", "--timeout", "600")).json()["id"]
+    inner = (await run("session", "begin", "--parent", outer)).json()["id"]
+    assert (await run("session", "contents", inner, "step 1")).code == 0
+    assert "step 1" in (await run("session", "contents", inner)).out
+    pending = await run("session", "complete", outer)
+    assert (pending.code != 0, "complete them first" in pending.err) == (True, True)
+    assert (await run("session", "complete", inner)).code == 0
+    assert (await run("session", "complete", outer)).code == 0
+    assert (await run("session", "status", outer)).json()["status"] == "COMPLETED"
+
+    saved = await run(
+        "service", "save", "maps", "--access", "http://127.0.0.1:1/m", "-a", "lon=8.5", "-a", "lat=47"
+    )
+    id_ = saved.json()["id"]
+    assert (await run("service", "show", id_)).json()["access"] == ["http://127.0.0.1:1/m"]
+    near = await run("service", "find", "name = 'maps'", "--box", "8", "46", "9", "48")
+    assert [row["id"] for row in near.json()] == [id_]
+    assert (await run("service", "find", "", "--box", "9", "46", "10", "48")).json() == []
+    assert (await run("service", "delete", id_)).code == 0
+
+    for value in ("one", "two"):
+        await run("put", "h", value)
+    assert [row["value"] for row in (await run("history", "h")).json()] == ["one", "two"]
+    watched = (await run("watch", "h", "--count", "2")).out
+    assert ("one" in watched, "two" in watched) == (True, True)
+    assert (await run("delete", "h")).code == 0
+    assert (await run("get", "h")).code != 0

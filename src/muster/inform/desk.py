@@ -50,7 +50,8 @@ class Desk:
         self.view = view
         self.now_ns = now_ns
         self.role_of = role_of
-        self._rules = (*settings.rules, *rights.BUILT_IN)
+        # Where everybody may be anybody, nobody owns anything.
+        self._rules = (*settings.rules, *(rights.BUILT_IN if role_of is not None else ()))
         self.mounts = {one.name: kinds.mounted(one) for one in settings.mounts}
         self.zone = zone
         self.copies = copies.Copies(name, memory_bytes_max=settings.memory_bytes)

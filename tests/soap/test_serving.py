@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 
 import fastapi
@@ -12,6 +13,7 @@ from starlette import routing
 
 from muster.core import errors
 from muster.soap import asgi, serving
+from muster.trust import certificates
 from tests.soap.conftest import message
 
 HEADERS = {"content-type": "text/xml", "authorization": "Basic YW5uOnNlc8OkbQ=="}
@@ -83,6 +85,23 @@ async def test_no_more_at_once_than_were_allowed(echo):
 async def test_a_port_that_is_taken_is_told(echo, url):
     with pytest.raises(errors.Unavailable, match="cannot serve on"):
         await serving.Server(echo.application, port=httpx.URL(url).port or 0).start()
+
+
+@pytest.mark.may_block(reason="certificates are files")
+async def test_over_tls(echo, tmp_path):
+    authority = certificates.Certificates.create(tmp_path / "ca", "test", lifetime_s=3600)
+    authority.ensure("door", ["127.0.0.1"])
+    pem = str(authority.pair("door").path)
+    believed = ssl.create_default_context(cafile=str(authority.bundle))
+    async with (
+        serving.Server(echo.application, certificate=pem, key=pem) as server,
+        httpx.AsyncClient(headers=HEADERS, verify=believed) as client,
+    ):
+        assert server.url.startswith("https://")
+        assert (await client.post(f"{server.url}/echo", content=message())).status_code == 200
+        assert (await client.get(f"{server.url}/echo?wsdl")).text == f"<wsdl at='{server.url}/echo'/>"
+    with pytest.raises(errors.Unavailable, match="cannot serve"):
+        await serving.Server(echo.application, certificate=str(tmp_path / "none.pem")).start()
 
 
 async def test_mounted_in_a_web_application(echo):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from muster.bus import api  # noqa: E402
 from muster.message import destinations, service  # noqa: E402
 from muster.message.amqp import server  # noqa: E402
 from muster.testing import fixtures  # noqa: E402
-from muster.trust import passwords, roles  # noqa: E402
-from tests.message import conftest  # noqa: E402
+from muster.trust import certificates, passwords, roles  # noqa: E402
+from tests.message import conftest, java_project  # noqa: E402
 
 
 @pytest_asyncio.fixture
@@ -34,7 +35,10 @@ async def gateway(
     async def dial(login: passwords.Login) -> api.Bus:
         return await connect(f"{login.name}-{next(numbers)}")
 
-    async with server.Gateway(dial, verifiers, anonymous="nobody") as started:
+    def may(identity: str, action: str, subject: str) -> bool:
+        return not subject.startswith("topic.secret.")
+
+    async with server.Gateway(dial, verifiers, anonymous="nobody", may=may) as started:
         yield started
 
 
@@ -96,35 +100,40 @@ async def test_strangers_are_shown_out(gateway: server.Gateway, said: bytes):
     writer.close()
 
 
-async def _output(*command: str, cwd: Path) -> tuple[int, str]:
-    made = await asyncio.create_subprocess_exec(
-        *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    said, _ = await made.communicate()
-    return made.returncode or 0, said.decode()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_qpid_jms_conforms(gateway: server.Gateway, tmp_path: Path):
-    import shutil
-
-    if shutil.which("mvn") is None:
-        pytest.skip("Maven is not installed, so the Java client was not tried")
-    project = tmp_path / "java"
-    await asyncio.to_thread(
-        shutil.copytree, Path(__file__).parent / "java", project, ignore=shutil.ignore_patterns("target")
-    )
-    code, said = await _output(
-        "mvn", "-q", "-B", "compile", "dependency:build-classpath", "-Dmdep.outputFile=classpath", cwd=project
-    )
-    if code and "resolve" in said:
-        pytest.skip(f"Maven cannot reach its repository, so the Java client was not tried: {said[-300:]}")
-    assert code == 0, said
-    classpath = f"target/classes:{(project / 'classpath').read_text().strip()}"
+    classpath = await java_project.classpath(tmp_path)
     url = f"amqp://127.0.0.1:{gateway.port}"
-    code, said = await _output("java", "-cp", classpath, "Conformance", url, cwd=project)
+    authority = certificates.Certificates.create(tmp_path / "pki", "fleet", lifetime_s=86400)
+    authority.ensure("door", ("127.0.0.1",))
+    pair = authority.pair("door")
+    door = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    door.load_cert_chain(pair.path)
+    store = tmp_path / "believed.p12"
+    store.write_bytes(_trust_store(pair.bundle.read_bytes()))
+    async with server.Gateway(gateway.connect, gateway.verifiers, anonymous="nobody", tls=door) as with_tls:
+        secure = (
+            f"amqps://127.0.0.1:{with_tls.port}?transport.trustStoreLocation={store}"
+            "&transport.trustStorePassword=believed&transport.storeType=PKCS12"
+        )
+        code, said = await java_project.output(
+            "java", "-cp", classpath, "Conformance", url, secure, cwd=tmp_path
+        )
     assert code == 0, said
+    assert "ok tls" in said
+
+
+def _trust_store(bundle: bytes) -> bytes:
+    """Certificates in the form in which Java believes them."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.serialization import pkcs12
+
+    believed = [
+        pkcs12.PKCS12Certificate(one, b"authority") for one in x509.load_pem_x509_certificates(bundle)
+    ]
+    return pkcs12.serialize_java_truststore(believed, serialization.BestAvailableEncryption(b"believed"))
 
 
 async def test_a_malformed_frame_ends_only_its_own_connection(gateway: server.Gateway):

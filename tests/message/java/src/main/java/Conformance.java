@@ -57,6 +57,18 @@ public final class Conformance {
         check("8_3_3_unshared_durable_and_unsubscribe", Conformance::durable);
         check("8_3_4_shared_durable", Conformance::sharedDurable);
         check("2_8_jms_context", Conformance::context);
+        check("6_2_7_a_failed_commit_rolls_back", Conformance::failedCommit);
+        check("3_5_9_message_groups_stay_with_one_consumer", Conformance::groups);
+        check("7_3_completion_listeners_are_called_in_order", Conformance::completionOrder);
+        check("8_3_3_a_durable_subscription_has_one_consumer", Conformance::oneConsumer);
+        check("8_3_3_a_changed_selector_makes_a_new_subscription", Conformance::changedSelector);
+        check("fault_oversized_message_is_a_resource_allocation_exception", Conformance::oversized);
+        check("fault_no_topic_is_an_invalid_destination_exception", Conformance::noTopic);
+        check("fault_forbidden_topic_is_a_security_exception", Conformance::forbidden);
+        check("fault_client_without_credit_gets_nothing_and_others_go_on", Conformance::noCredit);
+        for (String mechanism : new String[] {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "ANONYMOUS"})
+            check("sasl_" + mechanism, () -> sasl(url, mechanism));
+        if (arguments.length > 1) check("tls", () -> sasl(arguments[1], "PLAIN"));
         System.out.println(failures == 0 ? "all held" : failures + " failed");
         System.exit(failures == 0 ? 0 : 1);
     }
@@ -401,6 +413,177 @@ public final class Conformance {
             Queue queue = context.createQueue("j.context");
             context.createProducer().setProperty("n", 1).send(queue, "simple");
             equal("simple", context.createConsumer(queue).receiveBody(String.class, 5000));
+        }
+    }
+
+    static void failedCommit() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(true, Session.SESSION_TRANSACTED);
+            Queue queue = session.createQueue("j.failed");
+            MessageProducer producer = session.createProducer(queue);
+            producer.send(session.createTextMessage("with the others"));
+            Topic forbidden = session.createTopic("secret/plans");
+            try {
+                session.createProducer(null).send(forbidden, session.createTextMessage("never"));
+                session.commit();
+                throw new AssertionError("a commit that sends what is forbidden succeeded");
+            } catch (TransactionRolledBackException | JMSSecurityException expected) {
+                // as it should be
+            }
+            Session outside = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            equal(null, outside.createConsumer(queue).receive(300));
+        }
+    }
+
+    static void groups() throws Exception {
+        try (Connection one = connect(null); Connection two = connect(null)) {
+            Session first = one.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Session second = two.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = first.createQueue("j.groups");
+            MessageConsumer a = first.createConsumer(queue), b = second.createConsumer(queue);
+            MessageProducer producer = first.createProducer(queue);
+            for (int number = 0; number < 12; number++) {
+                TextMessage made = first.createTextMessage("" + number);
+                made.setStringProperty("JMSXGroupID", "g" + number % 3);
+                producer.send(made);
+            }
+            Map<String, Set<Integer>> takers = new HashMap<>();
+            int found = 0;
+            for (int turn = 0; found < 12 && turn < 100; turn++) {
+                Message got = (turn % 2 == 0 ? a : b).receive(200);
+                if (got == null) continue;
+                found++;
+                takers.computeIfAbsent(got.getStringProperty("JMSXGroupID"), key -> new HashSet<>()).add(turn % 2);
+            }
+            equal(12, found);
+            for (Set<Integer> each : takers.values()) equal(1, each.size());
+        }
+    }
+
+    static void completionOrder() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            MessageProducer producer = session.createProducer(session.createQueue("j.async-order"));
+            List<String> order = Collections.synchronizedList(new ArrayList<>());
+            CountDownLatch done = new CountDownLatch(20);
+            List<String> wanted = new ArrayList<>();
+            for (int number = 0; number < 20; number++) {
+                wanted.add("" + number);
+                producer.send(session.createTextMessage("" + number), new CompletionListener() {
+                    public void onCompletion(Message message) {
+                        try { order.add(text(message)); } catch (JMSException error) { order.add("" + error); }
+                        done.countDown();
+                    }
+                    public void onException(Message message, Exception error) { order.add("" + error); done.countDown(); }
+                });
+            }
+            equal(true, done.await(10, TimeUnit.SECONDS));
+            equal(wanted, order);
+        }
+    }
+
+    static void oneConsumer() throws Exception {
+        try (Connection connection = connect("j.one")) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Session other = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Topic topic = session.createTopic("j/one");
+            MessageConsumer first = session.createDurableConsumer(topic, "sub");
+            try {
+                other.createDurableConsumer(topic, "sub");
+                throw new AssertionError("two consumers have one unshared durable subscription");
+            } catch (JMSException expected) {
+                // as it should be
+            }
+            first.close();
+            session.unsubscribe("sub");
+        }
+    }
+
+    static void changedSelector() throws Exception {
+        try (Connection connection = connect("j.changed")) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Topic topic = session.createTopic("j/changed");
+            session.createDurableConsumer(topic, "sub", "n = 1", false).close();
+            TextMessage made = session.createTextMessage("for the old one");
+            made.setIntProperty("n", 1);
+            MessageProducer producer = session.createProducer(topic);
+            producer.send(made);
+            MessageConsumer consumer = session.createDurableConsumer(topic, "sub", "n = 2", false);
+            equal(null, consumer.receive(200));
+            TextMessage next = session.createTextMessage("for the new one");
+            next.setIntProperty("n", 2);
+            producer.send(next);
+            equal("for the new one", text(consumer.receive(5000)));
+            consumer.close();
+            session.unsubscribe("sub");
+        }
+    }
+
+    static void oversized() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            MessageProducer producer = session.createProducer(session.createQueue("j.large"));
+            BytesMessage large = session.createBytesMessage();
+            large.writeBytes(new byte[1 << 20]);
+            try {
+                producer.send(large);
+                throw new AssertionError("a message was taken that no broker of the bus takes");
+            } catch (ResourceAllocationException expected) {
+                // as it should be
+            }
+            producer.send(session.createTextMessage("small"));
+        }
+    }
+
+    static void noTopic() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            try {
+                session.createProducer(session.createTopic("a/*"));
+                throw new AssertionError("one may send to a pattern");
+            } catch (InvalidDestinationException expected) {
+                // as it should be
+            }
+        }
+    }
+
+    static void forbidden() throws Exception {
+        try (Connection connection = connect(null)) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            try {
+                session.createProducer(session.createTopic("secret/plans"));
+                throw new AssertionError("one may send to a forbidden topic");
+            } catch (JMSSecurityException expected) {
+                // as it should be
+            }
+        }
+    }
+
+    static void noCredit() throws Exception {
+        String idle = url + "?jms.prefetchPolicy.all=0";
+        try (Connection slow = new JmsConnectionFactory("ann", "correct horse", idle).createConnection();
+             Connection connection = connect(null)) {
+            slow.start();
+            Session waiting = slow.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = waiting.createQueue("j.credit");
+            MessageConsumer without = waiting.createConsumer(queue);
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            session.createProducer(queue).send(session.createTextMessage("one"));
+            equal("one", text(session.createConsumer(queue).receive(5000)));
+            equal(null, without.receive(100));
+        }
+    }
+
+    static void sasl(String where, String mechanism) throws Exception {
+        String with = where + (where.contains("?") ? "&" : "?") + "amqp.saslMechanisms=" + mechanism;
+        JmsConnectionFactory factory = mechanism.equals("ANONYMOUS")
+            ? new JmsConnectionFactory(with) : new JmsConnectionFactory("ann", "correct horse", with);
+        try (Connection connection = factory.createConnection()) {
+            connection.start();
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = session.createQueue("j.sasl." + mechanism);
+            session.createProducer(queue).send(session.createTextMessage("in"));
+            equal("in", text(session.createConsumer(queue).receive(5000)));
         }
     }
 }

@@ -1,0 +1,144 @@
+"""JMS 2.0, the simplified API (2.8), read-only messages (3.10), asynchronous sends (7.3), flow control."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from muster.core import errors
+from muster.message import client, destinations, faults, messages, protocol, service, slowing, values
+from muster.testing import eventually
+from tests.message import conftest
+
+QUEUE = destinations.queue("orders")
+TOPIC = destinations.topic("news")
+
+
+async def test_2_8_a_context_is_a_connection_and_a_session(dispatcher: service.Service, dial: conftest.Dial):
+    async with client.Context(await dial(), client.Mode.AUTO) as context:
+        await context.send(QUEUE, "four chairs", priority=7)
+        assert await context.receive_body(QUEUE, str, 5) == "four chairs"
+        async with context.context(client.Mode.TRANSACTED) as other:
+            await other.send(QUEUE, "perhaps")
+            await other.rollback()
+            await other.send(QUEUE, {"amount": 4})
+            await other.commit()
+        assert await context.receive_body(QUEUE, dict, 5) == {"amount": 4}
+
+
+async def test_8_2_receive_body_of_another_type_leaves_the_message(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    session = (await dial()).session()
+    await session.producer(QUEUE).send("text")
+    consumer = await session.consumer(QUEUE)
+    with pytest.raises(faults.FormatError, match="str, not a bytes"):
+        await consumer.receive_body(bytes, 5)
+    assert await consumer.receive_body(str, 5) == "text"
+
+
+def _received(message: messages.Message) -> messages.Message:
+    return messages.rebuild(*message.meta())
+
+
+@pytest.mark.parametrize(
+    ("message", "write"),
+    [
+        (messages.TextMessage("a"), lambda one: setattr(one, "text", "b")),
+        (messages.BytesMessage(b"a"), lambda one: setattr(one, "data", b"b")),
+        (messages.MapMessage({"a": 1}), lambda one: one.items.set("a", 2)),
+        (messages.StreamMessage(["a"]), lambda one: one.write("b")),
+        (messages.ObjectMessage(["a"]), lambda one: setattr(one, "value", ["b"])),
+    ],
+)
+def test_3_10_a_received_body_is_read_only_until_it_is_cleared(message, write):
+    found = _received(message)
+    with pytest.raises(faults.NotWriteable):
+        write(found)
+    assert found.body() == message.body()
+    found.clear_body()
+    write(found)
+    assert found.body() != message.body()
+
+
+def test_3_10_received_properties_are_read_only_until_they_are_cleared():
+    found = _received(messages.TextMessage("a", properties={"n": 1}))
+    with pytest.raises(faults.NotWriteable):
+        found.properties["n"] = 2
+    with pytest.raises(faults.NotWriteable):
+        del found.properties["n"]
+    found.clear_properties()
+    found.properties["n"] = 2
+    assert found.body() == "a", "clearing the properties leaves the body"
+
+
+def test_3_11_3_a_stream_is_written_then_reset_then_read():
+    stream = messages.StreamMessage()
+    stream.write(7)
+    with pytest.raises(faults.NotReadable):
+        stream.read(values.Kind.INT)
+    stream.reset()
+    assert stream.read(values.Kind.INT) == 7
+    with pytest.raises(faults.NotWriteable):
+        stream.write(8)
+
+
+async def test_7_3_listeners_hear_of_each_message_in_the_order_of_sending(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    session = (await dial()).session()
+    producer = session.producer(QUEUE)
+    heard: list[tuple[object, errors.MusterError | None]] = []
+    sent = [
+        producer.submit(f"{number}", listener=lambda message, error: heard.append((message.body(), error)))
+        for number in range(20)
+    ]
+    await asyncio.gather(*sent)
+    await asyncio.sleep(0)
+    assert heard == [(f"{number}", None) for number in range(20)]
+
+
+async def test_7_3_a_listener_hears_why_a_message_was_not_accepted(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    session = (await dial()).session()
+    heard: list[errors.MusterError | None] = []
+    too_large = session.producer(QUEUE).submit(
+        bytes(2 << 20), listener=lambda message, error: heard.append(error)
+    )
+    with pytest.raises(errors.MusterError):
+        await too_large
+    await asyncio.sleep(0)
+    assert isinstance(heard[0], errors.MusterError)
+
+
+async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    sending, receiving = await dial(), await dial()
+    consumer = await receiving.session().consumer(TOPIC)
+    producer = sending.session().producer(TOPIC, persistent=False)
+    await receiving.ask(protocol.Ping(receiving.name))  # known to the dispatcher: it may complain
+    total = 3 * slowing.WAITING_SLOW
+    sent = 0
+
+    async def send() -> None:
+        nonlocal sent
+        for number in range(total):
+            await producer.send(f"{number}")
+            sent += 1
+            if number % 50 == 0:
+                await asyncio.sleep(0.001)
+
+    working = asyncio.create_task(send())
+    await eventually.eventually(lambda: sending.holds.held > 0, timeout_s=20)
+    assert sent < total, "the producer waits"
+    found = []
+    while len(found) < total:
+        message = await consumer.receive(10)
+        assert message is not None, f"only {len(found)} of {total} came"
+        found.append(message.body())
+    await working
+    assert found == [f"{number}" for number in range(total)]
+    assert consumer.dropped == 0

@@ -7,7 +7,17 @@ import asyncio
 import pytest
 
 from muster.core import errors
-from muster.message import client, destinations, faults, messages, protocol, service, slowing, values
+from muster.message import (
+    client,
+    consuming,
+    destinations,
+    faults,
+    messages,
+    protocol,
+    service,
+    slowing,
+    values,
+)
 from muster.testing import eventually
 from tests.message import conftest
 
@@ -134,11 +144,12 @@ async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing
     working = asyncio.create_task(send())
     await eventually.eventually(lambda: sending.holds.held > 0, timeout_s=20)
     assert sent < total, "the producer waits"
-    found = []
+    found: list[object] = []
     while len(found) < total:
         message = await consumer.receive(10)
         assert message is not None, f"only {len(found)} of {total} came"
         found.append(message.body())
     await working
     assert found == [f"{number}" for number in range(total)]
+    assert isinstance(consumer, consuming.TapConsumer)
     assert consumer.dropped == 0

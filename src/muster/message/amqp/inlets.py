@@ -78,6 +78,8 @@ class Inlet:
         try:
             self._long_way(delivery, data, state)
         except errors.MusterError as error:
+            if state == engine.TRANSACTIONAL:
+                self._bridge.transactions.spoil(delivery, error)
             self._bridge.reject(delivery, error)
         if self._credit <= CREDIT // 2:
             self.grant()

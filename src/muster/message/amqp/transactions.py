@@ -24,6 +24,7 @@ _ACCEPTED: Final = proton.Described(proton.ulong(engine.ACCEPTED), [])
 class Transaction:
     sends: list[protocol.Send] = field(default_factory=list)
     acks: dict[str, list[int]] = field(default_factory=dict)
+    error: errors.MusterError | None = None  # why it can only be rolled back
 
 
 class Transactions:
@@ -48,6 +49,12 @@ class Transactions:
             delivery.local.data = [name, _ACCEPTED]
             delivery.update(engine.TRANSACTIONAL)
         delivery.settle()
+
+    def spoil(self, pointer: engine.Pointer, error: errors.MusterError) -> None:
+        """A message of it was refused: its commit fails, since the client may not have waited to hear that."""
+        with contextlib.suppress(errors.InvalidInput):
+            _, transaction = self._named(engine.wrapped(pointer))
+            transaction.error = error
 
     def acknowledge(self, pointer: engine.Pointer, key: str, number: int) -> None:
         with contextlib.suppress(errors.InvalidInput):  # it is over: the message comes again
@@ -76,8 +83,8 @@ class Transactions:
 
     async def _discharge(self, delivery: Any, transaction: Transaction, *, commit: bool) -> None:
         jms = self._bridge.jms
-        error: errors.MusterError | None = None
-        if commit and (transaction.sends or transaction.acks):
+        error = transaction.error if commit else None
+        if commit and error is None and (transaction.sends or transaction.acks):
             try:
                 await jms.submit(transaction.sends, transaction.acks, alone=True)
             except errors.MusterError as found:

@@ -33,7 +33,6 @@ events = log.Events("message")
 
 SESSION_BYTES_MAX: Final = 64 << 20  # so 1,024 frames: a smaller window would keep batches small
 EARLY_BYTES_MAX: Final = 1 << 20
-IDLE_S: Final = 30.0
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
 
 
@@ -69,7 +68,7 @@ class Bridge(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._socket = transport
         self._gateway.bridges.add(self)
-        self._login_alarm = self._loop.call_later(IDLE_S, self.connection_aborted)
+        self._login_alarm = self._loop.call_later(self._gateway.idle_s, self.connection_aborted)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gateway.bridges.discard(self)
@@ -114,7 +113,7 @@ class Bridge(asyncio.Protocol):
         elif self._sasl.login is not None:
             self._login_alarm.cancel()
             self._login = self._sasl.login.name
-            self._engine = engine.Engine(IDLE_S, self._delivery, self._flow, self._handle)
+            self._engine = engine.Engine(self._gateway.idle_s, self._delivery, self._flow, self._handle)
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
             if rest:
@@ -128,7 +127,7 @@ class Bridge(asyncio.Protocol):
             over.tick(self._loop.time())
             over.process()
             self.flush()
-            await asyncio.sleep(IDLE_S / 4)
+            await asyncio.sleep(self._gateway.idle_s / 4)
 
     def _push(self, data: bytes) -> None:
         assert self._engine is not None

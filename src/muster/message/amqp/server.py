@@ -20,6 +20,7 @@ class Gateway:
     """``anonymous``: the identity of those who log in without a name; None: they may not.
 
     ``may`` says which topics an identity may send to: the broker refuses what it must not, but tells no one.
+    Who is silent for ``idle_s`` is taken for gone.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class Gateway:
         port: int = 0,
         tls: ssl.SSLContext | None = None,
         may: desk.May = desk.anything,
+        idle_s: float = 30.0,
     ) -> None:
         self.connect = connect
         self.verifiers = verifiers
         self.anonymous = anonymous
         self.may = may
+        self.idle_s = idle_s
         self.name = name
         self.host = host
         self.port = port

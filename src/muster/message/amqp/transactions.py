@@ -51,7 +51,7 @@ class Transactions:
         delivery.settle()
 
     def spoil(self, pointer: engine.Pointer, error: errors.MusterError) -> None:
-        """A message of it was refused: its commit fails, since the client may not have waited to hear that."""
+        """A message of it was refused: its commit fails, since the client may not have waited to hear."""
         with contextlib.suppress(errors.InvalidInput):
             _, transaction = self._named(engine.wrapped(pointer))
             transaction.error = error

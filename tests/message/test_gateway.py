@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from proton import utils as proton_utils  # noqa: E402
 from muster.bus import api  # noqa: E402
 from muster.message import destinations, service  # noqa: E402
 from muster.message.amqp import server  # noqa: E402
-from muster.testing import fixtures  # noqa: E402
+from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust import certificates, passwords, roles  # noqa: E402
 from tests.message import conftest, java_project  # noqa: E402
 
@@ -177,3 +179,76 @@ async def test_what_a_vanished_client_had_comes_again_marked(gateway: server.Gat
     message = await (await session.consumer(destinations.queue("orders"))).receive(10)
     assert message is not None
     assert (message.body(), message.redelivered) == ("one", True)
+
+
+_ANONYMOUS = b"\x00\x53\x41\xc0\x0c\x01\xa3\x09ANONYMOUS"
+_LOGIN = b"AMQP\x03\x01\x00\x00" + (len(_ANONYMOUS) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + _ANONYMOUS
+_OPEN = b"\x00\x53\x10\xc0\x0b\x01\xa1\x08half-way"
+
+
+@pytest.mark.parametrize("said", [b"", b"AMQP\x03\x01\x00\x00", "opened"])
+async def test_a_half_open_connection_is_given_up(
+    gateway: server.Gateway, dispatcher: service.Service, said: bytes | str
+):
+    opened = said == "opened"
+    async with server.Gateway(gateway.connect, None, anonymous="nobody", idle_s=1.0) as impatient:
+        reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
+        if isinstance(said, bytes):
+            writer.write(said)
+        else:
+            frame = (len(_OPEN) + 8).to_bytes(4, "big") + b"\x02\x00\x00\x00" + _OPEN
+            writer.write(_LOGIN + b"AMQP\x00\x01\x00\x00" + frame)
+        async with asyncio.timeout(30):
+            with contextlib.suppress(ConnectionError):
+                answer = await reader.read()
+                assert (b"resource-limit-exceeded" in answer) == opened, "it was told why"
+        writer.close()
+        await eventually.eventually(lambda: not impatient.bridges)
+
+
+async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: server.Gateway):
+    """Login, open, begin and attach in one write, as fast clients do."""
+
+    def work() -> int:
+        made = proton.Connection()
+        made.container = "hasty"
+        session = made.session()
+        link = session.sender("hasty")
+        link.target.address = "queue:hasty"
+        for one in (made, session, link):
+            one.open()
+        transport = proton.Transport()
+        transport.bind(made)
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as over:
+            over.sendall(_LOGIN)
+            got = b""
+            while b"\x00\x53\x44" not in got:
+                got += over.recv(4096)
+            while not link.credit:
+                while (size := transport.pending()) > 0:
+                    over.sendall(transport.peek(size))
+                    transport.pop(size)
+                transport.push(over.recv(4096))
+            return link.credit
+
+    assert await asyncio.to_thread(work) > 0
+
+
+async def test_rhea_sends_and_receives(gateway: server.Gateway, tmp_path: Path):
+    npm, node = shutil.which("npm"), shutil.which("node")
+    if npm is None or node is None:
+        pytest.skip("npm is not installed, so rhea was not tried")
+    folder = java_project.CACHE.parent / "rhea-tests"
+    if not (folder / "node_modules" / "rhea").exists():
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        code, said = await java_project.output(
+            npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), "rhea@3.0.5", cwd=folder
+        )
+        if code:
+            pytest.skip(f"npm cannot reach its registry, so rhea was not tried: {said[-300:]}")
+    script = Path(__file__).parent / "rhea.js"
+    code, said = await java_project.output(
+        "env", f"NODE_PATH={folder / 'node_modules'}", node, str(script), str(gateway.port), cwd=tmp_path
+    )
+    assert code == 0, said
+    assert 'got hello {"n":4}' in said

@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from muster.message import client, messages
 
 _MESSAGE = ("id", "type", "priority", "redelivered", "properties", "body")
-_QUEUES = ("queue", "depth", "consumers", "in_flight", "delivered", "expired", "rejected")
+_QUEUES = (
+    "queue",
+    "depth",
+    "in_a_second",
+    "out_a_second",
+    "consumers",
+    "in_flight",
+    "delivered",
+    "matched",
+    "rejected",
+    "expired",
+)
 _SUBSCRIPTIONS = (
     "subscription",
     "client_id",
@@ -23,7 +34,7 @@ _SUBSCRIPTIONS = (
     "consumers",
     "waiting",
     "behind",
-    "matched",
+    "delivered",
     "rejected",
 )
 

@@ -229,7 +229,7 @@ async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: server
                     over.sendall(transport.peek(size))
                     transport.pop(size)
                 transport.push(over.recv(4096))
-            return link.credit
+            return int(link.credit)
 
     assert await asyncio.to_thread(work) > 0
 

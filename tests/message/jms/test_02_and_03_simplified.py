@@ -105,7 +105,7 @@ async def test_7_3_listeners_hear_of_each_message_in_the_order_of_sending(
         for number in range(20)
     ]
     await asyncio.gather(*sent)
-    await asyncio.sleep(0)
+    await eventually.eventually(lambda: len(heard) == 20)
     assert heard == [(f"{number}", None) for number in range(20)]
 
 
@@ -119,7 +119,7 @@ async def test_7_3_a_listener_hears_why_a_message_was_not_accepted(
     )
     with pytest.raises(errors.MusterError):
         await too_large
-    await asyncio.sleep(0)
+    await eventually.eventually(lambda: heard)
     assert isinstance(heard[0], errors.MusterError)
 
 
@@ -139,7 +139,7 @@ async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing
             await producer.send(f"{number}")
             sent += 1
             if number % 50 == 0:
-                await asyncio.sleep(0.001)
+                await sending.bus.flush()  # others get their turn
 
     working = asyncio.create_task(send())
     await eventually.eventually(lambda: sending.holds.held > 0, timeout_s=20)

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from muster.core import errors
 from tests.cli import driver
 
 pytestmark = [
@@ -194,6 +195,11 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     assert ("admin", "exec", "refused") in whats
     assert ("admin", "rollout", "done") in whats
     assert ("admin", "drain", "done") in whats
+
+    # This domain has no sensor: top says so.
+    unseen = driver.quick("top", "--once", home=shell.home)
+    assert unseen.code == errors.NotFound.exit_code
+    assert "nobody has reported to this domain yet" in unseen.err
 
     # Others may look, or not even that.
     for role, may_look in (("viewer", True), ("user", True)):

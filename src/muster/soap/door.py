@@ -86,10 +86,6 @@ Authenticate = Callable[[str, str], Awaitable[Caller]]
 Document = Callable[[str], bytes]  # from the door's address
 
 
-def _nobody(_: envelope.Envelope) -> bool:
-    return False
-
-
 def _no_headers(_: Call | None, __: faults.Fault) -> Sequence[xml.Element]:
     return ()
 

@@ -2,8 +2,7 @@
 
 A handler raises a `Fault`, or any error of ours; `of` says whose fault it was.  The element differs between
 the versions of SOAP: 1.1 has one code and an unqualified shape, 1.2 a code, subcodes and reasons by language.
-In 1.1 the subcode, where there is one, stands in the place of the code if it is asked for (WS-Context), else
-the plain ``Client`` or ``Server`` does.
+In 1.1 a subcode has no place; what it says, doors put into the detail as well.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ elements of the faults it may answer with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from muster.soap import envelope, xml
@@ -40,7 +40,6 @@ def document(
     location: str,
     versions: Iterable[envelope.Version] = tuple(envelope.Version),
     action: str = "",
-    prefixes: Mapping[str, str] | None = None,
 ) -> bytes:
     """``action``: what stands before an operation's name in its soapAction."""
     action = action or f"{namespace}/"
@@ -82,7 +81,7 @@ def document(
         attributes={"name": name, "targetNamespace": namespace},
         namespaces={**scope, "wsdl": str(WSDL), "xsd": str(XSD), **{p: str(ns) for _, _, p, ns in chosen}},
     )
-    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + xml.write(root, prefixes)
+    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + xml.write(root)
 
 
 def _element(local: str, *content: xml.Element, **attributes: str) -> xml.Element:

@@ -44,11 +44,6 @@ class Headers:
     wants_count: bool = False
     subscription: str = ""
 
-    @property
-    def selector(self) -> str:
-        """The one that all our resources are selected by."""
-        return self.selectors["Name"]
-
 
 def understood(name: str) -> bool:
     return name in _KNOWN or addressing.understood(name) or name.startswith(f"{{{_IGNORED}}}")

@@ -33,9 +33,7 @@ FAULT_ACTIONS = {
 }
 
 GET, PUT, CREATE, DELETE = (f"{WXF}/{verb}" for verb in ("Get", "Put", "Create", "Delete"))
-ENUMERATE, PULL, RELEASE, ENUMERATION_STATUS, ENUMERATION_RENEW = (
-    f"{WSEN}/{verb}" for verb in ("Enumerate", "Pull", "Release", "GetStatus", "Renew")
-)
+ENUMERATE, PULL, RELEASE = (f"{WSEN}/{verb}" for verb in ("Enumerate", "Pull", "Release"))
 SUBSCRIBE, RENEW, GET_STATUS, UNSUBSCRIBE = (
     f"{WSE}/{verb}" for verb in ("Subscribe", "Renew", "GetStatus", "Unsubscribe")
 )

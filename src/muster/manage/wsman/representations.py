@@ -33,7 +33,6 @@ DEPTH_MAX = 20
 #: The properties that a Put may change, and the fields of a manifest's entry that they are.
 _TEXTS = {"Type": "type", "Agent": "agent", "Where": "where", "Group": "group", "Wanted": "wanted"}
 _MAPS = {"Labels": "labels", "Restart": "restart", "Config": "config"}
-WRITABLE = (*_TEXTS, "DependsOn", *_MAPS)
 _TOLD = (
     "State", "Reason", "Since", "Drift", "Restarts", "Manager", "Epoch", "Generation", "Applied", "AppliedBy",
     "WaitsFor",

@@ -199,3 +199,25 @@ async def test_a_durable_event_reaches_a_transient_party_once(notifier, parties)
         await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
     assert [(await web.next(timeout_s=10))["threat_level"] for _ in range(3)] == [0, 1, 2]
     assert not web._queue
+
+
+async def test_shards_that_are_behind_by_more_and_less_all_catch_up(notifier, parties):
+    """Two that come in the same moment: neither may make the other miss what is between their positions."""
+    served = await notifier()
+    mine = await parties("farm")
+    await _define(mine)
+    names = {protocol.shard_of(f"farm/web-{number}"): f"web-{number}" for number in range(300)}
+    far, near = sorted(names)[:2]
+    for shard in (far, near):
+        await mine.advertise(names[shard], "WebServer", STATE, policy="alert", durable=True)
+    mine._parties.clear()  # nobody acknowledges
+    for number in range(20):
+        await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
+    await eventually(lambda: {held.recorded for held in served.held.values()} == {20})
+    for shard, position in ((far, 5), (near, 10)):
+        served.held[shard].pending.owed.clear()
+        served.held[shard].pending.position = position
+        served._durable.follow()
+    await eventually(lambda: {held.pending.position for held in served.held.values()} == {20})
+    assert list(served.held[far].pending.owed) == list(range(6, 21))
+    assert list(served.held[near].pending.owed) == list(range(11, 21))

@@ -118,12 +118,14 @@ class Durable:
 
     # -- matching, in the order of the stream
 
-    def follow_from(self, first: int) -> None:
-        """Follow the stream of events from ``first`` at the latest: a shard that came may be behind."""
+    def follow(self) -> None:
+        """Follow the stream of events for all shards that are held: one that came may be behind."""
+        first = 1 + min(held.pending.position for held in self._common.held.values())
         if self._following is not None and not self._following.done():
             if first > self._followed:
                 return
             self._following.cancel()
+        self._followed = first - 1
         self._following = self._common.spawn(self._follow(first))
 
     async def _follow(self, first: int) -> None:

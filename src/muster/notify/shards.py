@@ -111,7 +111,7 @@ class Shards:
                 )
             await self._members.say(confirmed=True, also=(shard,))
             common.held[shard] = held
-            self._durable.follow_from(held.pending.position + 1)
+            self._durable.follow()
             common.moved.set()
             common_.events.info("shard-gained", shard=shard, epoch=lease.epoch, parties=len(common.engine))
             writer = asyncio.create_task(self._write(held))

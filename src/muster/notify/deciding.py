@@ -53,7 +53,7 @@ class Deciding:
 
     def sent(self, message: api.Message) -> None:
         process = subjects.sender_of(message.subject)
-        if not self._queue.put(process, (process, message)):
+        if not self._queue.put(process, (process, message), len(message.data)):
             self._common.count("overloaded")
             waiting = self._common.settings.sender_pending
             error = errors.Overloaded(f"{process} has {waiting} events waiting already")

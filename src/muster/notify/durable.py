@@ -28,6 +28,7 @@ IN_FLIGHT = 4096
 OWING_MAX = 2_000_000  # acknowledgements; with more, durable events are refused
 REDELIVERED_AT_ONCE = 1000
 EVENTS_REMEMBERED = 10_000
+BYTES_REMEMBERED = 64 << 20
 RETRY_S = 0.5
 
 
@@ -49,7 +50,8 @@ class Durable:
         self._dirty = asyncio.Event()
         self._followed = 0
         self._following: asyncio.Task[None] | None = None
-        self._remembered: collections.OrderedDict[int, protocol.Event] = collections.OrderedDict()
+        self._remembered: collections.OrderedDict[int, tuple[protocol.Event, int]] = collections.OrderedDict()
+        self._remembered_bytes = 0
 
     async def start(self, events: api.Stream, matches: api.Stream) -> None:
         self._events, self._matches = events, matches
@@ -152,7 +154,7 @@ class Durable:
             self._common.count("bad-event")
             common_.events.warning("bad-event", sequence=stored.sequence, error=error)
             return
-        self._remember(stored.sequence, event)
+        self._remember(stored, event)
         self._match(stored.sequence, event, address)
 
     def _match(self, sequence: int, event: protocol.Event, address: ast.Condition) -> None:
@@ -263,20 +265,24 @@ class Durable:
             return
         self._common.count("delivered-durable", len(parties))
 
-    def _remember(self, sequence: int, event: protocol.Event) -> None:
-        self._remembered[sequence] = event
-        if len(self._remembered) > EVENTS_REMEMBERED:
-            self._remembered.popitem(last=False)
+    def _remember(self, stored: api.StoredMessage, event: protocol.Event) -> None:
+        if stored.sequence in self._remembered:
+            return
+        self._remembered[stored.sequence] = (event, len(stored.data))
+        self._remembered_bytes += len(stored.data)
+        while len(self._remembered) > EVENTS_REMEMBERED or self._remembered_bytes > BYTES_REMEMBERED:
+            _, (_, size) = self._remembered.popitem(last=False)
+            self._remembered_bytes -= size
 
     async def _event(self, sequence: int) -> protocol.Event | None:
-        found = self._remembered.get(sequence)
-        if found is None:
-            try:
-                stored = await self._events.get(sequence)
-            except errors.NotFound:
-                return None
-            found = messages.decode(stored.data, protocol.Event)
-            self._remember(sequence, found)
+        if sequence in self._remembered:
+            return self._remembered[sequence][0]
+        try:
+            stored = await self._events.get(sequence)
+        except errors.NotFound:
+            return None
+        found = messages.decode(stored.data, protocol.Event)
+        self._remember(stored, found)
         return found
 
     # -- acknowledgements
@@ -340,9 +346,16 @@ class Durable:
 
 async def read(stream: api.Stream, subject: str, first: int) -> AsyncIterator[tuple[bytes, int]]:
     """The messages of a subject from a sequence on: to what is the end now."""
-    state = await stream.state()
-    if state.messages and first <= state.last_sequence:
-        async for stored in stream.read(
-            max(first, state.first_sequence), state.last_sequence, subject=subject
-        ):
-            yield stored.data, stored.sequence
+    while True:
+        state = await stream.state()
+        start = max(first, state.first_sequence)
+        if not state.messages or start > state.last_sequence:
+            return
+        try:
+            async for stored in stream.read(start, state.last_sequence, subject=subject):
+                first = stored.sequence + 1
+                yield stored.data, stored.sequence
+            return
+        except errors.NotFound:
+            # Another shard's snapshot took its own from the front. Of ours, nobody else takes any.
+            continue

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
+
+BYTES_MAX: Final = 16 << 20  # of one sender
 
 
 class FairQueue(Generic[T]):
     def __init__(self, each_max: int) -> None:
         self._each_max = each_max
-        self._waiting: dict[str, deque[T]] = {}
+        self._waiting: dict[str, deque[tuple[T, int]]] = {}
+        self._sizes: dict[str, int] = {}
         self._turns: deque[str] = deque()
         self._some = asyncio.Event()
 
     def __bool__(self) -> bool:
         return bool(self._turns)
 
-    def put(self, sender: str, item: T) -> bool:
+    def put(self, sender: str, item: T, size: int = 0) -> bool:
         """False if this sender has too much waiting already."""
         own = self._waiting.get(sender)
         if own is None:
             own = self._waiting[sender] = deque()
+            self._sizes[sender] = 0
             self._turns.append(sender)
-        elif len(own) >= self._each_max:
+        elif len(own) >= self._each_max or self._sizes[sender] + size > BYTES_MAX:
             return False
-        own.append(item)
+        own.append((item, size))
+        self._sizes[sender] += size
         self._some.set()
         return True
 
@@ -35,11 +40,12 @@ class FairQueue(Generic[T]):
         """The next, of those that are there."""
         sender = self._turns.popleft()
         own = self._waiting[sender]
-        item = own.popleft()
+        item, size = own.popleft()
+        self._sizes[sender] -= size
         if own:
             self._turns.append(sender)
         else:
-            del self._waiting[sender]
+            del self._waiting[sender], self._sizes[sender]
         return item
 
     async def get(self) -> T:

@@ -170,7 +170,8 @@ class Shards:
         def done(answer: protocol.Answer) -> None:
             common.reply(message, process, answer)
 
-        if not held.queue.put(process, holding.Said(process, changes, done, len(message.data))):
+        said = holding.Said(process, changes, done, len(message.data))
+        if not held.queue.put(process, said, said.size):
             common.count("overloaded")
             done(common_.refusal(errors.Overloaded(f"{process} has too many changes waiting")))
 
@@ -200,7 +201,13 @@ class Shards:
                 held.sequence = await self._log.publish(
                     held.subject, data, expected_last_subject_sequence=held.sequence
                 )
-            except errors.LimitExceeded as error:  # it is full, and nothing was stored
+            except (
+                errors.LimitExceeded
+            ) as error:  # nothing was stored: it is full, or this was too much at once
+                if len(said) > 1:
+                    for one in said:
+                        await self._write_some(held, [one])
+                    return
                 self._common.count(error.code)
                 for one, _ in outcomes:
                     one.done(common_.refusal(error))

@@ -193,3 +193,16 @@ def test_what_is_recorded_decides_from_where_the_next_holder_needs_events():
     made.acknowledge(3, "a")
     made.acknowledge(3, "b")
     assert made.floor == 5
+
+
+async def test_shards_that_are_read_while_others_are_shortened_are_not_lost(notifier, parties):
+    """The streams are common to all shards: what one takes from the front must not end another's reading."""
+    first = await notifier("n1")
+    mine = await parties("farm")
+    for model in MODELS:
+        await mine.define(model)
+    await mine.change([protocol.Join(party=f"web-{n}", model="WebServer") for n in range(200)])
+    await first.stop()
+    second = await notifier("n2")
+    assert second.counts["shard-lost"] == 0
+    assert len(second.engine) == 200

@@ -136,9 +136,11 @@ def shown(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run an async command to its end."""
+def run(work: Coroutine[Any, Any, T], *, fast: bool = False) -> T:
+    """Run an async command to its end. ``fast``: on uvloop, where that is installed."""
     import asyncio
+    import importlib
+    import importlib.util
     import logging
 
     from muster.cli import interrupts
@@ -149,7 +151,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
     # A command says itself what went wrong; a long-running one configures its log (`muster.app.logs`).
     logging.getLogger("muster").addHandler(logging.NullHandler())
+    factory = None
+    if fast and importlib.util.find_spec("uvloop") is not None:
+        factory = importlib.import_module("uvloop").new_event_loop
     try:
-        return asyncio.run(heeded())
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(heeded())
     finally:
         work.close()  # if it was never begun

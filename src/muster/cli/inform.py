@@ -304,7 +304,8 @@ def node(
     invocation: base.Invocation, name: str, url: str | None, given: tuple[str, ...], to: connection.Options
 ) -> None:
     """Run an information node beside the domain's own process."""
-    base.run(_run_node(invocation, to, name, url or f"sqlite:{name}.db", contexts.attributes(given)))
+    work = _run_node(invocation, to, name, url or f"sqlite:{name}.db", contexts.attributes(given))
+    base.run(work, fast=True)
 
 
 async def _run_node(

@@ -1,0 +1,50 @@
+"""The pipeline as a part of a domain: started with it, started again when it is killed, stopped with it.
+
+There is no stream of reports, so the process waits for one and starts no Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from muster.testing import process
+from muster.testing.eventually import eventually
+from tests.cli import driver
+
+
+@pytest.mark.timeout(300)
+async def test_a_pipeline_that_is_killed_is_started_again_and_ends_with_its_domain(tmp_path: Path):
+    place = tmp_path / "home"
+    assert (await asyncio.to_thread(driver.run, "init", "--port", "0", home=place)).code == 0
+    env = driver.environment(place)
+    wanted = ("--set", "pipeline.enabled=true", "--set", "manage.enabled=false")
+    async with await process.start_muster("up", *wanted, env=env) as up:
+        await up.line("is up", timeout_s=60)
+
+        def pipelines() -> list[psutil.Process]:
+            found = []
+            for child in psutil.Process(up.pid).children(recursive=True):
+                try:
+                    if "muster.pipeline.run" in child.cmdline():
+                        found.append(child)
+                except psutil.Error:
+                    continue
+            return found
+
+        async def waits() -> bool:
+            answer = await asyncio.to_thread(driver.run, "pipeline", "status", "-o", "json", home=place)
+            return answer.code == 0 and "waiting for the stream" in json.loads(answer.out)["reason"]
+
+        await eventually(waits, timeout_s=60)
+        (first,) = pipelines()
+        first.kill()
+        await eventually(lambda: [one.pid for one in pipelines()] not in ([], [first.pid]), timeout_s=60)
+        await eventually(waits, timeout_s=60)
+        (second,) = pipelines()
+        await up.terminate(timeout_s=60)
+        assert not second.is_running()

@@ -61,15 +61,15 @@ class Sizes:
     killed_periods: int
 
 
-FULL = Sizes(100_000, 6, MILLION, 60, (1_500_000, 2 * MILLION), 6, MILLION, 6)
+FULL = Sizes(200_000, 6, MILLION, 60, (1_500_000, 2 * MILLION), 6, MILLION, 6)
 QUICK = Sizes(20_000, 1, 100_000, 2, (), 0, 0, 0)
-WARM_PERIODS = 3
+WARM_PERIODS = 6
 RUN_S_MAX, QUICK_S_MAX = 1800, 300
 
 
 def run(quick: bool) -> list[harness.Row]:
     sizes = QUICK if quick else FULL
-    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, asyncio.Runner() as runner:
         place = pathlib.Path(folder)
         started = broker.Broker(
             config.BrokerConfig(
@@ -77,17 +77,23 @@ def run(quick: bool) -> list[harness.Row]:
             )
         )
         runner.run(started.start())
+        rows: list[harness.Row] = []
         try:
-            return _measure(started, place, sizes)
+            _measure(started, place, sizes, rows)
+        except errors.TimedOut as error:  # what was measured until then is worth showing
+            if not rows:
+                raise
+            print(f"  cut off: {error}", flush=True)
         finally:
             runner.run(started.stop())
+        return rows
 
 
-def _measure(started: broker.Broker, place: pathlib.Path, sizes: Sizes) -> list[harness.Row]:
+def _measure(started: broker.Broker, place: pathlib.Path, sizes: Sizes, rows: list[harness.Row]) -> None:
+    """Into ``rows``, phase by phase."""
     pid = started.pid
     assert pid is not None
     bench = Bench(started.url, pid, place)
-    rows: list[harness.Row] = []
     with bench.pipeline():
         bench.play(sizes.both, 1 if sizes is QUICK else WARM_PERIODS)
         both = bench.play(sizes.both, sizes.both_periods)
@@ -110,7 +116,6 @@ def _measure(started: broker.Broker, place: pathlib.Path, sizes: Sizes) -> list[
         _draw(large)
     with _phase("Prometheus"):
         rows += _peer(both, sizes, place)
-    return rows
 
 
 @contextlib.contextmanager
@@ -227,7 +232,7 @@ class Bench:
             after = self._cpu()
         cpu_s = {name: after[name] - before.get(name, 0.0) for name in after}
         cpu_s["generator"] = told["cpu_s"]
-        return Played(
+        played = Played(
             machines,
             ended - began,
             told["rows"],
@@ -238,6 +243,13 @@ class Bench:
             caught_up_s,
             late_s,
         )
+        print(
+            f"  {machines:,} machines for {played.seconds:.0f} s: "
+            f"{'holds' if played.holds else 'does not hold'}, {played.caught_up_s:.1f} s behind at the end, "
+            f"{1e6 * sum(cpu_s.values()) / max(1, played.rows):.2f} µs of CPU a report",
+            flush=True,
+        )
+        return played
 
     async def _watch(
         self, fleet: measure.Worker, periods: int

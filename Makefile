@@ -39,8 +39,8 @@ $(VENV)/.amqp: requirements-amqp.lock $(VENV)/.base
 	    || echo "left out: the AMQP gateway (python-qpid-proton did not build: it needs a C compiler and OpenSSL's headers)"
 	@touch $@
 
-demo: setup ## start a domain on this machine and say what to try next
-	@$(BIN)/muster demo
+demo: setup $(VENV)/.spark ## a fleet, a worm and the whole loop, live (FLEET=100000 for more)
+	@$(BIN)/muster demo worm
 
 test: setup $(VENV)/.spark $(VENV)/.amqp ## all checks and all tests but the slow ones
 	@$(MAKE) --no-print-directory check

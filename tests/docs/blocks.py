@@ -35,6 +35,8 @@ SHOWN = ("text", "mermaid")  # pictures and answers, not things to type
 
 USUAL_PORT = "4222"
 COMMAND_S_MAX = 60.0
+MAKE_S_MAX = 280.0  # the demo plays a whole story
+FLEET = "300"  # and with a small fleet, a short one
 STAYS_S = 1.5  # a command that goes on for so long after it has printed what is shown is left running
 ENDS_S_MAX = 20.0
 
@@ -115,6 +117,7 @@ class Reader:
             "HOME": str(self.home),
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "110",
+            "FLEET": FLEET,
             "MUSTER_BUS__PORT": self._port,
             "PYTEST_PLUGINS": "muster.testing.plugin",  # which an installed Muster brings by itself
         }
@@ -153,7 +156,7 @@ class Reader:
         from_root = text.startswith("make ")
         if from_root and not (ROOT / ".venv" / ".base").exists():
             # These tests do not run in the environment that make sets up: the rest of the recipe does.
-            text = text.replace("make", f"make -o setup BIN={self._programs}", 1)
+            text = text.replace("make", f"make -o setup -o .venv/.spark BIN={self._programs}", 1)
         child = await process.start(
             "bash",
             "-c",
@@ -162,7 +165,7 @@ class Reader:
             cwd=ROOT if from_root else self.home,
             name=text,
         )
-        deadline = time.monotonic() + COMMAND_S_MAX
+        deadline = time.monotonic() + (MAKE_S_MAX if from_root else COMMAND_S_MAX)
         try:
             while child.exit_code is None and not (shown and matches(shown, list(child.lines))):
                 assert time.monotonic() < deadline, _story(child, "neither ended nor printed that", shown)

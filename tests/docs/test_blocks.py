@@ -22,7 +22,7 @@ def test_every_block_is_of_a_kind_that_is_run(page: str):
     assert blocks.faults(page) == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("page", PAGES)
 async def test_every_block_does_what_it_shows(page: str, broker: brokers.Broker, tmp_path: Path):
     async with blocks.Reader(tmp_path, broker.url) as reader:

@@ -20,7 +20,6 @@ async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(
     flags = {
         **outbreak.flags(tmp_path, wishes),
         "domain.data_dir": str(tmp_path / "data"),
-        "bus.port": 0,
         "pipeline.master": "local[1]",
     }
     chosen = settings.load(catalogue.Settings, flags=flags)

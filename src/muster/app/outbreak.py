@@ -105,6 +105,7 @@ class Summary:
 def flags(folder: Path, wishes: Wishes) -> dict[str, Any]:
     """The settings of the domain that the story is played in."""
     return {
+        "bus.port": 0,
         "bus.brokers": wishes.brokers,
         "channel.enabled": True,
         "channel.hold_s": "500ms",

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from muster.cli import base
+from muster.core import errors
 
 if TYPE_CHECKING:
-    from muster.app import catalogue, home, outbreak
+    from muster.app import catalogue, domain, home, outbreak
     from muster.cli import output
 
 HOME = Path(".muster") / "demo"
@@ -70,7 +72,7 @@ def _fresh(place: home.Home, flags: Mapping[str, Any]) -> catalogue.Settings:
     import shutil
 
     from muster.app import catalogue, home
-    from muster.core import errors, settings
+    from muster.core import settings
 
     if place.settings_file.exists() and place.settings_file.read_text() == _SETTINGS:
         with home.Folder(place.root / "demo").hold():
@@ -150,14 +152,32 @@ def _worm(invocation: base.Invocation, place: home.Home, fleet: int, *, stay: bo
 
     async def work() -> None:
         show("domain", f"up: {', '.join(running.servers)}", {"servers": list(running.servers)})
+        await _show_dashboard(running, show)
         async with outbreak.Outbreak(running, wishes, show) as story:
             summary = await story.run()
             _summarise(printer, summary)
             if stay:
-                printer.note("It stays up until Ctrl-C.")
+                printer.note(f"It stays up until Ctrl-C. Look around: {_command(place)} top, get, alert list")
                 await asyncio.get_running_loop().create_future()
 
     base.run(process.run(running, work, stopping=printer.stopping))
+
+
+async def _show_dashboard(running: domain.Domain, show: Callable[..., None]) -> None:
+    import asyncio
+
+    from muster.app import web
+
+    with contextlib.suppress(errors.NotFound):
+        url = running.part(web.WebPart).url
+        if url is not None:
+            password = await asyncio.to_thread(web.set_password, running.trust)
+            line = f"{url}  (log in as {web.ADMINISTRATOR}, password {password})"
+            show("dashboard", line, {"url": url, "password": password})
+
+
+def _command(place: home.Home) -> str:
+    return f"{base.program()} --home {base.shown(place.root)}"
 
 
 def _summarise(printer: output.Printer, summary: outbreak.Summary) -> None:

@@ -46,7 +46,7 @@ def top(
     async def show() -> None:
         async with await connection.connect(invocation, to) as bus:
             if once or not invocation.printer.for_people or not sys.stdout.isatty():
-                found = await _found(bus, window_s)
+                found = await report_.find(bus, "system", "", None, window_s)
                 _once(invocation, found, sort)
             else:
                 await _live(bus, every_s, sort, window_s)
@@ -78,21 +78,6 @@ def _once(invocation: base.Invocation, found: reports.SystemReport, sort: str) -
     invocation.printer.rows(shown, ("group", "machines", "stale", *SHOWN), empty="no group has reported")
 
 
-async def _found(bus: Any, window_s: float) -> reports.SystemReport:
-    from muster.core import errors
-
-    try:
-        found: reports.SystemReport = await report_.find(bus, "system", "", None, window_s)
-        return found
-    except errors.NotFound as error:
-        if error.hint:
-            raise
-        raise errors.NotFound(
-            "nobody has reported to this domain yet",
-            hint="set `channel.enabled` and `sensor.enabled`, or start `muster channel` and `muster sensor`",
-        ) from error
-
-
 async def _live(bus: Any, every_s: float, sort: str, window_s: float) -> None:
     import rich.console
     import rich.live
@@ -103,7 +88,7 @@ async def _live(bus: Any, every_s: float, sort: str, window_s: float) -> None:
     with rich.live.Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
-                found = await _found(bus, window_s)
+                found = await report_.find(bus, "system", "", None, window_s)
             except (errors.NotFound, errors.Unavailable) as error:
                 live.update(f"{error.message}; looking again every {every_s:g} s", refresh=True)
             else:

@@ -223,13 +223,14 @@ async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_
         assert [one["name"] for one in await control.ask(admin, "list")] == ["local-1"]
 
 
-async def test_tls_is_made_and_used_when_it_is_wanted(made):
+async def test_tls_is_made_and_used_when_it_is_wanted(made, caplog):
     async with domain.Domain(made(bus__tls="on")) as running:
         assert running.servers[0].startswith("tls://")
         async with await running.connect("alice", roles.Role.USER) as bus:
             await bus.flush()
         certificates = (await running.status())["certificates"]
         assert {one["name"] for one in certificates} == {"ca", "brokers"}
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 async def test_three_brokers_are_one_bus(made):

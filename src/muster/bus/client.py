@@ -11,14 +11,23 @@ import asyncio
 import contextlib
 import functools
 import json
-import logging
 import random
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
-from muster.bus import api, counting, forms, jetstream, keyvalue, streams, subscriptions, wire
+from muster.bus import (
+    api,
+    counting,
+    forms,
+    jetstream,
+    keyvalue,
+    listening,
+    streams,
+    subscriptions,
+    wire,
+)
 from muster.core import errors, log, metrics, subjects, trace
 
 events = log.Events("bus")
@@ -91,7 +100,7 @@ class Client:
         self._counts = counts
         self._wire: wire.Wire
         self._state = api.ConnectionState.CLOSED
-        self._listeners: list[Callable[[api.ConnectionState], None]] = []
+        self._listeners = listening.Listeners()
         self._subscriptions: dict[int, subscriptions.Subscription] = {}
         self._unaskable = 0  # the connection (by its number) over which the broker may not be asked
         self._auditor: asyncio.Task[None] | None = None
@@ -163,13 +172,7 @@ class Client:
         return api.ConnectionId(self._wire.server_id, self._wire.client_id)
 
     def on_state(self, listener: Callable[[api.ConnectionState], None]) -> Callable[[], None]:
-        self._listeners.append(listener)
-
-        def end() -> None:
-            with contextlib.suppress(ValueError):
-                self._listeners.remove(listener)
-
-        return end
+        return self._listeners.add(listener)
 
     def statistics(self) -> api.BusStatistics:
         return self._counts.statistics()
@@ -183,11 +186,7 @@ class Client:
         if state is api.ConnectionState.CLOSED:
             for subscription in self._subscriptions.values():
                 subscription.end(self._wire.cause)
-        for listener in list(self._listeners):
-            try:
-                listener(state)
-            except Exception as error:  # noqa: BLE001 - the others must hear of it all the same
-                events.event("listener-failed", level=logging.ERROR, error=error)
+        self._listeners.tell(state)
 
     def _refused(self, subject: str) -> None:
         """The broker refused a subscription: after a reconnection, one that we may not have any more."""

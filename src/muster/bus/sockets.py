@@ -37,6 +37,13 @@ class Tcp(transport.TcpTransport):
         self._bare_io_reader = self._io_reader = reader
         self._bare_io_writer = self._io_writer = writer
 
+    async def connect_tls(
+        self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        # As asyncio's own streams do: else it warns at the end that half a TLS connection cannot be kept.
+        self._io_writer._protocol._over_ssl = True  # type: ignore[union-attr]
+
     async def wait_closed(self) -> None:
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):

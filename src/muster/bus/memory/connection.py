@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from muster.bus import api, counting, forms, keyvalue, subscriptions
+from muster.bus import api, counting, forms, keyvalue, listening, subscriptions
 from muster.bus.memory import storage, streams
 from muster.core import errors, subjects, trace
 
@@ -68,7 +68,7 @@ class Bus:
         self._identity = identity
         self._connection: api.ConnectionId | None = None
         self._state = api.ConnectionState.CLOSED
-        self._listeners: list[Callable[[api.ConnectionState], None]] = []
+        self._listeners = listening.Listeners()
         self._counts = counting.Counts(None)
         self._subscriptions: dict[subscriptions.Subscription, Ear] = {}
         self._unsent: list[Callable[[], None]] = []
@@ -98,13 +98,7 @@ class Bus:
         return self._connection
 
     def on_state(self, listener: Callable[[api.ConnectionState], None]) -> Callable[[], None]:
-        self._listeners.append(listener)
-
-        def end() -> None:
-            with contextlib.suppress(ValueError):
-                self._listeners.remove(listener)
-
-        return end
+        return self._listeners.add(listener)
 
     def statistics(self) -> api.BusStatistics:
         return self._counts.statistics()
@@ -149,8 +143,7 @@ class Bus:
             first = self._state is api.ConnectionState.CLOSED
             self._state = state
             if not first:
-                for listener in list(self._listeners):
-                    listener(state)
+                self._listeners.tell(state)
 
     def check_open(self) -> None:
         if self._state is api.ConnectionState.CLOSED:

@@ -313,6 +313,7 @@ class TestReconnecting:
             socket_of(bus)._io_reader.feed_data(b"NONSENSE\r\n")
             await eventually(lambda: bus.statistics().reconnects == 1)
             await bus.flush()
+            assert bus._wire._reading_task is not None
             bus._wire._reading_task.cancel()  # it ends without a word, and the socket is as alive as before
             await eventually(lambda: bus.statistics().reconnects == 2)
             await bus.flush()

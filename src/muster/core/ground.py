@@ -424,9 +424,9 @@ class Retention(settings.Section, frozen=True, kw_only=True):
     messages: Annotated[
         Budget, doc("Stream: persistent JMS messages, until every durable subscriber and queue has had them.")
     ] = _budget(4 * _GIB, 0.0, "refuse")
-    events: Annotated[Budget, doc("Stream: durable notification events, until acknowledged.")] = _budget(
-        _GIB, 0.0, "refuse"
-    )
+    events: Annotated[
+        Budget, doc("Streams: durable notification events until acknowledged, and who gets them.")
+    ] = _budget(_GIB, 0.0, "refuse")
     states: Annotated[Budget, doc("Stream: changes of parties' models, states and policies.")] = _budget(
         _GIB, 0.0, "refuse"
     )
@@ -468,6 +468,7 @@ class Retention(settings.Section, frozen=True, kw_only=True):
         return {
             "messages": self.messages,
             "events": self.events,
+            "matches": self.events,  # apart: acknowledgements need room when events have none
             "parties": self.states,
             "notifications": self.notifications,
             "contexts": self.contexts,

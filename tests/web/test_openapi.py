@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -11,7 +13,10 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks
 
+from muster.web import reference
 from tests.web.conftest import Api, Running
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rest.md"
 
 EXCLUDED = (
     "/api/v1/tokens",  # each costs what checking a password costs, and soon has to wait
@@ -86,3 +91,10 @@ def test_the_document_names_every_problem_and_how_to_log_in(lab):
             assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}
     schemas = document["components"]["schemas"]
     assert {"Alert", "Decision", "NodeReport", "SystemReport", "Problem"} <= set(schemas)
+
+
+def test_the_reference_page_is_the_document_s_own():
+    made = reference.page()
+    if os.environ.get("REWRITE"):
+        PAGE.write_text(made)
+    assert PAGE.read_text() == made, "REWRITE=1 pytest tests/web/test_openapi.py writes it anew"

@@ -478,3 +478,12 @@ def test_answers_forbid_foreign_script_and_frames(lab):
     assert "http" not in policy
     assert headers["x-frame-options"] == "DENY"
     assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_soap_doors_stand_beside_it_and_ask_for_a_login(lab):
+    for path in ("/wsman", "/context"):
+        answer = httpx.post(f"{lab.url}{path}", content=b"<x/>", headers={"Content-Type": "text/xml"})
+        assert answer.status_code in (400, 401, 415, 500), (path, answer.status_code, answer.text[:200])
+        assert "there is no page" not in answer.text
+    described = httpx.get(f"{lab.url}/wsman", params={"wsdl": ""})
+    assert described.status_code != 404

@@ -7,16 +7,19 @@ end, so it does not outlive it.  ``muster web`` calls `run` in its own process i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from starlette.types import ASGIApp
 
 from muster.app import home, web
-from muster.core import log
+from muster.core import log, metrics
 from muster.trust import keyring
 from muster.web import server
 from muster.web import settings as settings_
@@ -30,18 +33,31 @@ async def run(
     folder: home.Folder,
     trust: keyring.Trust,
     history: Path,
+    callbacks: Sequence[str],
     stop: asyncio.Event,
 ) -> None:
-    await server.serve(
-        wanted,
-        door=web.Door(folder, trust),
-        trust=trust,
-        domain=domain,
-        folder=folder.root / "web",
-        history=history,
-        listener=listener,
-        stop=stop,
-    )
+    door = web.Door(folder, trust)
+    async with contextlib.AsyncExitStack() as stack:
+        beside: dict[str, ASGIApp] = {}
+        with contextlib.suppress(ModuleNotFoundError):  # without the extra `soap` there are no SOAP doors
+            from muster.app import doors
+
+            opened = doors.Doors(
+                door.connect, trust.passwords(), callbacks=callbacks, measure=metrics.Metrics()
+            )
+            stack.push_async_callback(opened.close)
+            beside = dict.fromkeys(opened.application.paths, opened.application)
+        await server.serve(
+            wanted,
+            door=door,
+            trust=trust,
+            domain=domain,
+            folder=folder.root / "web",
+            history=history,
+            listener=listener,
+            stop=stop,
+            doors=beside,
+        )
 
 
 async def _main() -> None:
@@ -68,6 +84,7 @@ async def _main() -> None:
                 folder=home.Folder(Path(task.root)),
                 trust=await asyncio.to_thread(keyring.Trust.open, Path(task.keys)),
                 history=Path(task.history),
+                callbacks=task.callbacks,
                 stop=stop,
             )
     finally:

@@ -65,6 +65,7 @@ def serve(invocation: base.Invocation, overrides: tuple[str, ...]) -> None:
                 folder=folder,
                 trust=await asyncio.to_thread(identities.open_, settings),
                 history=web_.history_of(settings, folder),
+                callbacks=settings.soap.callbacks,
                 stop=stop,
             )
 

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import muster
@@ -32,7 +33,21 @@ log_events = log.Events("web")
 
 
 def build(known: state_.State, *, doors: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
-    """``doors``: further applications by the path under which they stand, the SOAP doors among them."""
+    """``doors``: further applications, each at exactly its path; the SOAP doors are such."""
+    app = rest()
+    app.state.muster = known
+    app.router.routes += [Route(path, door) for path, door in (doors or {}).items()]
+    app.include_router(pages.router, include_in_schema=False)
+    app.add_exception_handler(errors.MusterError, _problem)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _broken)
+    wanted = known.settings
+    return guard.Guard(app, names=(wanted.host, *wanted.names), tls=bool(wanted.cert))
+
+
+def rest() -> FastAPI:
+    """REST alone, and the document that describes it."""
     app = FastAPI(
         title="Muster",
         version=muster.__version__,
@@ -40,19 +55,10 @@ def build(known: state_.State, *, doors: Mapping[str, ASGIApp] | None = None) ->
         docs_url=None,
         redoc_url=None,
     )
-    app.state.muster = known
     for module in ROUTERS:
         app.include_router(module.router, prefix=API)
-    for path, door in (doors or {}).items():
-        app.mount(path, door)
-    app.include_router(pages.router, include_in_schema=False)
-    app.add_exception_handler(errors.MusterError, _problem)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _broken)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    wanted = known.settings
-    return guard.Guard(app, names=(wanted.host, *wanted.names), tls=bool(wanted.cert))
+    return app
 
 
 def _is_api(request: Request) -> bool:

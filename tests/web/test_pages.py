@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
 from muster.testing import process
-from tests.web import conftest
 from tests.web.conftest import Api, wait_until
 
 NASTY = "<img src=x onerror=alert(1)><script>alert(1)</script>"
@@ -26,7 +24,7 @@ PAGES = {
     "/managers": "Managers",
     "/playground?address=load+%3E+0.5&type=alert&content=level%3D4&policy=alert": "Notification",
     "/contexts": "Contexts",
-    "/context?key=kept%2Fone": "Context kept/one",
+    "/contexts/one?key=kept%2Fone": "Context kept/one",
     "/queues": "Queues",
     "/queue?name=kept": "Queue kept",
     "/brokers": "Brokers",
@@ -185,7 +183,7 @@ async def test_script_in_names_and_values_is_text(furnished, visit):
     here = await visit("olga")
     for path in (
         "/contexts",
-        "/context?key=kept%2Fone",
+        "/contexts/one?key=kept%2Fone",
         "/queue?name=kept",
         "/resource?name=kept",
         "/queues",
@@ -250,28 +248,3 @@ async def test_a_manager_is_killed_while_the_page_is_open(furnished, visit):
     await here.keep("failover")
     await here.until("document.querySelectorAll('#who tbody tr .badge.good').length === 2")
     assert await serious(here.page) == []
-
-
-async def test_pages_left_open_while_the_domain_restarts_recover_by_themselves(furnished, visit):
-    """One served by the domain's own web process, which restarts with it, and one by `muster web serve`."""
-    port = urlsplit(furnished.url).port
-    standing = await process.start_muster(
-        "web", "serve", "--set", "web.port=0", env={"MUSTER_HOME": str(furnished.place)}
-    )
-    async with standing:
-        url = (await standing.line(r"serving (\S+);", timeout_s=60))[1]
-        own = await visit("vera")
-        apart = await visit("vera", running=conftest.Running(furnished.place, url))
-        for here in (own, apart):
-            await here.open("/resources")
-            await here.live(timeout_s=60)
-        conftest.stop(furnished)
-        await own.until("document.getElementById('live-state').textContent === 'reconnecting'")
-        await apart.until("document.getElementById('live-state').textContent === 'domain away'")
-        assert "muster up" in await apart.page.inner_text("main")
-        await apart.keep("domain-away")
-        conftest.start(furnished.place, port=port)
-        for here in (own, apart):
-            await here.live(timeout_s=90)
-            await here.page.wait_for_selector("#rows >> text=kept-2", timeout=60_000)
-        own.complaints.clear()  # the browser's own words for a server that was away

@@ -44,7 +44,7 @@ def contexts(seen: view.View) -> view.Page:
         found = await source.contexts(where, limit=SHOWN)
         made: list[list[Child]] = [
             [
-                widgets.link(one["key"], "/context", key=one["key"]),
+                widgets.link(one["key"], "/contexts/one", key=one["key"]),
                 tag("code", _short(one)),
                 _attributes(one["attributes"]),
                 f"{one['version']:,}",

@@ -52,7 +52,7 @@ PAGES: dict[str, view.Build] = {
     "/managers": manage.managers,
     "/playground": playground.playground,
     "/contexts": contexts.contexts,
-    "/context": contexts.context,
+    "/contexts/one": contexts.context,
     "/queues": queues.queues,
     "/queue": queues.queue,
     "/brokers": brokers.brokers,

@@ -110,7 +110,7 @@ def page(seen: view.View, made: view.Page, sections: list[Markup], *, theme: str
 
 
 def _parent(path: str) -> str:
-    return {"/group": "/tree", "/node": "/tree", "/resource": "/resources", "/context": "/contexts"}.get(
+    return {"/group": "/tree", "/node": "/tree", "/resource": "/resources", "/contexts/one": "/contexts"}.get(
         path, {"/queue": "/queues", "/logins": "/logins"}.get(path, "")
     )
 

@@ -1,0 +1,40 @@
+"""A page that is left open while the domain restarts."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from muster.testing import process
+from tests.web import conftest
+
+
+async def test_pages_left_open_while_the_domain_restarts_recover_by_themselves(tmp_path, browser):
+    """One served by the domain's own web process, which restarts with it, and one by `muster web serve`."""
+    running = conftest.start(tmp_path / "home")
+    try:
+        with conftest.Api(running, "olga") as olga:
+            assert olga.put("/contexts/kept", json={"value": "still there"}).status_code == 200
+        standing = await process.start_muster(
+            "web", "serve", "--set", "web.port=0", env={"MUSTER_HOME": str(running.place)}
+        )
+        async with standing:
+            url = (await standing.line(r"serving (\S+);", timeout_s=60))[1]
+            own, apart = [
+                conftest.Visit(one, await (await browser.new_context()).new_page())
+                for one in (running, conftest.Running(running.place, url))
+            ]
+            for here in (own, apart):
+                await here.login("vera")
+                await here.open("/contexts")
+                await here.live(timeout_s=60)
+            conftest.stop(running)
+            await own.until("document.getElementById('live-state').textContent === 'reconnecting'")
+            await apart.until("document.getElementById('live-state').textContent === 'domain away'")
+            assert "muster up" in await apart.page.inner_text("main")
+            await apart.keep("domain-away")
+            conftest.start(running.place, port=urlsplit(running.url).port or 0)
+            for here in (own, apart):
+                await here.live(timeout_s=90)
+                await here.page.wait_for_selector("#rows >> text=still there", timeout=60_000)
+    finally:
+        conftest.stop(running)

@@ -246,5 +246,6 @@ async def test_a_manager_is_killed_while_the_page_is_open(furnished, visit):
     )
     await here.page.wait_for_selector("#moved svg circle.bad", state="attached")
     await here.keep("failover")
-    await here.until("document.querySelectorAll('#who tbody tr .badge.good').length === 2")
+    with Api(furnished, "admin") as admin:
+        wait_until(lambda: admin.get("/resources/kept").json()["state"] == "up")
     assert await serious(here.page) == []

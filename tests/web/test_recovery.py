@@ -13,7 +13,8 @@ async def test_pages_left_open_while_the_domain_restarts_recover_by_themselves(t
     running = conftest.start(tmp_path / "home")
     try:
         with conftest.Api(running, "olga") as olga:
-            assert olga.put("/contexts/kept", json={"value": "still there"}).status_code == 200
+            kept = {"value": "still there"}
+            conftest.wait_until(lambda: olga.put("/contexts/kept", json=kept).status_code == 200)
         standing = await process.start_muster(
             "web", "serve", "--set", "web.port=0", env={"MUSTER_HOME": str(running.place)}
         )

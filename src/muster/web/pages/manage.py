@@ -10,7 +10,7 @@ from muster.web.pages.html import Child, Markup, join, tag
 
 SHOWN = 50
 TIMELINE_S = 3600.0
-MOVES = ("reassign", "claim", "drain", "undrain", "rebalance", "rollout")
+MOVES = ("reassign", "rollout")
 
 
 def resources(seen: view.View) -> view.Page:

@@ -466,8 +466,8 @@ class Node:
 
 
 def _give_back() -> None:
-    """Values that came and went while all was read lie free in the heap, among entries that stay: some hundred
-    megabytes of a gigabyte, which the system gets back only if the C library is asked to."""
+    """What came and went while all was read lies free in the heap: the system gets it back only if the C
+    library is asked to."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

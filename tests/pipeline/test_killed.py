@@ -66,14 +66,14 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
                 async def goes_on(before=before):
                     return await counted(bus, root) > before or done.is_set()
 
-                await eventually(goes_on, timeout_s=120)
+                await eventually(goes_on, timeout_s=400)
                 await asyncio.sleep(chance.uniform(0, 2))  # pace
                 await child.kill()
         expected = await sending
         async with await process.start(sys.executable, "-m", "muster.pipeline.run", path) as child:
-            await eventually(lambda: _all_there(bus, root, expected), timeout_s=120)
+            await eventually(lambda: _all_there(bus, root, expected), timeout_s=400)
             # Until the last window is closed, too.
-            await eventually(lambda: _rolled_up(root, expected), timeout_s=120)
+            await eventually(lambda: _rolled_up(root, expected), timeout_s=400)
             await ask.stop()
             assert await child.wait(timeout_s=60) == 0
         rows = [

@@ -57,9 +57,9 @@ async def _measure(quick: bool) -> list[harness.Row]:
 
 
 def _roads(url: str, broker_pid: int, quick: bool) -> list[harness.Row]:
-    rows = [*_light(url, quick)]
     with measure.Worker(WORKER, "dispatcher", url) as dispatcher:
         dispatcher.hear()
+        rows = _light(url, quick)
         rows += _persistent(url, quick)
         with measure.Worker(WORKER, "gateway", url) as gateway:
             port = gateway.hear()["port"]

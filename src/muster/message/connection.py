@@ -261,11 +261,11 @@ class Connection:
         """This consumer of a topic cannot keep up."""
         self._complaints.add(consumer)
 
-    async def _complain(self, topic: str) -> None:
+    async def _complain(self, topic: str, eased: bool) -> None:
         with contextlib.suppress(errors.Unavailable):
             if not self._known:
                 await self.greet()
-            await self.tell(protocol.Slow(self.name, topic))
+            await self.tell(protocol.Slow(self.name, topic, eased))
 
     def _ease(self) -> None:
         if self.on_ease is not None:

@@ -142,10 +142,11 @@ class Credit(_Ask, frozen=True, tag="credit"):
 
 
 class Slow(_Ask, frozen=True, tag="slow"):
-    """A consumer of this topic, or pattern of topics, has too much waiting."""
+    """A consumer of this topic, or pattern of topics, has too much waiting; ``eased``: no more."""
 
     connection: str
     topic: str
+    eased: bool = False
 
 
 class Stop(_Ask, frozen=True, tag="stop"):

@@ -17,10 +17,11 @@ from muster.message import destinations, protocol
 
 HOLD_S: Final = 0.5
 RENEW_S: Final = 0.2
+CHECK_S: Final = 0.005
 PATIENCE_S: Final = 10.0
-WAITING_SLOW: Final = 2_000  # messages that wait for a slow consumer before it says so,
+WAITING_SLOW: Final = 5_000  # messages that wait for a slow consumer before it says so,
 WAITING_SLOW_BYTES: Final = 8 << 20
-WAITING_MAX: Final = 20_000  # and before the oldest go
+WAITING_MAX: Final = 65_536  # and before the oldest go
 WAITING_BYTES_MAX: Final = 64 << 20
 
 
@@ -35,7 +36,7 @@ class Complaints:
 
     def __init__(
         self,
-        tell: Callable[[str], Coroutine[Any, Any, None]],
+        tell: Callable[[str, bool], Coroutine[Any, Any, None]],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._tell = tell
@@ -51,11 +52,15 @@ class Complaints:
     async def _complain(self, consumer: Consumer) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + PATIENCE_S
+        said_at = -RENEW_S
         try:
             while consumer.is_slow():
-                if loop.time() < until:
-                    await self._tell(consumer.destination.name)
-                await asyncio.sleep(RENEW_S)
+                now = loop.time()
+                if now < until and now - said_at >= RENEW_S:
+                    said_at = now
+                    await self._tell(consumer.destination.name, False)
+                await asyncio.sleep(CHECK_S)
+            await self._tell(consumer.destination.name, True)
         finally:
             self._complaining.discard(consumer)
 
@@ -66,35 +71,38 @@ class Holds:
     def __init__(self, on_ease: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_ease = on_ease
-        self._until: dict[str, tuple[topics.Pattern, float]] = {}
+        self._held_back: dict[str, topics.Pattern] = {}
+        self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._eased = asyncio.Event()
         self.held = 0  # times that somebody had to wait
 
     def __bool__(self) -> bool:
-        return bool(self._until)
+        return bool(self._held_back)
 
     def heard(self, said: protocol.Slow) -> None:
         try:
             pattern = topics.Pattern.parse(said.topic)
         except errors.MusterError:
             return
-        if said.topic not in self._until:
-            self._loop.call_later(HOLD_S, self._expire, said.topic)
-        self._until[said.topic] = (pattern, self._loop.time() + HOLD_S)
+        if (alarm := self._alarms.pop(said.topic, None)) is not None:
+            alarm.cancel()
+        if said.eased:
+            self._expire(said.topic)
+            return
+        self._held_back[said.topic] = pattern
+        self._alarms[said.topic] = self._loop.call_later(HOLD_S, self._expire, said.topic)
 
     def _expire(self, topic: str) -> None:
-        left_s = self._until[topic][1] - self._loop.time()
-        if left_s > 0:
-            self._loop.call_later(left_s, self._expire, topic)
+        if self._held_back.pop(topic, None) is None:
             return
-        del self._until[topic]
+        self._alarms.pop(topic, None)
         self._eased.set()
         self._on_ease()
 
     def on(self, destination: destinations.Destination | None) -> bool:
-        if not self._until or destination is None or destination.is_queue:
+        if not self._held_back or destination is None or destination.is_queue:
             return False
-        return any(pattern.matches(destination.topic) for pattern, _ in self._until.values())
+        return any(pattern.matches(destination.topic) for pattern in self._held_back.values())
 
     async def ease(self, destination: destinations.Destination) -> None:
         """Until it may be sent to."""

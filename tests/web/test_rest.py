@@ -485,5 +485,3 @@ def test_the_soap_doors_stand_beside_it_and_ask_for_a_login(lab):
         answer = httpx.post(f"{lab.url}{path}", content=b"<x/>", headers={"Content-Type": "text/xml"})
         assert answer.status_code in (400, 401, 415, 500), (path, answer.status_code, answer.text[:200])
         assert "there is no page" not in answer.text
-    described = httpx.get(f"{lab.url}/wsman", params={"wsdl": ""})
-    assert described.status_code != 404

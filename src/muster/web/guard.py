@@ -71,13 +71,16 @@ class Guard:
                 await send({"type": "websocket.close", "code": 1008})
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        started, taken = False, 0
+        started, refused, taken = False, False, 0
         too_large = errors.LimitExceeded(f"a request of more than {BODY_MAX} bytes")
 
         async def answer(message: Message) -> None:
-            nonlocal started
+            nonlocal started, refused
             if taken > BODY_MAX and not started:
-                raise too_large  # whatever the application made of it
+                started = refused = True  # whatever the application made of it
+                await _refuse(too_large, send)
+            if refused:
+                return
             if message["type"] == "http.response.start":
                 started = True
                 present = {name for name, _ in message.get("headers", ())}
@@ -99,10 +102,11 @@ class Guard:
             self._check(scope, headers)
             await self._app(scope, bounded, answer)
         except errors.MusterError as error:
+            if refused:
+                return
             if started:
                 raise
-            taken = 0
-            await _refuse(error, answer)
+            await _refuse(error, send)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
         if host_name(headers.get("host", "")) not in self._names:

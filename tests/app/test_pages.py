@@ -24,7 +24,7 @@ BESIDE = {  # processes that a user starts beside the domain's own
     "c9": ("channel", "--name", "c9"),
     "sim": ("simulate", "sensors", "--machines", "3"),
 }
-STARTED = ("domain", "registry-1", "manager-1", "agent-local", "pipeline")
+STARTED = ("domain", "registry-1", "manager-1", "agent-local", "web", "pipeline")
 SLOW = {"pipeline", "sim", "c9"}  # it takes Spark, and those who make and feed the stream it reads
 
 
@@ -60,7 +60,7 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
             return {one.process: one.url for one in pages.told(folder.pages)}
 
         def kind_of(name: str) -> str:
-            return "amqp" if name.startswith("amqp-") else name
+            return name.partition("-")[0] if name.startswith(("amqp-", "web-")) else name
 
         everybody = {*STARTED, *BESIDE} - without
 

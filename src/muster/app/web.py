@@ -43,6 +43,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     root: str  # the domain's folder
     keys: str
     history: str
+    health: ground.Health
     callbacks: tuple[str, ...] = ()  # that the SOAP doors may call
     log_level: str = "info"
 
@@ -182,6 +183,7 @@ class WebPart:
             root=str(context.folder.root),
             keys=str(self._whole.keys_folder),
             history=str(history_of(self._whole, context.folder)),
+            health=msgspec.structs.replace(self._whole.health, port=0),
             callbacks=self._whole.soap.callbacks,
             log_level=self._whole.log.level,
         )

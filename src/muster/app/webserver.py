@@ -19,7 +19,8 @@ import msgspec
 from starlette.types import ASGIApp
 
 from muster.app import home, web
-from muster.core import log, metrics
+from muster.bus import pages
+from muster.core import ground, log, metrics
 from muster.trust import keyring
 from muster.web import server
 from muster.web import settings as settings_
@@ -35,16 +36,25 @@ async def run(
     history: Path,
     callbacks: Sequence[str],
     stop: asyncio.Event,
+    health: ground.Health,
 ) -> None:
     door = web.Door(folder, trust)
+    measure = metrics.Metrics(process=True)
     async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(
+            pages.of_process(
+                health,
+                process=f"web-{listener.getsockname()[1]}",
+                conditions=dict,
+                metrics=measure,
+                folder=folder.pages,
+            )
+        )
         beside: dict[str, ASGIApp] = {}
         with contextlib.suppress(ModuleNotFoundError):  # without the extra `soap` there are no SOAP doors
             from muster.app import doors
 
-            opened = doors.Doors(
-                door.connect, trust.passwords(), callbacks=callbacks, measure=metrics.Metrics()
-            )
+            opened = doors.Doors(door.connect, trust.passwords(), callbacks=callbacks, measure=measure)
             stack.push_async_callback(opened.close)
             beside = dict.fromkeys(opened.application.paths, opened.application)
         await server.serve(
@@ -86,6 +96,7 @@ async def _main() -> None:
                 history=Path(task.history),
                 callbacks=task.callbacks,
                 stop=stop,
+                health=task.health,
             )
     finally:
         holding.cancel()

@@ -39,6 +39,8 @@ def serve(invocation: base.Invocation, overrides: tuple[str, ...]) -> None:
     import asyncio
     import signal
 
+    import msgspec
+
     from muster.app import home, identities
     from muster.app import web as web_
     from muster.core import log
@@ -67,6 +69,7 @@ def serve(invocation: base.Invocation, overrides: tuple[str, ...]) -> None:
                 history=web_.history_of(settings, folder),
                 callbacks=settings.soap.callbacks,
                 stop=stop,
+                health=msgspec.structs.replace(settings.health, port=0),
             )
 
     base.run(run())

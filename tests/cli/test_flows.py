@@ -46,8 +46,12 @@ def next_line(process: subprocess.Popen[str]) -> str:
 
 
 def brokers_of(pid: int) -> list[psutil.Process]:
-    children = psutil.Process(pid).children(recursive=True)
-    return [child for child in children if "nats-server" in child.name()]
+    return [child for child in offspring(pid) if "nats-server" in child.name()]
+
+
+def offspring(pid: int) -> list[psutil.Process]:
+    """All that a domain's process started, and what those started."""
+    return psutil.Process(pid).children(recursive=True)
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -142,26 +146,26 @@ def test_in_front_until_a_signal_then_drained_and_nothing_left(fresh, signal_, c
 def test_a_second_ctrl_c_forces_and_leaves_no_broker(fresh):
     with started("up", home=fresh) as process:
         next_line(process)
-        brokers = brokers_of(process.pid)
+        started_by_it = offspring(process.pid)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=WAIT_S)
         assert process.returncode in (0, 130), err  # whichever came first: the end, or the second one
-    assert gone(brokers)
+    assert gone(started_by_it)
 
 
 def test_killed_and_started_again_with_its_data(fresh):
-    """kill -9: no broker is left over, no lock is in the way, and what was acknowledged is there."""
+    """kill -9: nothing is left over, no lock is in the way, and what was acknowledged is there."""
     answer = driver.run("up", "--detach", "-o", "json", home=fresh)
     assert answer.code == 0, answer.err
     pid = answer.json()["pid"]
-    brokers = brokers_of(pid)
     assert driver.quick("creds", "issue", "alice", home=fresh).code == 0
     keep = ("pub", "log/a", "kept", "--stream", "log", "-o", "json")
     stored = driver.quick(*keep, "--make-stream", home=fresh)
     assert stored.json()["sequences"] == [1], stored.err
+    started_by_it = offspring(pid)
     os.kill(pid, signal.SIGKILL)
-    assert gone(brokers)
+    assert gone(started_by_it)
     assert driver.quick("status", "-o", "json", home=fresh).json()["state"] == "stopped"
     again = driver.run("up", "--detach", home=fresh)
     assert again.code == 0, again.err

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 from muster.bus import api
 from muster.cli import report as report_command
@@ -54,11 +55,12 @@ async def test_the_report_of_a_pipeline_is_preferred_to_one_made_here(connect, c
     bus = await connect("p1")
     settings = api.StreamSettings(reports.SYSTEM_STREAM, subjects=("muster.pipeline.from.*.report.>",))
     stream = await bus.stream(settings)
-    for to_ms in (1000, 2000):
+    now_ms = time.time_ns() // 1_000_000
+    for to_ms in (now_ms - 2000, now_ms - 1000):
         made = reports.SystemReport(from_ms=0, to_ms=to_ms, machines=7)
         await stream.publish(reports.result_subject("p1", "system"), messages.encode(made))
-    web = reports.GroupReport(group="w.e b", from_ms=0, to_ms=3, machines=2)
+    web = reports.GroupReport(group="w.e b", from_ms=0, to_ms=now_ms - 3, machines=2)
     await stream.publish(reports.result_subject("p1", "group", "w.e b"), messages.encode(web))
-    assert (await report_command.find(bus, "system", "", None, 60.0)).to_ms == 2000
-    assert (await report_command.find(bus, "system", "", 1500, 60.0)).to_ms == 1000
-    assert await report_command.find(bus, "group", "w.e b", None, 60.0) == web
+    assert (await report_command.find(bus, "system", "", None, 600.0)).to_ms == now_ms - 1000
+    assert (await report_command.find(bus, "system", "", now_ms - 1500, 600.0)).to_ms == now_ms - 2000
+    assert await report_command.find(bus, "group", "w.e b", None, 600.0) == web

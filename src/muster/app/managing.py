@@ -28,6 +28,7 @@ from muster.store import database
 from muster.trust import credentials, keyring, nkeys, roles
 
 ROLE_CACHE_S = 5.0
+END_S = 5.0
 MAY_CHANGE = (roles.Role.OPERATOR, roles.Role.BOOTSTRAP)
 MAY_NOT_ASK = (roles.Role.AGENT, roles.Role.LINK)
 AGENTS_MAY = ("exec",)  # on their own resources, which the registry sees to: a command that a party accepted
@@ -204,7 +205,14 @@ async def live(task: Task, leash: int, ready: Callable[[], None]) -> None:
     stream = cast(TextIO, logs.RotatingFile(pathlib.Path(task.log_file), task.log_bytes_max, task.log_age_s))
     log.configure(stream, level=task.log_level, form="json")
     spare_collector()
-    await run(task, stop, ready)
+    working = asyncio.create_task(run(task, stop, ready))
+    asked = asyncio.create_task(stop.wait())
+    await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    # One that is still trying to reach a broker does not hear that it should end.
+    await asyncio.wait((working,), timeout=END_S)
+    if working.done():
+        working.result()
 
 
 def spare_collector() -> None:

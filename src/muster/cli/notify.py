@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from muster.notify import protocol
     from muster.predicates import types
 
+LEAVE_S = 2.0
 PARTY = "cli"  # as which a person sends and listens, unless another name is given
 
 party_option = click.option("--as", "party", default=PARTY, show_default=True, help="The party's name.")
@@ -130,6 +132,9 @@ def listen(
     values = values_of(state)
 
     async def work() -> None:
+        import asyncio
+
+        from muster.core import errors
         from muster.notify import client, protocol
 
         async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
@@ -152,7 +157,10 @@ def listen(
                 me.acknowledge()
             finally:
                 if not durable:
-                    await me.leave()
+                    # Whoever presses Ctrl-C does not wait for a domain that is gone.
+                    with contextlib.suppress(TimeoutError, errors.Unavailable):
+                        async with asyncio.timeout(LEAVE_S):
+                            await me.leave()
 
     base.run(work())
 

@@ -15,14 +15,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from muster.app import certificates, domain, identities
+from muster.app import certificates, controllers, domain, identities
 from muster.app import manage as manage_part
 from muster.bus import api
 from muster.core import errors, messages, subjects, topics
@@ -31,14 +31,13 @@ from muster.manage import requests
 from muster.notify import client as notify
 from muster.notify import model as models
 from muster.pipeline import client as pipeline
-from muster.predicates import text, types
+from muster.predicates import types
 from muster.simulate import webfarm, worm
 from muster.trust import documents, grants, nkeys, roles
 
-RULE = "infection"
 RULES = f"""\
 rules:
-  - name: {RULE}
+  - name: {controllers.RULE}
     level: group                       # the servers of a region that run one version
     when: own.infected_mean > 0.005
     until: own.infected_mean = 0
@@ -48,7 +47,6 @@ rules:
 RULES_NAME = "outbreak-rules.yaml"
 HOUR_S = 3600.0
 ROUND_S = 1.0
-COMMAND_S = 4.0  # what was commanded is given so long to be seen
 ENTRIES_MAX = 1_000
 STEM = "farm"
 RANK = {"_trust_level": 3}
@@ -62,8 +60,6 @@ SERVER = models.Model(
 )
 CONTROLLER = models.Model("Controller", {"_command_region": types.STRING, "_trust_level": types.INT})
 COMMAND = models.Model("command", {"operation": types.STRING}, models.Kind.EVENT)
-
-Say = Callable[[str, str, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +124,7 @@ def prepare(folder: Path) -> None:
 class Outbreak:
     """``async with Outbreak(running, wishes, say) as story: await story.run()``"""
 
-    def __init__(self, running: domain.Domain, wishes: Wishes, say: Say) -> None:
+    def __init__(self, running: domain.Domain, wishes: Wishes, say: controllers.Say) -> None:
         self._running = running
         self._wishes = wishes
         self._say = say
@@ -138,9 +134,7 @@ class Outbreak:
         self._told = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._first_managers: dict[str, int] = {}
-        self._attacked: set[str] = set()  # versions
-        self._needed: dict[tuple[str, str], int] = {}  # servers that still are to be told: (who, operation)
-        self._alerted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._controllers = controllers.Controllers(say, self._after_s)
         self._released_at = 0.0
         self.summary = Summary(wishes.plan.servers)
 
@@ -210,7 +204,7 @@ class Outbreak:
                 manager.grant(name, {"_command_region": region, **RANK}, tier=1, now=now, lifetime_s=HOUR_S)
             )
             self._tasks.append(
-                asyncio.create_task(self._control(region, bus, parties.sender(name)), name=name)
+                asyncio.create_task(self._controllers.run(region, bus, parties.sender(name)), name=name)
             )
         self._say("trust", f"the trust manager ranks {len(regions)} regional controllers", {})
 
@@ -301,61 +295,6 @@ class Outbreak:
                 "command", {"operation": "isolate"}, durable=True
             )
 
-    async def _control(self, region: str, bus: api.Bus, sender: notify.Party) -> None:
-        """A region's controller: from the first alert about any region on, it looks who of its own is in
-        need, and commands just those."""
-        alerts = pipeline.Client(bus)
-        first: int | None = None
-        defence: asyncio.Task[None] | None = None
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                try:
-                    async for sequence, alert in alerts.follow_alerts(first=first):
-                        first = sequence + 1
-                        if self._fired(region, alert) and defence is None:
-                            defence = tasks.create_task(self._defend(region, bus, sender))
-                except (errors.Unavailable, errors.NotFound):
-                    await asyncio.sleep(ROUND_S)  # no pipeline yet
-
-    def _fired(self, region: str, alert: messages.Alert) -> bool:
-        kind, _, group = alert.about.partition(":")
-        if alert.rule != RULE or kind != "group" or alert.state is not messages.AlertState.FIRING:
-            return False
-        where, _, version = group.rpartition("-")
-        self._attacked.add(version)
-        if not self._alerted.done():
-            self._alerted.set_result(time.time())
-        if where == region:
-            self._say("alert", alert.reason, {"about": alert.about, "after_s": self._after_s()})
-        return True
-
-    async def _defend(self, region: str, bus: api.Bus, sender: notify.Party) -> None:
-        while True:
-            listed = ", ".join(text.quoted(one) for one in sorted(self._attacked))
-            where = f"region = {text.quoted(region)} AND application_version IN ({listed}) AND condition"
-            needs = (("isolate", f"{where} = 'infected'"), ("patch", f"{where} IN ('healthy', 'isolated')"))
-            await asyncio.gather(
-                *(self._command(operation, address, bus, sender) for operation, address in needs)
-            )
-            await asyncio.sleep(COMMAND_S)
-
-    async def _command(self, operation: str, address: str, bus: api.Bus, sender: notify.Party) -> None:
-        """To those whom the address means now, if there are any."""
-        try:
-            meant = (await notify.who(bus, address, limit=1)).count
-            self._needed[sender.name, operation] = meant
-            if not meant:
-                return
-            await sender.send("command", {"operation": operation}, to=address, durable=True)
-        except errors.Unavailable:
-            return  # the next round says it
-        self.summary.commands += 1
-        self._say(
-            "command",
-            f"{sender.name}: {operation} {meant:,} servers, {address}",
-            {"operation": operation, "by": sender.name, "meant": meant, "address": address},
-        )
-
     async def _fight(self) -> None:
         """Until no infected server can reach another."""
         killed, said = not self._wishes.kill, 0.0
@@ -367,7 +306,7 @@ class Outbreak:
             if not killed and self._deliveries():
                 killed = True
                 await self._kill()
-            if not infected and self._alerted.done():
+            if not infected and self._controllers.alerted.done():
                 self.summary.contain_s = after_s
                 self._say(
                     "contained", f"no server spreads it any more, {after_s:.0f} s after its release", {}
@@ -378,7 +317,7 @@ class Outbreak:
         found = pipeline.Client(self._admin)
         async for infected in self._curve(self._wishes.contain_s_max):
             counts = self._counts()
-            if infected or counts["isolated"] or any(self._needed.values()):
+            if infected or counts["isolated"] or self._controllers.needed:
                 continue
             with contextlib.suppress(errors.Unavailable):
                 system = await found.system()
@@ -470,12 +409,13 @@ class Outbreak:
 
     def _conclude(self) -> None:
         summary, tallies = self.summary, self._tallies.values()
-        alerted = self._alerted.result()
+        alerted = self._controllers.alerted.result()
         heard = [one.first_heard_at for one in tallies if one.first_heard_at]
         summary.detect_s = alerted - self._released_at
         summary.notify_s = min(heard) - alerted
         summary.fallen = sum(one.counts["fallen"] for one in tallies)
         summary.unhindered = worm.unhindered(self._wishes.plan, HOUR_S)[-1]
+        summary.commands = self._controllers.commands
         summary.deliveries = self._deliveries()
         summary.operations = sum(sum(one.done.values()) for one in tallies)
         summary.not_done = sum(one.not_done for one in tallies)

@@ -171,6 +171,7 @@ class Outbreak:
         await self._release()
         await self._fight()
         await self._heal()
+        await self._until(self._is_settled, "commands were answered")
         self._conclude()
         return self.summary
 
@@ -393,6 +394,12 @@ class Outbreak:
             for name, count in tally.managers.items():
                 found[name] = found.get(name, 0) + count
         return found
+
+    def _is_settled(self) -> bool:
+        """Every command that was accepted has been carried out, or given up. Those of a manager that died
+        take longest: another has to be found for them."""
+        answered = sum(sum(one.done.values()) + one.not_done for one in self._tallies.values())
+        return answered >= self._deliveries()
 
     def _deliveries(self) -> int:
         return sum(sum(one.heard.values()) for one in self._tallies.values())

@@ -67,6 +67,10 @@ class Unit(base.Adapter):
         self._config = None
 
     async def observe(self) -> protocol.Observed:
+        self._last = await self._look()  # who asked knows it now: the watch tells only what differs from it
+        return self._last
+
+    async def _look(self) -> protocol.Observed:
         if self._config is None:
             return protocol.Observed(False)
         said = await self._systemctl("show", "--property=ActiveState,SubState,Result,MainPID", unit=True)
@@ -99,7 +103,10 @@ class Unit(base.Adapter):
 
     async def _watch(self) -> None:
         while self._config is not None:
-            observed = await self.observe()
+            try:
+                observed = await self._look()
+            except errors.MusterError as error:
+                observed = protocol.Observed(True, health.State.DOWN, str(error))
             if observed != self._last:
                 self._last = observed
                 self.place.changed(observed)

@@ -141,7 +141,7 @@ async def test_a_stranger_without_the_secret_stays_outside_the_cluster(tmp_path)
 
             async def alone() -> bool:
                 # A knock counts as a route until it is refused, and it knocks again and again.
-                return (await one.ask("routez"))["num_routes"] == 0
+                return bool((await one.ask("routez"))["num_routes"] == 0)
 
             await eventually(alone)
             assert ups(await mesh.links(), Kind.ROUTE) == ["route:broker-1=broker-2"]

@@ -69,6 +69,45 @@ async def test_requests_good_and_bad(text, status):
         assert (await raw(server, text)).split(b" ")[1] == status
 
 
+async def test_a_door_takes_what_is_posted_and_refusals_are_counted():
+    taken: list[bytes] = []
+    refused: list[str] = []
+
+    def take(request: http.Request) -> http.Response:
+        if request.body == b"bad":
+            raise errors.InvalidInput("not that")
+        taken.append(request.body)
+        return http.text("")
+
+    async with await http.serve(
+        routes(), doors={"/in": take}, on_refused=refused.append, body_bytes_max=9
+    ) as server:
+
+        async def status(body: bytes) -> int:
+            return (await http.post(f"{server.url}/in", body, headers={})).status
+
+        assert [await status(body) for body in (b"123456789", b"", b"bad", b"1234567890")] == [
+            200,
+            200,
+            400,
+            413,
+        ]
+        waiting = b"POST /in HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nhi"
+        assert [
+            line for line in (await raw(server, waiting)).split(b"\r\n") if line.startswith(b"HTTP/")
+        ] == [
+            b"HTTP/1.1 100 Continue",
+            b"HTTP/1.0 200 OK",
+        ]
+        assert b"405" in await raw(server, b"GET /in HTTP/1.1\r\n\r\n")
+        assert b"400" in await raw(server, b"POST /in HTTP/1.1\r\n\r\n")
+        assert b"400" in await raw(server, b"nonsense\r\n\r\n")
+        assert b"431" in await raw(server, b"POST /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n")
+    assert taken == [b"12345", b"", b"hi"]
+    invalid = errors.InvalidInput.code
+    assert refused == [invalid, errors.LimitExceeded.code, invalid, "malformed", "too-large"]
+
+
 async def test_a_head_has_no_body():
     async with await http.serve(routes()) as server:
         head, _, body = (await raw(server, b"HEAD /echo HTTP/1.1\r\n\r\n")).partition(b"\r\n\r\n")

@@ -339,7 +339,10 @@ class TestDeafSubscriptions:
             assert bus.statistics().renewed == 1
             assert await bus.audit() == 0
 
-    async def test_where_the_broker_may_not_be_asked_they_are_said_again(self, trusted):
+    @pytest.mark.parametrize("knows_its_role", [True, False])
+    async def test_where_the_broker_may_not_be_asked_they_are_said_again(
+        self, trusted, knows_its_role, caplog
+    ):
         running, trust = trusted
         for identity, role in (("a1", roles.Role.AGENT), ("m1", roles.Role.MANAGER)):
             trust.issue(identity, role)
@@ -347,6 +350,8 @@ class TestDeafSubscriptions:
             await client.connect([running.url], creds=trust.credentials("a1")) as bus,
             await client.connect([running.url], creds=trust.credentials("m1")) as other,
         ):
+            assert (bus._may_ask, other._may_ask) == (False, True)
+            bus._may_ask = not knows_its_role
             subject = "muster.manage.to.a1.x"
             deaf = await bus.subscribe(subject)
             make_deaf(bus, subject)
@@ -355,7 +360,19 @@ class TestDeafSubscriptions:
             await bus.flush()
             await other.publish(subject, b"heard")
             assert (await deaf.next(timeout_s=5)).data == b"heard"
-            assert bus.statistics().violations == 1, "it asks once, not for ever"
+            assert bus.statistics().violations == (0 if knows_its_role else 1), "it asks once, not for ever"
+        assert "forbidden" not in [record.getMessage() for record in caplog.records]
+
+    async def test_what_nobody_waits_for_is_warned_of(self, trusted, caplog):
+        running, trust = trusted
+        trust.issue("a1", roles.Role.AGENT)
+        async with await client.connect([running.url], creds=trust.credentials("a1")) as bus:
+            await bus.publish("muster.manage.to.a2.x", b"")
+            with pytest.raises(errors.Forbidden):
+                await bus.request("muster.manage.to.a3.x", b"", timeout_s=10)
+            await eventually(lambda: bus.statistics().violations == 2)
+        warned = [record.facts["subject"] for record in caplog.records if record.getMessage() == "forbidden"]
+        assert warned == ["muster.manage.to.a2.x"]
 
     async def test_saying_it_again_changes_nothing_where_the_broker_has_it(self, plain):
         async with await muster.connect(plain.url) as bus:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core import errors, ground, settings, toml
+from muster.core import bus_settings, errors, ground, settings, toml
 
 
 class Engine(settings.Section, frozen=True, kw_only=True):
@@ -234,13 +234,13 @@ def test_printed_settings_show_no_password_and_who_set_what() -> None:
 
 
 def test_tls_is_off_on_loopback_only() -> None:
-    assert not ground.Bus(host="127.0.0.1").uses_tls
-    assert not ground.Bus(host="::1").uses_tls
-    assert not ground.Bus(host="localhost").uses_tls
-    assert ground.Bus(host="0.0.0.0").uses_tls
-    assert ground.Bus(host="127.0.0.1.example.org").uses_tls
-    assert ground.Bus(host="127.0.0.1", tls="on").uses_tls
-    assert not ground.Bus(host="0.0.0.0", tls="off").uses_tls
+    assert not bus_settings.Bus(host="127.0.0.1").uses_tls
+    assert not bus_settings.Bus(host="::1").uses_tls
+    assert not bus_settings.Bus(host="localhost").uses_tls
+    assert bus_settings.Bus(host="0.0.0.0").uses_tls
+    assert bus_settings.Bus(host="127.0.0.1.example.org").uses_tls
+    assert bus_settings.Bus(host="127.0.0.1", tls="on").uses_tls
+    assert not bus_settings.Bus(host="0.0.0.0", tls="off").uses_tls
 
 
 @pytest.mark.parametrize(

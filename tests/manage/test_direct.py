@@ -134,6 +134,7 @@ class _Stolen:
     """The document of another, without its key."""
 
     identity = "host-b"
+    sees_connections = False
 
     def __init__(self, document: str) -> None:
         self.user_jwt = document

@@ -18,7 +18,7 @@ from pathlib import Path
 from muster.app import context as context_
 from muster.app import team
 from muster.bus import api
-from muster.core import errors, ground, messages, metrics, subjects
+from muster.core import errors, ground, messages, metrics, retention_settings, subjects
 
 PERIOD_S = 10.0
 RULE = "budget"
@@ -89,7 +89,7 @@ def _reason(use: Use) -> str:
 
 def other_than_wanted(
     found: Iterable[api.Budget], wanted: ground.Ground
-) -> Iterator[tuple[str, ground.Budget]]:
+) -> Iterator[tuple[str, retention_settings.Budget]]:
     """Streams whose budget is not that of the settings, and what it should be."""
     ours = wanted.retention.streams()
     for budget in found:

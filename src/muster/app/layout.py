@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.app import logs
 from muster.bus.brokers import config
-from muster.core import ground
+from muster.core import bus_settings, ground
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ def _numbered(name: str, count: int, mark: str) -> Iterator[str]:
         yield name if mark and count == 1 else f"{name}-{mark}{number}"
 
 
-def _stores(bus: ground.Bus, number: int) -> bool:
+def _stores(bus: bus_settings.Bus, number: int) -> bool:
     return bus.storage_brokers == 0 or number <= bus.storage_brokers
 
 
-def _storage(bus: ground.Bus, domain: str | None) -> config.Storage:
+def _storage(bus: bus_settings.Bus, domain: str | None) -> config.Storage:
     """``domain`` keeps the storage of a leaf apart from that of the brokers it hangs on."""
     return config.Storage(
         file_bytes_max=bus.storage_disk_bytes,

@@ -23,7 +23,7 @@ import msgspec
 from muster.app import context as context_
 from muster.app import home, identities, team
 from muster.bus import api, client
-from muster.core import errors, ground, health
+from muster.core import errors, ground, health, hosts
 from muster.trust import keyring, roles
 from muster.web import settings as settings_
 
@@ -61,7 +61,7 @@ def listen(wanted: settings_.Web) -> socket.socket:
         try:
             listener.bind((wanted.host, wanted.port))
         except OSError as error:
-            if not wanted.port or not ground.is_loopback(wanted.host):
+            if not wanted.port or not hosts.is_loopback(wanted.host):
                 raise errors.Unavailable(
                     f"cannot listen on {wanted.host}:{wanted.port}: {error.strerror}",
                     hint="choose another web.port or web.host",

@@ -23,6 +23,7 @@ from muster.bus import (
     forms,
     jetstream,
     keyvalue,
+    line,
     listening,
     streams,
     subscriptions,
@@ -102,7 +103,7 @@ class Client:
         self._state = api.ConnectionState.CLOSED
         self._listeners = listening.Listeners()
         self._subscriptions: dict[int, subscriptions.Subscription] = {}
-        self._unaskable = 0  # the connection (by its number) over which the broker may not be asked
+        self._may_ask = True  # the brokers, which of our subscriptions they hold
         self._auditor: asyncio.Task[None] | None = None
         self._durable: streams.Streams
 
@@ -112,13 +113,14 @@ class Client:
     async def _open(
         self,
         servers: Sequence[str],
-        creds: Callable[[], wire.Credentials] | None,
+        creds: Callable[[], line.Credentials] | None,
         tls: ssl.SSLContext | None,
         tls_hostname: str | None,
         connect_timeout_s: float,
         in_order: bool,
         proxy: str | None,
     ) -> None:
+        self._may_ask = creds is None or creds().sees_connections
         order = list(servers)
         if not in_order:
             random.shuffle(order)
@@ -344,7 +346,7 @@ class Client:
     async def audit(self) -> int:
         """Renew the subscriptions that the broker does not hold any more. Returns how many it had lost."""
         asked, generation = self._wire.numbers(), self._wire.generation
-        may_ask = self._unaskable != generation and len(asked) <= AUDIT_MAX
+        may_ask = self._may_ask and len(asked) <= AUDIT_MAX
         held = await self._held_by_broker() if may_ask else None
         if self._wire.generation != generation:
             return 0  # another connection by now: everything has just been subscribed anew
@@ -378,7 +380,7 @@ class Client:
 
         def fail(error: errors.MusterError) -> None:
             if isinstance(error, errors.Forbidden):
-                self._unaskable = self._wire.generation  # ask no more over this connection
+                self._may_ask = False
             if not found.done():
                 found.set_result(None)
 
@@ -438,7 +440,7 @@ async def connect(
     servers: Iterable[str],
     *,
     identity: str | None = None,
-    creds: wire.Credentials | Callable[[], wire.Credentials] | None = None,
+    creds: line.Credentials | Callable[[], line.Credentials] | None = None,
     tls: ssl.SSLContext | None = None,
     tls_hostname: str | None = None,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -461,7 +463,7 @@ async def connect(
     return client
 
 
-def _given(creds: wire.Credentials) -> wire.Credentials:
+def _given(creds: line.Credentials) -> line.Credentials:
     return creds
 
 

@@ -1,5 +1,5 @@
-"""A little HTTP/1.0, for health pages, broker monitors and the locator: one request to a connection; served
-is GET only, asked also POST (no redirect is ever followed).
+"""A little HTTP/1.0, for health pages, broker monitors, the locator and a sensor's doors: one request to a
+connection, GET and POST, no redirect ever followed.
 
 This is not a web server.  It answers small questions of trusted or anonymous askers without a dependency,
 with every read bounded in bytes and time, so that a stranger who connects and says nothing, or too much,
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import ssl
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Self
 
@@ -29,20 +29,21 @@ REQUEST_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Request:
     path: str
     query: Mapping[str, str]  # the last value, where a name is given twice
     headers: Mapping[str, str]  # names in lower case
     peer: str  # the address that asks
+    body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Response:
     status: int = 200
     body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def json(self) -> Any:
         try:
@@ -65,14 +66,23 @@ def json_response(value: object, status: int = 200) -> Response:
 class Server:
     """A listening responder. Made by `serve`; closes with `close` or at the end of its ``async with``."""
 
-    def __init__(self, routes: Mapping[str, Handler]) -> None:
-        self._routes = dict(routes)
+    def __init__(
+        self,
+        pages: Mapping[str, Handler],
+        doors: Mapping[str, Handler],
+        on_refused: Callable[[str], None],
+        body_bytes_max: int,
+        connections_max: int,
+    ) -> None:
+        self._routes = {"GET": dict(pages), "HEAD": dict(pages), "POST": dict(doors)}
+        self._on_refused = on_refused
+        self._body_bytes_max = body_bytes_max
+        self._connections_max = connections_max
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.scheme = "http"
         self.host = ""
         self.port = 0
-        self.refused = 0  # askers turned away because CONNECTIONS_MAX were being answered
 
     @property
     def url(self) -> str:
@@ -112,8 +122,8 @@ class Server:
         assert task is not None
         self._tasks.add(task)
         try:
-            if len(self._tasks) > CONNECTIONS_MAX:
-                self.refused += 1
+            if len(self._tasks) > self._connections_max:
+                self._on_refused("connections")
             else:
                 with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
                     async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -129,35 +139,75 @@ class Server:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
+            self._on_refused("too-large")
             return _encode(text("request too large\n", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
         parsed = parse_request(head, str(writer.get_extra_info("peername", ("",))[0]))
         if isinstance(parsed, Response):
+            self._on_refused("malformed")
             return _encode(parsed)
         method, request = parsed
-        handler = self._routes.get(request.path)
+        handler = self._routes.get(method, {}).get(request.path)
         if handler is None:
-            known = " ".join(sorted(self._routes))
-            return _encode(text(f"nothing at {request.path}; there is: {known}\n", 404))
+            return _encode(self._nothing_there(request.path))
         try:
+            if method == "POST":
+                request = dataclasses.replace(request, body=await self._body(request, reader, writer))
             answer = handler(request)
             response = answer if isinstance(answer, Response) else await answer
         except errors.MusterError as error:
-            response = text(f"{error.message}\n", 400 if isinstance(error, errors.InvalidInput) else 503)
+            self._on_refused(error.code)
+            response = text(f"{error.message}\n", _status(error))
         except Exception:  # a bug in a page must not look like a dead process
             log.exception("the page %s failed", request.path)
             response = text("this page has a fault; the log says more\n", 500)
         return _encode(response, head_only=method == "HEAD")
 
+    def _nothing_there(self, path: str) -> Response:
+        allowed = [method for method, routes in self._routes.items() if path in routes]
+        if allowed:
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": ", ".join(allowed)})
+        known = " ".join(sorted({path for routes in self._routes.values() for path in routes}))
+        return text(f"nothing at {path}; there is: {known}\n", HTTPStatus.NOT_FOUND)
+
+    async def _body(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bytes:
+        try:
+            length = int(request.headers["content-length"])
+        except (KeyError, ValueError):
+            raise errors.InvalidInput("the request has no Content-Length") from None
+        if not 0 <= length <= self._body_bytes_max:
+            raise errors.LimitExceeded(f"a body of {length} bytes is over {self._body_bytes_max}")
+        if request.headers.get("expect", "").lower() == "100-continue":
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return await reader.readexactly(length)
+
+
+def _status(error: errors.MusterError) -> HTTPStatus:
+    if isinstance(error, errors.LimitExceeded):
+        return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    return (
+        HTTPStatus.BAD_REQUEST if isinstance(error, errors.InvalidInput) else HTTPStatus.SERVICE_UNAVAILABLE
+    )
+
 
 async def serve(
-    routes: Mapping[str, Handler],
+    pages: Mapping[str, Handler],
     host: str = "127.0.0.1",
     port: int = 0,
     *,
+    doors: Mapping[str, Handler] | None = None,
+    on_refused: Callable[[str], None] = lambda reason: None,
     tls: ssl.SSLContext | None = None,
+    body_bytes_max: int = BODY_BYTES_MAX,
+    connections_max: int = CONNECTIONS_MAX,
 ) -> Server:
-    """Answer GET and HEAD at these exact paths. ``port`` 0 takes a free one; `Server.port` tells which."""
-    server = Server(routes)
+    """Answer GET and HEAD at the exact paths of ``pages``, and POST at those of ``doors``.
+
+    ``port`` 0 takes a free one; `Server.port` tells which. ``on_refused`` hears the reason for each request
+    that is turned away.
+    """
+    server = Server(pages, doors or {}, on_refused, body_bytes_max, connections_max)
     await server._listen(host, port, tls)
     return server
 
@@ -236,8 +286,6 @@ def parse_request(head: bytes, peer: str) -> tuple[str, Request] | Response:
         query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100))
     except ValueError:  # UnicodeDecodeError is one
         return text("not an HTTP request\n", HTTPStatus.BAD_REQUEST)
-    if method not in ("GET", "HEAD"):
-        return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
     return method, Request(urllib.parse.unquote(parts.path), query, _headers(rest), peer)
 
 

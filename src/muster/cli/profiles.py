@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from muster.core import errors, ground, settings, subjects
+from muster.core import errors, hosts, settings, subjects
 
 
 class Profile(settings.Section, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class Profile(settings.Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for url in (*self.servers, self.locator):
-            ground.without_password(url, "a profile", "it is kept in the clear: use --creds FILE")
+            hosts.without_password(url, "a profile", "it is kept in the clear: use --creds FILE")
 
 
 def folder() -> Path:

@@ -60,6 +60,7 @@ Secret = Annotated[
 
 #: A path which, where a settings file gives it and it is relative, starts from that file's folder.
 FilePath = Annotated[str, msgspec.Meta(extra={"path": True})]
+Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)

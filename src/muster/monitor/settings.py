@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from muster.core import ground, settings
+from muster.core import hosts, settings
 
 doc = settings.doc
 
@@ -65,8 +65,8 @@ class Sensor(settings.Section, frozen=True, kw_only=True):
     ] = ()
     scrape: Annotated[tuple[str, ...], doc("Services to scrape, as NAME=URL of their OpenMetrics page.")] = ()
     doors: Annotated[bool, doc("Whether applications may push to it, by HTTP and statsd on loopback.")] = True
-    http_port: Annotated[ground.Port, doc("For service reports and OTLP. 0: a free one.")] = 9125
-    statsd_port: Annotated[ground.Port, doc("For statsd, by UDP. 0: a free one.")] = 8125
+    http_port: Annotated[hosts.Port, doc("For service reports and OTLP. 0: a free one.")] = 9125
+    statsd_port: Annotated[hosts.Port, doc("For statsd, by UDP. 0: a free one.")] = 8125
     buffer_bytes: Annotated[
         int, doc("For reports made while cut off; the oldest go when it is full.", ge=1 << 16)
     ] = 16 << 20

@@ -26,7 +26,7 @@ from urllib import parse
 import msgspec
 import yaml
 
-from muster.core import errors, ground, log
+from muster.core import errors, hosts, log
 from muster.core import settings as core_settings
 from muster.pipeline import alerts
 from muster.pipeline import settings as settings_
@@ -192,7 +192,7 @@ def mail(addresses: Sequence[str], notice: alerts.Notice, settings: settings_.Pi
     message.set_content("\n".join(lines))
     host, _, port = settings.mail_server.rpartition(":")
     security = settings.mail_security
-    if security == "off" and not ground.is_loopback(host):
+    if security == "off" and not hosts.is_loopback(host):
         raise errors.InvalidInput("mail without TLS goes only to a server on loopback")
     tls = ssl.create_default_context()
     opened = (

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 
 from muster.core import errors
-from muster.trust import files, jwt, nkeys
+from muster.trust import files, jwt, nkeys, roles
 
 _BLOCK = re.compile(r"-{3,}BEGIN ([A-Z ]{1,40})-{3,}\s+([A-Za-z0-9._-]+)\s+-{3,}END \1-{3,}")
 _JWT = "NATS USER JWT"
@@ -56,6 +56,13 @@ class Credentials:
     @property
     def identity(self) -> str:
         return self.claims.name
+
+    @property
+    def sees_connections(self) -> bool:
+        """Whether it may ask brokers who is connected. A document that names no role of ours may try."""
+        user = self.claims.nats
+        role = roles.named_in(user.tags) if isinstance(user, jwt.User) else None
+        return role is None or roles.sees_connections(role)
 
     def check(self, now: float) -> None:
         """The reason a broker refuses them, as far as the file itself shows it: a broker never says."""

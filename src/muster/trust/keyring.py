@@ -229,16 +229,16 @@ class Trust:
         claims = self._claims(domain, subjects.token(identity))
         user = claims.nats
         assert isinstance(user, jwt.User)
-        role = next((tag.removeprefix("role:") for tag in user.tags if tag.startswith("role:")), "?")
+        role = roles.named_in(user.tags)
         limits: jwt.Limits = user
-        if not user.pub.allow and role in set(roles.Role):
-            limits = roles.limits(roles.Role(role), identity)
+        if not user.pub.allow and role is not None:
+            limits = roles.limits(role, identity)
         expired = claims.exp and claims.exp <= self._clock()
         status = "revoked" if claims.sub in self._revoked(domain) else "expired" if expired else "valid"
         return Record(
             identity=identity,
             domain=domain,
-            role=role,
+            role=role or "?",
             status=status,
             public_key=claims.sub,
             serial=claims.jti,
@@ -368,7 +368,7 @@ class Trust:
         bearer: bool,
         key: nkeys.KeyPair | None,
     ) -> str:
-        tags = (f"role:{role}", f"identity:{identity}", *(f"topic:{topic}" for topic in topics or ()))
+        tags = (roles.tag(role), f"identity:{identity}", *(f"topic:{topic}" for topic in topics or ()))
         if topics is None and not bearer:
             signer = self._role_key(domain, role)
             user = jwt.User(issuer_account=self._public(domain), tags=tags)

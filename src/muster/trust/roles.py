@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.core import errors, subjects
@@ -52,6 +53,7 @@ _CONNECTED = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 _CONNECTIONS = (f"{subjects.CONNECTIONS}.>",)
 
 _CLIENT = ("STANDARD", "WEBSOCKET")
+_TAG = "role:"
 _SUBJECT = re.compile(r"[^\s.]+(\.[^\s.]+)*\Z")
 
 
@@ -167,7 +169,7 @@ def limits(
         subscribe += ["$MQTT.sub.>", "$MQTT.deliver.pubrel.>"]  # where the broker puts what it kept for it
     return jwt.Limits(
         pub=jwt.Subjects(allow=tuple(publish)),
-        sub=jwt.Subjects(allow=tuple(subscribe), deny=() if _sees_connections(role) else _CONNECTIONS),
+        sub=jwt.Subjects(allow=tuple(subscribe), deny=() if sees_connections(role) else _CONNECTIONS),
         resp=_RESPONSES,
         subs=jwt.UNLIMITED,
         data=jwt.UNLIMITED,
@@ -222,5 +224,17 @@ def _owning(stream: str) -> list[str]:
     return [*_reading(stream), *_creating(stream), *(f"$JS.API.STREAM.{verb}.{stream}" for verb in verbs)]
 
 
-def _sees_connections(role: Role) -> bool:
+def sees_connections(role: Role) -> bool:
+    """Whether it hears of the account's connections, and may ask for them."""
     return bool(DUTIES[role].serves) or role in (Role.OPERATOR, Role.LINK)
+
+
+def tag(role: Role) -> str:
+    """What a user's document says of its role, whose permissions are in the account."""
+    return f"{_TAG}{role}"
+
+
+def named_in(tags: Sequence[str]) -> Role | None:
+    """The role that a document names; None where it is not of our making."""
+    name = next((one.removeprefix(_TAG) for one in tags if one.startswith(_TAG)), "")
+    return Role(name) if name in set(Role) else None

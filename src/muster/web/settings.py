@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from muster.core import errors, ground, settings
+from muster.core import errors, hosts, settings
 
 doc = settings.doc
 
@@ -17,7 +17,7 @@ class Web(settings.Section, frozen=True, kw_only=True):
         "127.0.0.1"
     )
     port: Annotated[
-        ground.Port,
+        hosts.Port,
         doc("Port to listen on. 0: a free one. If another process has it, a free one is taken and told."),
     ] = 8480
     names: Annotated[
@@ -40,7 +40,7 @@ class Web(settings.Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if bool(self.cert) != bool(self.key):
             raise errors.InvalidInput("web.cert and web.key go together")
-        if not ground.is_loopback(self.host) and not self.cert:
+        if not hosts.is_loopback(self.host) and not self.cert:
             raise errors.InvalidInput(
                 f"web.host {self.host} is not loopback: passwords would cross the network in the clear",
                 hint="give web.cert and web.key, or put a proxy with TLS in front of loopback",

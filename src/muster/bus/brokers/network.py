@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from muster.bus import wire
+from muster.bus import line
 from muster.bus.brokers import broker, config, storage, supervision, system, topology
 from muster.core import errors
 
@@ -38,7 +38,7 @@ class Network:
         program: Path | None = None,
         supervise: supervision.Supervision | None = None,
         outlive_us: bool = False,
-        system_credentials: wire.Credentials | None = None,
+        system_credentials: line.Credentials | None = None,
     ) -> None:
         """``leaves`` are leaf links, near end and far end, to be made at the start."""
         self.brokers: dict[str, broker.Broker] = {}

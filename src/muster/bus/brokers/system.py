@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.bus import client, wire
+from muster.bus import client, line
 from muster.bus.brokers import config
 from muster.core import errors
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 5.0
 class Access:
     """How to reach the system account: credentials where there is trust, a password where there is none."""
 
-    credentials: wire.Credentials | None = None
+    credentials: line.Credentials | None = None
     password: str | None = None
     tls: config.Tls | None = None
 

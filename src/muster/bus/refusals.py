@@ -1,0 +1,48 @@
+"""What brokers, the system and nats-py say when they refuse, in our words."""
+
+from __future__ import annotations
+
+import re
+import ssl
+
+import nats.errors
+
+from muster.core import errors
+
+VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.*?)"')
+
+_HARMLESS = ("maximum subscriptions", "invalid subject", "invalid publish subject")
+_UNAUTHORIZED = ("authorization", "authentication", "revoked", "expired")
+
+
+def is_harmless(text: str) -> bool:
+    """Whether the connection lives on after this error line of the broker (in lower case)."""
+    return any(words in text for words in _HARMLESS)
+
+
+def is_of_credentials(text: str) -> bool:
+    text = text.lower()
+    return any(word in text for word in _UNAUTHORIZED)
+
+
+def connection_error(error: Exception, server: str = "") -> errors.MusterError:
+    """The library's or system's error in our words."""
+    text = str(error).removeprefix("nats: ").strip().strip("'") or type(error).__name__
+    if isinstance(error, errors.MusterError):
+        return error
+    if isinstance(error, nats.errors.AuthorizationError) or is_of_credentials(text):
+        return errors.Unauthorized(
+            f"the broker refuses these credentials: {text}",
+            hint="check that they are this domain's, have not expired and were not revoked",
+        )
+    where = re.sub(r"//[^@/]*@", "//", server) or "any known address"  # never show a password
+    if isinstance(error, ssl.SSLError):
+        return errors.Unavailable(
+            f"no secure connection to {where}: {text}",
+            hint="check the certificate authority and the host's name in the broker's certificate",
+        )
+    if isinstance(error, ImportError):
+        return errors.MissingPart(f"{text}", hint="pip install 'muster-fabric[websocket]'")
+    if isinstance(error, nats.errors.Error) and "url" in text:
+        return errors.InvalidInput(f"not the address of a broker: {where} ({text})")
+    return errors.NotConnected(f"no broker answers at {where}: {text}")

@@ -39,14 +39,19 @@ $(VENV)/.amqp: requirements-amqp.lock $(VENV)/.base
 	    || echo "left out: the AMQP gateway (python-qpid-proton did not build: it needs a C compiler and OpenSSL's headers)"
 	@touch $@
 
+# A browser and a peer for tests: Debian's packages, installed by root only; the step says what it does or leaves out.
+$(VENV)/.debian: tests/debian.py $(VENV)/.base
+	@$(BIN)/python -m tests.debian
+	@touch $@
+
 demo: setup $(VENV)/.spark ## a fleet, a worm and the whole loop, live (FLEET=100000 for more)
 	@$(BIN)/muster demo worm
 
-test: setup $(VENV)/.spark $(VENV)/.amqp ## all checks and all tests but the slow ones
+test: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## all checks and all tests but the slow ones
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/pytest -n 2
 
-test-all: setup $(VENV)/.spark $(VENV)/.amqp ## the slow tests as well
+test-all: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## the slow tests as well
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/pytest -n 2 -m "slow or not slow"
 

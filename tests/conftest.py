@@ -8,6 +8,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests import debian
+
 # Installed, Muster brings this plugin by its entry point of the same name, and pytest loads it once.
 pytest_plugins = ["muster.testing.plugin", "pytester"]
 
@@ -21,8 +23,11 @@ hypothesis.settings.load_profile("unhurried")
 def pytest_report_header() -> str:
     """What root is used for is said before it is tried; what is skipped without it, at the end."""
     if os.geteuid() == 0:
-        return "root: PostgreSQL runs as nobody, and small disks are mounted to be filled"
-    return "not root: tests that fill a small disk are skipped"
+        said = "root: PostgreSQL runs as nobody, and small disks are mounted to be filled"
+    else:
+        said = "not root: tests that fill a small disk are skipped"
+    missing = [f"{part.name} is missing: {part.command}" for part in debian.PARTS if not part.is_here]
+    return "; ".join([said, *missing])
 
 
 @pytest.fixture

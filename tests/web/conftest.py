@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -18,8 +15,8 @@ import pytest_asyncio
 
 from muster.app import catalogue, home, identities, web
 from muster.core import settings
-from muster.testing import plugin
 from muster.testing.eventually import eventually
+from tests import debian
 from tests.cli import driver
 
 PASSWORDS = {"admin": "the admin's own", "olga": "the operator's own", "vera": "the viewer's own"}
@@ -162,20 +159,8 @@ def vera(lab: Running) -> Iterator[Api]:
 
 @pytest.fixture(scope="session")
 def chromium() -> Path:
-    """Debian's Chromium; root installs it where it is missing."""
-    if not CHROMIUM.exists() and os.geteuid() == 0 and shutil.which("apt-get"):
-        install = ["apt-get", "install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core"]
-        quiet: dict[str, Any] = {
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-            "check": False,
-            "timeout": 600,
-        }
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        if subprocess.run(install, env=environment, **quiet).returncode != 0:
-            subprocess.run(["apt-get", "update"], **quiet)
-            subprocess.run(install, env=environment, **quiet)
-    plugin.require_part("Chromium", CHROMIUM.exists(), hint="apt-get install chromium")
+    """Debian's Chromium."""
+    debian.BROWSER.require()
     return CHROMIUM
 
 

@@ -159,6 +159,11 @@ def _worm(invocation: base.Invocation, place: home.Home, fleet: int, *, stay: bo
             if stay:
                 printer.note(f"It stays up until Ctrl-C. Look around: {_command(place)} top, get, alert list")
                 await asyncio.get_running_loop().create_future()
+            elif printer.for_people:
+                muster = base.program()
+                sys.stdout.write(
+                    f"What to try next: a domain of your own: {muster} init && {muster} up --detach\n"
+                )
 
     base.run(process.run(running, work, stopping=printer.stopping))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +16,7 @@ import winrm.protocol
 import xmltodict  # type: ignore[import-untyped]
 
 from muster.manage.wsman import names
-from muster.testing.plugin import require_part
+from tests import debian
 from tests.manage.wsman.conftest import NAME, PASSWORD
 
 pytestmark = [
@@ -189,22 +187,8 @@ async def test_pywinrm(wsman, create):
     await wsman.fleet.client.wait_gone("second")
 
 
-WSL = ("wsl", "curl", "libxml2-utils", "uuid-runtime")  # Debian's packages, and what they do not depend on
-NEEDS = ("wslid", "curl", "xmllint", "uuidgen")
-
-
-def install_wsl() -> None:
-    """Debian's package, where we may."""
-    if any(shutil.which(one) is None for one in NEEDS) and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["apt-get", "-q", "update"], ["apt-get", "-qy", "install", *WSL]):
-            subprocess.run(command, env=quiet, capture_output=True, timeout=110, check=False)
-
-
 async def test_wsl(wsman, create, tmp_path):
-    await asyncio.to_thread(install_wsl)
-    found = all(shutil.which(one) for one in NEEDS)
-    require_part("wsl", found, hint=f"apt-get install {' '.join(WSL)} (as root the test does so itself)")
+    debian.WSL.require()
     await create("first", tier="front")
     await create("second", tier="back")
     environment = {

@@ -55,17 +55,17 @@ async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_
         async with await bus.subscribe(subjects.announced("bus", "alert")) as heard:
             await stream.publish_batch([api.Outgoing("topic.s", bytes(100_000)) for _ in range(9)])
             await watch.look()
-            alert = messages.decode((await heard.next(timeout_s=5)).data, messages.Alert)
+            alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.level, alert.state.value) == ("budget:small", WARNING, "firing")
             assert "small" in watch.health().reason
             await stream.publish("topic.s", bytes(140_000))
             await watch.look()
-            alert = messages.decode((await heard.next(timeout_s=5)).data, messages.Alert)
+            alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert alert.level is CRITICAL
             assert running.metrics.value("muster_budget_full_total", budget="small") == 1
             await stream.purge()
             await watch.look()
-            alert = messages.decode((await heard.next(timeout_s=5)).data, messages.Alert)
+            alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert alert.state is messages.AlertState.RESOLVED
 
 
@@ -78,7 +78,7 @@ async def test_a_full_store_is_an_alert_too(made):
         watch = running.part(budgets.BudgetWatch)
         await running.store.put("big", "one", bytes(1_040_000))
         await watch.look()
-        alert = messages.decode((await heard.next(timeout_s=5)).data, messages.Alert)
+        alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
         assert (alert.about, alert.level) == ("budget:store", CRITICAL)
         with pytest.raises(errors.LimitExceeded, match="budget of 1048576 bytes"):
             await running.store.put("big", "two", bytes(100_000))
@@ -128,7 +128,7 @@ async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
             with pytest.raises(errors.LimitExceeded):
                 await stream.publish(subject, bytes(500_000))
             await watch.look()
-            alert = messages.decode((await heard.next(timeout_s=5)).data, messages.Alert)
+            alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.level) == ("budget:reports", CRITICAL if _is_full(watch) else WARNING)
             assert running.ready
             assert bus.statistics().refused_full == 1
@@ -149,6 +149,6 @@ async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):
         (folder / "deep" / "file").write_bytes(bytes(4_000_000))
         async with await bus.subscribe(subjects.announced("bus", "alert")) as heard:
             await watch.look()
-            alert = messages.decode((await heard.next(timeout_s=5)).data, messages.Alert)
+            alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.level) == ("budget:history", WARNING)
         assert running.metrics.value("muster_budget_full_total", budget="history") == 1

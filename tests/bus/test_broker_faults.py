@@ -187,7 +187,7 @@ async def test_a_broker_that_keeps_falling_is_given_up_with_the_end_of_its_log(s
         )
         assert one.pid
         os.kill(one.pid, signal.SIGKILL)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await one.wait_for(broker.State.FAILED)
         assert isinstance(one.failure, faults.BrokerFailed)
         assert one.failure.fault is Fault.CRASH_LOOP
@@ -247,7 +247,7 @@ async def test_ctrl_c_in_the_terminal_does_not_reach_the_broker(settings):
 
 
 async def test_a_broker_that_does_not_listen_to_reason_is_killed(settings):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async with broker.Broker(settings) as one:
             assert one.pid
             os.kill(one.pid, signal.SIGSTOP)

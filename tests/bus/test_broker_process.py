@@ -104,7 +104,7 @@ async def test_websocket_answers(settings):
             f"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert b" 101 " in await reader.readline()
         writer.close()
         await writer.wait_closed()
@@ -116,7 +116,7 @@ async def test_mqtt_answers(settings):
         reader, writer = await asyncio.open_connection("127.0.0.1", one.config.mqtt.port)
         body = b"\x00\x04MQTT\x04\x02\x00\x3c\x00\x04test"
         writer.write(bytes([0x10, len(body)]) + body)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await reader.readexactly(4) == b"\x20\x02\x00\x00"  # accepted
         writer.close()
         await writer.wait_closed()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import muster
-from muster.bus import api, client, following, wire
+from muster.bus import api, client, following, line
 from muster.bus.brokers import broker as brokers
 from muster.core import errors
 from muster.testing.eventually import eventually
@@ -113,7 +113,7 @@ async def test_what_retention_takes_from_under_a_follower_is_told(
         (await reader.open_stream("log")).follow(1) as messages,
     ):
         await contract.take(messages, 5)
-        monkeypatch.setattr(wire, "RECONNECT_BASE_S", 2.0)  # long enough for what happens meanwhile
+        monkeypatch.setattr(line, "RECONNECT_BASE_S", 2.0)  # long enough for what happens meanwhile
         cut(reader)
         await stream.publish("log.a", b"")
         await stream.publish("log.a", b"")

@@ -91,7 +91,7 @@ import muster
 async with await muster.connect() as near, await muster.connect("nats://127.0.0.1:4222") as far:
     news = await far.subscribe("news")
     await near.publish("news", b"hello")
-    assert (await news.next(timeout_s=5)).data == b"hello"
+    assert (await news.next(timeout_s=30)).data == b"hello"
 """
     async with blocks.Reader(tmp_path, broker.url) as reader:
         await reader.try_(blocks.Block("python", program, 1))

@@ -104,7 +104,7 @@ async def test_a_watch_wakes_on_commits_of_this_process(reopen):
     coming = asyncio.ensure_future(anext(watch))
     await asyncio.wait([coming], timeout=0.1)
     await store.put("a", "k", b"1")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert [change.key for change in await coming] == ["k"]
     await watch.aclose()
 
@@ -126,7 +126,7 @@ async def test_a_watch_wakes_on_commits_of_another_process(place, reopen):
         await other.put("a", str(i), b"")
         await other.put("b", str(i), b"")
     await other.put("a", "last", b"")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await task
     assert seen == ["0", "1", "2", "3", "4", "last"]
 
@@ -135,7 +135,7 @@ async def test_a_watch_ends_when_the_store_is_closed(store):
     task = asyncio.create_task(anext(store.watch()))
     await asyncio.wait([task], timeout=0.05)
     await store.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with contextlib.suppress(StopAsyncIteration):
             await task
     assert task.done()

@@ -315,7 +315,7 @@ async def test_a_commit_that_nobody_can_be_asked_about_is_called_unknown(postgre
 
 
 async def test_a_server_that_does_not_answer_is_given_up(postgres_server, settings):
-    quick = msgspec.structs.replace(settings, answer_timeout_s=0.5, busy_timeout_s=0.5)
+    quick = msgspec.structs.replace(settings, answer_timeout_s=2, busy_timeout_s=0.5)
     proxy = Proxy(postgres_server)
     async with (
         proxy.listening() as url,

@@ -26,7 +26,7 @@ async def eventually(
 @overload
 async def eventually(condition: Callable[[], T], *, timeout_s: float = ..., what: str | None = ...) -> T: ...
 async def eventually(
-    condition: Callable[[], Any], *, timeout_s: float = 10.0, what: str | None = None
+    condition: Callable[[], Any], *, timeout_s: float = 30.0, what: str | None = None
 ) -> Any:
     """The first true value of ``condition``, which may be a coroutine function.
 

@@ -56,7 +56,7 @@ class Child:
         self._process.stdin.write(line.encode() + b"\n")
         await self._process.stdin.drain()
 
-    async def line(self, pattern: str, *, timeout_s: float = 10.0) -> re.Match[str]:
+    async def line(self, pattern: str, *, timeout_s: float = 30.0) -> re.Match[str]:
         """The next line, after the last one found so, in which ``pattern`` occurs."""
         try:
             async with asyncio.timeout(timeout_s), self._news:
@@ -76,7 +76,7 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    async def wait(self, *, timeout_s: float = 10.0) -> int:
+    async def wait(self, *, timeout_s: float = 30.0) -> int:
         """Its exit code, once all it said has been read."""
         if not await self.ends_within(timeout_s):
             raise AssertionError(f"{self.name} did not end in {timeout_s:g} s; {self.tail()}")
@@ -92,7 +92,7 @@ class Child:
             return False
         return True
 
-    async def terminate(self, *, timeout_s: float = 10.0) -> int:
+    async def terminate(self, *, timeout_s: float = 30.0) -> int:
         """Ask it to end, and wait until it has."""
         if self.exit_code is None:
             self.signal(signal.SIGTERM)

@@ -104,10 +104,10 @@ class Line(nats_client.Client):
     ) -> None:
         """Connect to ``server``. From then on the connection keeps itself alive, also by way of others."""
         self._proxy = proxy
-        refusals: list[Exception] = []
+        complaints: list[Exception] = []
 
         async def failed(error: Exception) -> None:
-            refusals.append(error)
+            complaints.append(error)
 
         async def nothing() -> None:
             return
@@ -158,7 +158,9 @@ class Line(nats_client.Client):
         except (OSError, nats.errors.Error, ImportError) as error:
             await self._abandon()
             # The last word of nats-py is often "no servers available": the reason is what was said before.
-            telling = refusals[-1] if isinstance(error, nats.errors.NoServersError) and refusals else error
+            telling = (
+                complaints[-1] if isinstance(error, nats.errors.NoServersError) and complaints else error
+            )
             raise refusals.connection_error(telling, server) from error
         except BaseException:
             await self._abandon()

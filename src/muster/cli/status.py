@@ -58,6 +58,7 @@ def status(invocation: base.Invocation) -> None:
             "servers": list(running.servers),
             "locator": running.locator_url,
             "health": running.health_url,
+            "dashboard": running.web_url,
         }
         lists = base.run(_ask(running.health_url)) if running.health_url else {}
         facts["state"] = lists.pop("state", "running")

@@ -1,6 +1,7 @@
-"""A light AMQP client for bench-message, in a process of its own: ``python -m benchmarks.message_amqp URL``.
+"""A light AMQP client for bench-message, in a process of its own: ``python -m benchmarks.message_amqp HOST
+PORT``.
 
-It writes and reads transfers by hand, many in one write, so that it costs less than what it measures.
+It writes and reads frames by hand, many in one write, so that it costs less than what it measures.
 ``[messages, bytes, persistent]``: it sends so many to a topic (or, persistent, to a queue), receives them
 over a second connection, accepts each, and says how long that took.
 """
@@ -13,136 +14,129 @@ import socket
 import struct
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
 
-from cproton_ffi import ffi, lib
+from muster.message.amqp import codec, frames, sasl, sections
 
-from muster.message.amqp import codec, engine, sasl, sections
-
-WINDOW = 1000
+CREDIT = 1000
 TOPIC, QUEUE = "topic:bench/amqp", "queue:bench-amqp"
+TIMEOUT_S = 20.0
+
+
+def frame(code: int, *fields: bytes) -> bytes:
+    body = sections.section(code, sections.sequence(list(fields)))
+    return struct.pack(">IBBH", 8 + len(body), 2, 0, 0) + body
 
 
 class Client:
-    """One connection with one link; the engine is proton's, on the client's side."""
+    """One connection with one session and one link, all of them number 0."""
 
-    def __init__(self, host: str, port: int, name: str) -> None:
-        import proton
-
-        self._socket = socket.create_connection((host, port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, host: str, port: int, name: str, address: str, *, receives: bool) -> None:
+        self.socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._log_in()
-        self._connection = proton.Connection()
-        self._connection.container = name
-        self._collector = proton.Collector()
-        self._connection.collect(self._collector)
-        self._transport = proton.Transport()
-        self._transport.max_frame_size = 64 << 10
-        self._transport.bind(self._connection)
-        self._raw = self._transport._impl
-        self._out = ffi.new(f"char[{1 << 18}]")
-        self.session = self._connection.session()
-        self.session.incoming_capacity = 64 << 20
-        self._connection.open()
-        self.session.open()
-        self.received = self.settled = 0
-        self.link: Any = None
+        self._rest = b""
+        self._attached = False
+        self.sent = self.settled = self.received = self.credit = self.window = 0
+        self._told = self._granted = 0
+        terminus = sections.section(0x28 if receives else 0x29, sections.sequence([sections.text(address)]))
+        ends = [terminus, b"\x40"] if receives else [b"\x40", terminus]
+        role = b"\x41" if receives else b"\x42"
+        self.socket.sendall(
+            b"AMQP\x00\x01\x00\x00"
+            + frame(frames.OPEN, sections.text(name))
+            + frame(frames.BEGIN, b"\x40", b"\x43", *[sections.uint(frames.WINDOW_MAX)] * 2)
+            + frame(
+                frames.ATTACH, sections.text(address), b"\x43", role, b"\x40", b"\x40", *ends,
+                b"\x40", b"\x40", b"\x43",
+            )
+        )  # fmt: skip
+        self.wait(lambda: self._attached and (receives or self.credit > 0))
+        if receives:
+            self.grant()
 
     def _log_in(self) -> None:
         init = b"\x00\x53\x41\xc0\x0c\x01\xa3\x09ANONYMOUS"
-        self._socket.sendall(sasl.HEADER + struct.pack(">IBBH", len(init) + 8, 2, 1, 0) + init)
+        self.socket.sendall(sasl.HEADER + struct.pack(">IBBH", len(init) + 8, 2, 1, 0) + init)
         got = b""
         while b"\x00\x53\x44" not in got:
-            got += self._socket.recv(4096)
+            got += self.socket.recv(4096)
 
-    def flush(self) -> None:
-        parts = []
-        while (size := lib.pn_transport_pending(self._raw)) > 0:
-            size = lib.pn_transport_peek(self._raw, self._out, min(size, 1 << 18))
-            parts.append(ffi.buffer(self._out, size)[:])
-            lib.pn_transport_pop(self._raw, size)
-        if parts:
-            self._socket.sendall(b"".join(parts))
-
-    def readable(self, timeout_s: float) -> bool:
-        return bool(select.select([self._socket], [], [], timeout_s)[0])
+    def wait(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            self.read()
 
     def read(self) -> None:
-        data = self._socket.recv(1 << 18)
-        if not data:
+        said = self.socket.recv(1 << 18)
+        if not said:
             raise SystemExit("the gateway closed the connection")
-        view, at = ffi.from_buffer(data), 0
-        while at < len(data):
-            at += lib.pn_transport_push(
-                self._raw, view + at, min(len(data) - at, lib.pn_transport_capacity(self._raw))
-            )
-            self._events()
+        data = self._rest + said
+        at, size = 0, len(data)
+        while size - at >= 8:
+            if data[at : at + 4] == b"AMQP":
+                at += 8
+                continue
+            end = at + int.from_bytes(data[at : at + 4], "big")
+            if end > size:
+                break
+            code = data[at + 10] if end - at > 10 else 0
+            if code == frames.TRANSFER:
+                self.received += 1
+            elif code == frames.DISPOSITION:
+                (_, first, last, _, state), _ = frames.fields(data, at + 11)
+                assert state == frames.ACCEPTED_STATE, "it was not accepted"
+                self.settled += last - first + 1
+            elif code == frames.FLOW:
+                incoming, room, _, _, _, delivered, credit, *_ = (
+                    *frames.fields(data, at + 11)[0],
+                    *(None,) * 3,
+                )
+                self.window = incoming + room - self.sent
+                if credit is not None:
+                    self.credit = delivered + credit - self.sent
+            elif code == frames.ATTACH:
+                self._attached = True
+            elif code in (frames.DETACH, frames.END, frames.CLOSE):
+                raise SystemExit(f"the gateway refuses: {data[at:end]!r}")
+            at = end
+        self._rest = data[at:]
+        if self.received > self._told:
+            told = frames.disposition(0, self._told, self.received - 1, frames.ACCEPTED_STATE)
+            self._told = self.received
+            self.socket.sendall(told)
+            if self._granted - self.received <= CREDIT // 2:
+                self.grant()
 
-    def _events(self) -> None:
-        collector = self._collector._impl
-        event = lib.pn_collector_peek(collector)
-        while event != ffi.NULL:
-            if lib.pn_event_type(event) == lib.PN_DELIVERY:
-                delivery = lib.pn_event_delivery(event)
-                link = lib.pn_delivery_link(delivery)
-                if lib.pn_link_is_receiver(link):
-                    if engine.receive(link, delivery) is not None:
-                        engine.accept(delivery)
-                        self.received += 1
-                        if self.received % (WINDOW // 2) == 0:
-                            lib.pn_link_flow(link, WINDOW // 2)
-                elif lib.pn_delivery_updated(delivery):
-                    assert lib.pn_delivery_remote_state(delivery) == engine.ACCEPTED, "it was not accepted"
-                    lib.pn_delivery_settle(delivery)
-                    self.settled += 1
-            lib.pn_collector_pop(collector)
-            event = lib.pn_collector_peek(collector)
+    def grant(self) -> None:
+        self._granted = self.received + CREDIT
+        window = (self.received, frames.WINDOW_MAX, 0)
+        self.socket.sendall(frames.flow(0, window, (0, self.received, CREDIT)))
 
-    def wait(self, ready: Any) -> None:
-        deadline = time.monotonic() + 20
-        while not ready():
-            self.flush()
-            if time.monotonic() > deadline:
-                raise SystemExit("the gateway does not answer")
-            if self.readable(0.1):
-                self.read()
-
-    def attach_sender(self, address: str) -> None:
-        self.link = self.session.sender(f"to {address}")
-        self.link.target.address = address
-        self.link.open()
-        self.wait(lambda: self.link.credit > 0)
-
-    def attach_receiver(self, address: str) -> None:
-        self.link = self.session.receiver(f"from {address}")
-        self.link.source.address = address
-        self.link.open()
-        self.link.flow(WINDOW)
-        import proton
-
-        self.wait(lambda: self.link.state & proton.Endpoint.REMOTE_ACTIVE)
+    def send(self, data: bytes, most: int) -> None:
+        count = min(self.credit, self.window, most, 200)
+        parts = []
+        for number in range(self.sent, self.sent + count):
+            parts.append(frames.transfer_head(0, 0, number, len(data), False, False))
+            parts.append(data)
+        self.sent += count
+        self.credit -= count
+        self.window -= count
+        if parts:
+            self.socket.sendall(b"".join(parts))
 
 
 def run(sender: Client, receiver: Client, count: int, data: bytes) -> float:
     began = time.perf_counter()
-    wanted, settled = receiver.received + count, sender.settled + count
-    link, sent = sender.link._impl, 0
-    sockets = [sender._socket, receiver._socket]
+    wanted, settled, last = receiver.received + count, sender.settled + count, sender.sent + count
+    sockets = [sender.socket, receiver.socket]
     while receiver.received < wanted or sender.settled < settled:
-        for _ in range(min(lib.pn_link_credit(link), count - sent, 200)):
-            tag = struct.pack(">I", sent)
-            lib.pn_delivery(link, (4, ffi.from_buffer(tag)))
-            lib.pn_link_send(link, data, len(data))
-            lib.pn_link_advance(link)
-            sent += 1
-        sender.flush()
-        ready = select.select(sockets, [], [], 20)[0]
+        sender.send(data, last - sender.sent)
+        ready = select.select(sockets, [], [], TIMEOUT_S)[0]
         if not ready:
-            raise SystemExit(f"only {receiver.received} of {wanted} came")
+            raise SystemExit(f"{wanted - receiver.received} of {count} did not come")
         for one in (sender, receiver):
-            if one._socket in ready:
+            if one.socket in ready:
                 one.read()
-                one.flush()
     return time.perf_counter() - began
 
 
@@ -166,10 +160,9 @@ def main(host: str, port: str) -> None:
     for line in sys.stdin:
         count, size, persistent = json.loads(line)
         if persistent not in pairs:
-            receiver = Client(host, int(port), f"bench-receiver-{persistent}")
-            receiver.attach_receiver(QUEUE if persistent else TOPIC)
-            sender = Client(host, int(port), f"bench-sender-{persistent}")
-            sender.attach_sender(QUEUE if persistent else TOPIC)
+            where = QUEUE if persistent else TOPIC
+            receiver = Client(host, int(port), f"bench-receiver-{persistent}", where, receives=True)
+            sender = Client(host, int(port), f"bench-sender-{persistent}", where, receives=False)
             pairs[persistent] = (sender, receiver)
         cpu = time.process_time()
         took_s = run(*pairs[persistent], count, message(size, persistent))

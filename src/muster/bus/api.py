@@ -396,6 +396,10 @@ class Bus(Protocol):
         """Said to whoever listens now. Like all that is sent, it carries the current trace."""
         ...
 
+    def publish_now(self, subject: str, data: bytes, *, headers: Headers | None = None) -> bool:
+        """The same from a plain function, if it can be sent without waiting. False: use `publish`."""
+        ...
+
     async def subscribe(
         self,
         subject: str,

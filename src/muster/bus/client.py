@@ -208,6 +208,13 @@ class Client:
         if self._wire.send(subject, data, reply or "", raw_headers):
             await self._wire.ease()
 
+    def publish_now(self, subject: str, data: bytes, *, headers: api.Headers | None = None) -> bool:
+        forms.check_subject(subject)
+        if not self._wire.has_room:
+            return False
+        self._wire.send(subject, data, "", _raw_headers(headers))
+        return True
+
     async def subscribe(
         self,
         subject: str,

@@ -49,7 +49,7 @@ def amqp(
 
     Clients log in with names and passwords of the home's domain; each is connected to the bus as itself.
     """
-    base.run(_serve(invocation, host, port, cert, key, anonymous))
+    base.run(_serve(invocation, host, port, cert, key, anonymous), fast=True)
 
 
 @gateway.command(

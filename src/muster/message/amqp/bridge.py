@@ -8,7 +8,7 @@ they come; what has to wait for the dispatcher is a task, and whatever changed t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 import proton
@@ -19,6 +19,7 @@ from muster.message.amqp import (
     codec,
     conditions,
     engine,
+    frames,
     inlets,
     links,
     sasl,
@@ -49,8 +50,7 @@ class Bridge(asyncio.Protocol):
         self._opened = asyncio.Event()
         self._inlets: dict[engine.Pointer, inlets.Inlet] = {}
         self._outlets: dict[engine.Pointer, links.Outlet] = {}
-        self._sent: dict[engine.Pointer, tuple[links.Outlet, str, int]] = {}  # what awaits its outcome
-        self._unsettled: set[tuple[str, int]] = set()  # the same, by backlog and number
+        self._unsettled: set[tuple[str, int]] = set()  # what awaits its outcome, by backlog and number
         self._acks: dict[str, list[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
@@ -113,13 +113,18 @@ class Bridge(asyncio.Protocol):
         elif self._sasl.login is not None:
             self._login_alarm.cancel()
             self._login = self._sasl.login.name
-            self._engine = engine.Engine(self._gateway.idle_s, self._delivery, self._flow, self._handle)
+            self._engine = engine.Engine(self._gateway.idle_s, self._settled, self._handle)
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
             if rest:
                 self._push(rest)
 
     # The engine.
+
+    @property
+    def running(self) -> engine.Engine:
+        assert self._engine is not None, "nobody has logged in"
+        return self._engine
 
     async def _tick(self, over: engine.Engine) -> None:
         """Our heartbeats, and the end of a peer that sends none."""
@@ -130,9 +135,9 @@ class Bridge(asyncio.Protocol):
             await asyncio.sleep(self._gateway.idle_s / 4)
 
     def _push(self, data: bytes) -> None:
-        assert self._engine is not None
-        if not self._engine.push(data):
+        if not self.running.push(data):
             events.info("malformed-amqp", login=self._login)
+            self._loop.call_soon(self._give_up)
         self._acknowledge()
         self.flush_soon()
 
@@ -151,15 +156,14 @@ class Bridge(asyncio.Protocol):
         if not more:
             self._socket.close()
 
+    def soon(self, act: Callable[[], None]) -> None:
+        self._loop.call_soon(act)
+
     def flush_soon(self) -> None:
         """At the end of this turn of the loop, with what else it brings."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self.flush)
-
-    def _flow(self, link: engine.Pointer) -> None:
-        if (outlet := self._outlets.get(link)) is not None:
-            outlet.flowed()
 
     def _handle(self, event: Any) -> None:
         kinds = proton.Event
@@ -170,9 +174,12 @@ class Bridge(asyncio.Protocol):
                 self.spawn(self._begin(event.session))
             case kinds.SESSION_REMOTE_CLOSE:
                 for pointer, outlet in list(self._outlets.items()):
-                    if outlet.link.session == event.session:
+                    if outlet.wrapper.session == event.session:
                         self._forget(pointer)
                         self.spawn(outlet.close(destroy=False))
+                for pointer, inlet in list(self._inlets.items()):
+                    if inlet.link.wrapper.session == event.session:
+                        del self._inlets[pointer]
                 event.session.close()
             case kinds.LINK_REMOTE_OPEN:
                 self.spawn(self._attach(event.link))
@@ -222,7 +229,7 @@ class Bridge(asyncio.Protocol):
                 task.cancel()
         await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
         for outlet in list(self._outlets.values()):
-            outlet.pointer = None
+            outlet.closed = True
             if isinstance(outlet, links.Tap):
                 await outlet.close(destroy=False)
         self._outlets.clear()
@@ -235,8 +242,7 @@ class Bridge(asyncio.Protocol):
     async def _open(self) -> None:
         login = self._sasl.login
         assert login is not None
-        assert self._engine is not None
-        connection = self._engine.connection
+        connection = self.running.connection
         connection.container = self._gateway.name
         connection.offered_capabilities = proton.SymbolList(list(_CAPABILITIES), raise_on_error=False)
         try:
@@ -275,8 +281,7 @@ class Bridge(asyncio.Protocol):
         session.open()
 
     async def _closed(self) -> None:
-        assert self._engine is not None
-        self._engine.connection.close()
+        self.running.connection.close()
         self.flush()
         await self.end(lost=False)
 
@@ -298,10 +303,9 @@ class Bridge(asyncio.Protocol):
         link.condition = conditions.of(error)
         link.close()
 
-    def close_link(self, link: Any, condition: str, why: str) -> None:
-        self._inlets.pop(link._impl, None)
-        link.condition = proton.Condition(condition, why)
-        link.close()
+    def close_link(self, link: engine.Link, condition: str, why: str) -> None:
+        self._inlets.pop(link.wrapper._impl, None)
+        self.running.close(link, condition, why)
 
     def _temporary(self, *, topic: bool) -> destinations.Destination:
         number = self.jms.next_number()
@@ -330,13 +334,14 @@ class Bridge(asyncio.Protocol):
             destination = self._temporary(topic="temporary-topic" in capabilities)
             link.target.address = destination.name
             link.target.dynamic = True
-            self._outlets[link._impl] = links.Temporary(self, link, destination)
+            self._outlets[link._impl] = links.Temporary(self, self.running, link, destination)
         elif not coordinator and target.address:
             destination = codec.address(target.address, capabilities)
             self.check_may_send(destination)
         link.max_message_size = inlets.MESSAGE_BYTES_MAX
         link.open()
-        self._inlets[link._impl] = inlets.Inlet(self, link, destination, coordinator=coordinator)
+        self.running.sync()
+        self._inlets[link._impl] = inlets.Inlet(self, self.running, link, destination, coordinator=coordinator)
 
     async def _attach_outlet(self, link: Any) -> None:
         """The client receives."""
@@ -357,10 +362,11 @@ class Bridge(asyncio.Protocol):
             destination = codec.address(source.address or "", capabilities)
         outlet: links.Outlet
         if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
-            outlet = links.Browser(self, link, destination.name, selector)
+            outlet = links.Browser(self, self.running, link, destination.name, selector)
         elif destination.is_queue or durable:
             outlet = links.Fed(
                 self,
+                self.running,
                 link,
                 protocol.Attach(
                     self.jms.name,
@@ -378,7 +384,9 @@ class Bridge(asyncio.Protocol):
             group = None
             if "shared" in capabilities:
                 group = destinations.token(f":{name}" if everyone else f"{self.jms.client_id}:{name}")
-            outlet = links.Tap(self, link, destination, selector=selector, no_local=no_local, group=group)
+            outlet = links.Tap(
+                self, self.running, link, destination, selector=selector, no_local=no_local, group=group
+            )
         await outlet.open()
         link.source.copy(source)
         link.target.copy(link.remote_target)
@@ -387,6 +395,8 @@ class Bridge(asyncio.Protocol):
         link.snd_settle_mode = link.remote_snd_settle_mode
         self._outlets[link._impl] = outlet
         link.open()
+        self.running.sync()
+        outlet.begin()
         await outlet.flow()
 
     async def _attach_ending(self, link: Any, name: str, *, everyone: bool) -> None:
@@ -398,7 +408,7 @@ class Bridge(asyncio.Protocol):
                 link.source.address = str(row["topic"])
                 link.source.durability = proton.Terminus.DELIVERIES
                 link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
-                self._outlets[link._impl] = links.Ending(self, link, name, everyone=everyone)
+                self._outlets[link._impl] = links.Ending(self, self.running, link, name, everyone=everyone)
                 link.open()
                 return
         raise faults.InvalidDestination(f"there is no durable subscription {name!r}")
@@ -408,9 +418,10 @@ class Bridge(asyncio.Protocol):
         self._inlets.pop(pointer, None)
         outlet = self._outlets.pop(pointer, None)
         if outlet is not None:
-            for delivery, (holder, key, number) in list(self._sent.items()):
+            unsettled = outlet.link.session.unsettled
+            for place, (holder, key, number, _) in list(unsettled.items()):
                 if holder is outlet:
-                    del self._sent[delivery]
+                    del unsettled[place]
                     self._unsettled.discard((key, number))
         return outlet
 
@@ -428,53 +439,47 @@ class Bridge(asyncio.Protocol):
 
     # Messages.
 
-    def _delivery(self, delivery: engine.Pointer, link: engine.Pointer) -> None:
-        inlet = self._inlets.get(link)
-        if inlet is not None:
-            inlet.arrived(delivery)
-        elif engine.is_updated(delivery):
-            self._settled(delivery)
-
     def transmit(self, outlet: links.Outlet, data: bytes, key: str = "", number: int = 0) -> None:
         """To the client; with a ``key``, its outcome is that of a message of this backlog."""
-        assert self._engine is not None
-        delivery = self._engine.send(outlet.pointer, data, settled=outlet.presettled)
+        settled = outlet.presettled
+        self.running.send(outlet.link, data, (outlet, key, number, data), settled=settled)
         if key:
-            if outlet.presettled:
+            if settled:
                 self._acks.setdefault(key, []).append(number)
                 self._acknowledge()
             else:
-                self._sent[delivery] = (outlet, key, number)
                 self._unsettled.add((key, number))
-        self.flush_soon()
+        if not self._flushing:
+            self.flush_soon()
 
     def has(self, key: str, number: int) -> bool:
         """Whether the client has this message and has not said what became of it."""
         return (key, number) in self._unsettled
 
-    def _settled(self, delivery: engine.Pointer) -> None:
+    def _settled(
+        self, token: tuple[links.Outlet, str, int, bytes], code: int, state: bytes | None
+    ) -> None:
         """The client says what became of a message."""
-        sent = self._sent.pop(delivery, None)
-        if sent is not None:
-            _, key, number = sent
-            self._unsettled.discard((key, number))
-            state = engine.remote_state(delivery)
-            if state == engine.ACCEPTED:
-                self._acks.setdefault(key, []).append(number)
-            elif state == engine.TRANSACTIONAL:
-                self.transactions.acknowledge(delivery, key, number)
-            else:
-                self._give_back(delivery, state, key, number)
-        engine.settle(delivery)
+        outlet, key, number, data = token
+        if not key:
+            if code != frames.ACCEPTED:
+                outlet.returned(number, data, code, state)
+            return
+        self._unsettled.discard((key, number))
+        if code == frames.ACCEPTED:
+            self._acks.setdefault(key, []).append(number)
+        elif code == frames.TRANSACTIONAL:
+            self.transactions.acknowledge(state, key, number)
+        else:
+            self._give_back(code, state, key, number)
 
-    def _give_back(self, delivery: engine.Pointer, state: int, key: str, number: int) -> None:
+    def _give_back(self, code: int, state: bytes | None, key: str, number: int) -> None:
         counted, reason = False, None
-        if state == engine.REJECTED:
+        if code == frames.REJECTED:
             reason = "rejected by its consumer"
-        elif state == engine.MODIFIED:
-            said = engine.wrapped(delivery).remote
-            counted = said.failed
-            if said.undeliverable:
+        elif code == frames.MODIFIED:
+            counted, undeliverable = frames.modified(state)
+            if undeliverable:
                 reason = "undeliverable at its consumer"
         release = protocol.Release(self.jms.name, {key: [number]}, counted=counted, reason=reason)
         self.spawn(self.jms.tell(release))
@@ -485,14 +490,11 @@ class Bridge(asyncio.Protocol):
             acks, self._acks = self._acks, {}
             self.jms.submit([], acks)
 
-    def reject(self, delivery: engine.Pointer, error: errors.MusterError) -> None:
-        if self.ended:
-            return
-        found = engine.wrapped(delivery)
-        found.local.condition = conditions.of(error)
-        found.update(proton.Delivery.REJECTED)
-        found.settle()
-        self.flush_soon()
+    def reject(self, link: engine.Link, number: int, error: errors.MusterError) -> None:
+        if self._engine is not None and not self.ended:
+            state = frames.rejected(conditions.name(error), error.message)
+            self._engine.settle(link, number, state)
+            self.flush_soon()
 
     # Slow consumers elsewhere.
 

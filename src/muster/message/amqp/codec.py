@@ -401,6 +401,17 @@ def encode(meta: messages.Meta, data: bytes, deliveries: int) -> bytes:
     return header + _sections(messages.rebuild(meta, data))
 
 
+def redelivered(data: bytes) -> bytes:
+    """An AMQP message with one delivery more in its header."""
+    persistent, priority, count, at = False, 4, 0, 0
+    if data[:3] == _HEADER:
+        head = _Fields(sections.fields(data, 3))
+        persistent, count = bool(head.plain(0)), int(head.plain(4) or 0)
+        priority = 4 if head.plain(1) is None else min(int(head.plain(1)), 9)
+        at = sections.skip(data, 0)
+    return _header(persistent, priority, count + 1) + data[at:]
+
+
 def _sections(message: messages.Message) -> bytes:
     # A byte, not an int: the Java client casts.
     annotations = {_TYPE: bytes((0x51, _TYPES.index(message.kind)))}

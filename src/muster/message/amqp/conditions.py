@@ -21,8 +21,12 @@ _NAMES: Final[tuple[tuple[type[errors.MusterError], str], ...]] = (
 )
 
 
-def of(error: errors.MusterError) -> proton.Condition:
-    for kind, name in _NAMES:
+def name(error: errors.MusterError) -> str:
+    for kind, found in _NAMES:
         if isinstance(error, kind):
-            return proton.Condition(name, error.message)
-    return proton.Condition("amqp:internal-error", error.message)
+            return found
+    return "amqp:internal-error"
+
+
+def of(error: errors.MusterError) -> proton.Condition:
+    return proton.Condition(name(error), error.message)

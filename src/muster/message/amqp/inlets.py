@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from muster.core import errors
 from muster.message import destinations, faults, messages, protocol
-from muster.message.amqp import codec, engine
+from muster.message.amqp import codec, engine, frames
 
 if TYPE_CHECKING:
     from muster.message.amqp import bridge
@@ -28,68 +28,68 @@ class Inlet:
     def __init__(
         self,
         owner: bridge.Bridge,
-        link: Any,
+        over: engine.Engine,
+        wrapper: Any,
         destination: destinations.Destination | None,
         *,
         coordinator: bool = False,
     ) -> None:
         self._bridge = owner
-        self._wrapper = link
-        self.pointer: engine.Pointer = link._impl
+        self._engine = over
+        self.link = over.link_of(wrapper)
         self._destination = destination
         self._coordinator = coordinator
         straight = destination is not None and not destination.is_queue and not coordinator
         self._subject = destination.subject if destination is not None and straight else None
         self._quick = codec.Quick()
-        self._credit = 0
         self.under_way = 0
+        self.link.take = self.arrived
+        self.link.too_large = self._too_large
         self.grant()
 
     def grant(self) -> None:
         """A new window of credit, if half of the last is used and not too much is under way."""
+        credit = self.link.credit
         if (
-            self._credit <= CREDIT // 2
+            credit <= CREDIT // 2
             and self.under_way <= CREDIT // 2
             and not self._bridge.slowed(self._destination)
         ):
-            engine.link_flow(self.pointer, CREDIT - self._credit)
-            self._credit = CREDIT
+            self._engine.grant(self.link, CREDIT - credit)
 
-    def arrived(self, delivery: engine.Pointer) -> None:
-        data = engine.receive(self.pointer, delivery)
-        if data is None:
-            if engine.pending_bytes(delivery) > 4 * MESSAGE_BYTES_MAX:  # it would fill the session's window
-                self._bridge.close_link(
-                    self._wrapper,
-                    "amqp:link:message-size-exceeded",
-                    f"the most is {MESSAGE_BYTES_MAX} bytes",
-                )
-            return
-        self._credit -= 1
-        state = engine.remote_state(delivery)
-        if self._subject is not None and state != engine.TRANSACTIONAL and len(data) <= MESSAGE_BYTES_MAX:
+    def _too_large(self) -> None:
+        """It would fill the memory: no outcome can be told before its end, so the link has to go."""
+        self._bridge.close_link(
+            self.link, "amqp:link:message-size-exceeded", f"the most is {MESSAGE_BYTES_MAX} bytes"
+        )
+
+    def arrived(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
+        link = self.link
+        if self._subject is not None and state is None and len(data) <= MESSAGE_BYTES_MAX:
             plain = self._quick(data)
             if plain is not None:
                 at, start, kind = plain
                 raw = codec.foreign(data, at, kind, self._bridge.origin_token)
-                self.under_way += 1
-                self._bridge.straight.add(self, delivery, self._subject, data[start:], raw)
+                self._bridge.straight.pass_on(self, number, settled, self._subject, data[start:], raw)
+                if link.credit <= CREDIT // 2:
+                    self.grant()
                 return
         try:
-            self._long_way(delivery, data, state)
+            self._long_way(number, data, settled, state)
         except errors.MusterError as error:
-            if state == engine.TRANSACTIONAL:
-                self._bridge.transactions.spoil(delivery, error)
-            self._bridge.reject(delivery, error)
-        if self._credit <= CREDIT // 2:
+            if frames.code_of(state) == frames.TRANSACTIONAL:
+                self._bridge.transactions.spoil(state, error)
+            if not settled:
+                self._bridge.reject(link, number, error)
+        if link.credit <= CREDIT // 2:
             self.grant()
 
-    def _long_way(self, delivery: engine.Pointer, data: bytes, state: int) -> None:
+    def _long_way(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
         if len(data) > MESSAGE_BYTES_MAX:
             raise errors.LimitExceeded(f"a message of {len(data)} bytes: the most is {MESSAGE_BYTES_MAX}")
         transactions = self._bridge.transactions
         if self._coordinator:
-            transactions.coordinate(delivery, data)
+            transactions.coordinate(self.link, number, data)
             return
         now_ms = time.time_ns() // 1_000_000
         meta, body, destination = codec.decode(data, self._destination, now_ms)
@@ -100,44 +100,61 @@ class Inlet:
         meta.origin = self._bridge.jms.origin
         raw = messages.encode_meta(meta).decode()
         send = protocol.Send(str(destination), raw, body)
-        if state == engine.TRANSACTIONAL:
-            transactions.send(delivery, send)
+        if frames.code_of(state) == frames.TRANSACTIONAL:
+            answer = transactions.send(state, send)
+            if not settled:
+                self._engine.settle(self.link, number, answer)
+            return
+        if not destination.is_queue and not meta.persistent and meta.delivery_time_ms <= now_ms:
+            self._bridge.straight.pass_on(self, number, settled, destination.subject, body, raw)
             return
         self.under_way += 1
-        if not destination.is_queue and not meta.persistent and meta.delivery_time_ms <= now_ms:
-            self._bridge.straight.add(self, delivery, destination.subject, body, raw)
-            return
         future = self._bridge.jms.submit([send])
-        future.add_done_callback(lambda done: self._stored(delivery, done))
+        future.add_done_callback(lambda done: self._stored(number, settled, done))
 
-    def _stored(self, delivery: engine.Pointer, done: asyncio.Future[None]) -> None:
+    def _stored(self, number: int, settled: bool, done: asyncio.Future[None]) -> None:
         if done.cancelled() or self._bridge.ended:
             return
-        error = done.exception()
-        if isinstance(error, errors.MusterError):
-            self._bridge.reject(delivery, error)
-        else:
-            engine.accept(delivery)
-        self.passed()
+        self.done(number, settled, done.exception())
 
-    def passed(self) -> None:
-        """One that was under way has arrived."""
+    def done(self, number: int, settled: bool, error: BaseException | None) -> None:
+        """One that was under way has arrived, or not."""
         self.under_way -= 1
-        if self._credit <= CREDIT // 2:
+        self.told(number, settled, error)
+        if self.link.credit <= CREDIT // 2:
             self.grant()
         self._bridge.flush_soon()
 
+    def told(self, number: int, settled: bool, error: BaseException | None = None) -> None:
+        if settled:
+            return  # the client does not want to know
+        if isinstance(error, errors.MusterError):
+            self._bridge.reject(self.link, number, error)
+        else:
+            self._engine.accept(self.link, number)
+
 
 class Straight:
-    """Non-persistent messages of topics, on their way to the bus in order."""
+    """Non-persistent messages of topics, to the bus in order: at once, or when it has room for them."""
 
     def __init__(self, owner: bridge.Bridge) -> None:
         self._bridge = owner
-        self._waiting: list[tuple[Inlet, engine.Pointer, str, bytes, str]] = []
+        self._waiting: list[tuple[Inlet, int, bool, str, bytes, str]] = []
         self._wake = asyncio.Event()
+        self._busy = False
 
-    def add(self, inlet: Inlet, delivery: engine.Pointer, subject: str, body: bytes, raw: str) -> None:
-        self._waiting.append((inlet, delivery, subject, body, raw))
+    def pass_on(self, inlet: Inlet, number: int, settled: bool, subject: str, body: bytes, raw: str) -> None:
+        if not self._busy:
+            try:
+                if self._bridge.jms.bus.publish_now(subject, body, headers={messages.HEADER: raw}):
+                    inlet.told(number, settled)
+                    return
+            except errors.MusterError as error:
+                inlet.told(number, settled, error)
+                return
+        self._busy = True
+        inlet.under_way += 1
+        self._waiting.append((inlet, number, settled, subject, body, raw))
         self._wake.set()
 
     async def run(self) -> None:
@@ -145,15 +162,13 @@ class Straight:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            waiting, self._waiting = self._waiting, []
-            for inlet, delivery, subject, body, raw in waiting:
-                try:
-                    await publish(subject, body, headers={messages.HEADER: raw})
-                except errors.MusterError as error:
-                    self._bridge.reject(delivery, error)
-                else:
-                    engine.accept(delivery)
-                inlet.under_way -= 1
-            for inlet in {one[0] for one in waiting}:
-                inlet.grant()
-            self._bridge.flush_soon()
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                for inlet, number, settled, subject, body, raw in waiting:
+                    error: errors.MusterError | None = None
+                    try:
+                        await publish(subject, body, headers={messages.HEADER: raw})
+                    except errors.MusterError as found:
+                        error = found
+                    inlet.done(number, settled, error)
+            self._busy = False

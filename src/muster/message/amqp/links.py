@@ -15,23 +15,29 @@ import proton
 from muster.bus import api
 from muster.core import errors
 from muster.message import destinations, listening, messages, protocol, selectors, slowing
-from muster.message.amqp import codec, engine
+from muster.message.amqp import codec, engine, frames
 
 if TYPE_CHECKING:
     from muster.message.amqp import bridge
 
 
 class Outlet:
-    """Nothing: what a link without a message source has. ``pointer`` is None once it is closed."""
+    """Nothing: what a link without a message source has."""
 
-    def __init__(self, owner: bridge.Bridge, link: Any) -> None:
+    def __init__(self, owner: bridge.Bridge, over: engine.Engine, wrapper: Any) -> None:
         self.bridge = owner
-        self.link = link
-        self.pointer: engine.Pointer | None = link._impl
-        self.presettled = link.remote_snd_settle_mode == proton.Link.SND_SETTLED
+        self.engine = over
+        self.wrapper = wrapper
+        self.link = over.link_of(wrapper)
+        self.closed = False
+        self.presettled = wrapper.remote_snd_settle_mode == proton.Link.SND_SETTLED
 
     async def open(self) -> None:
         pass
+
+    def begin(self) -> None:
+        """The link is open: from now on we hear of its credit."""
+        self.link.flowed = self.flowed
 
     def flowed(self) -> None:
         """The client's credit has changed."""
@@ -41,24 +47,29 @@ class Outlet:
         self._drained()
 
     def _drained(self) -> None:
-        if self.pointer is not None and engine.is_draining(self.pointer):
-            engine.drained(self.pointer)
+        if not self.closed:
+            self.engine.drained(self.link)
+
+    def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
+        """The client has not accepted a message of no backlog."""
 
     async def close(self, *, destroy: bool) -> None:
-        self.pointer = None
+        self.closed = True
 
 
 class Fed(Outlet):
     """Fed by the dispatcher as far as the client's credit goes."""
 
-    def __init__(self, owner: bridge.Bridge, link: Any, attach: protocol.Attach) -> None:
-        super().__init__(owner, link)
+    def __init__(
+        self, owner: bridge.Bridge, over: engine.Engine, wrapper: Any, attach: protocol.Attach
+    ) -> None:
+        super().__init__(owner, over, wrapper)
         self.number = attach.consumer
         self._attach = attach
         self._granted = 0
 
     def request(self) -> protocol.Attach:
-        self._granted = engine.link_credit(self.pointer) if self.pointer is not None else 0
+        self._granted = 0 if self.closed else self.link.credit
         return msgspec.structs.replace(self._attach, credit=self._granted)
 
     async def open(self) -> None:
@@ -66,7 +77,7 @@ class Fed(Outlet):
 
     def deliver(self, delivery: protocol.Delivery) -> None:
         self._granted -= 1
-        if self.pointer is None or self.bridge.has(delivery.key, delivery.sequence):
+        if self.closed or self.bridge.has(delivery.key, delivery.sequence):
             self.flowed()
             return  # a new dispatcher repeats what the client has
         try:
@@ -81,19 +92,19 @@ class Fed(Outlet):
 
     async def flow(self) -> None:
         jms = self.bridge.jms
-        if self.pointer is None:
+        if self.closed:
             return
-        more = engine.link_credit(self.pointer) - self._granted
+        more = self.link.credit - self._granted
         if more > 0:
             self._granted += more
             await jms.tell(protocol.Credit(jms.name, self.number, more))
-        if self.pointer is not None and engine.is_draining(self.pointer):
+        if not self.closed and self.link.drain:
             await jms.ask(protocol.Stop(jms.name, [self.number]))
             self._granted = 0
             self._drained()
 
     async def close(self, *, destroy: bool) -> None:
-        self.pointer = None
+        self.closed = True
         await self.bridge.jms.detach(self.number, {})
         if destroy and self._attach.durable and not self._attach.shared:
             jms = self.bridge.jms
@@ -135,21 +146,24 @@ class Tap(Outlet):
     def __init__(
         self,
         owner: bridge.Bridge,
-        link: Any,
+        over: engine.Engine,
+        wrapper: Any,
         destination: destinations.Destination,
         *,
         selector: str | None,
         no_local: bool,
         group: str | None,
     ) -> None:
-        super().__init__(owner, link)
+        super().__init__(owner, over, wrapper)
         self.destination = destination
         self._matches = selectors.compiled(selector) if selector else None
         self._not_from = owner.jms.origin if no_local else None
         # Links that share a subscription with others must not share it among themselves.
-        self._key = (destination.name, group, link.name if group else None)
+        self._key = (destination.name, group, wrapper.name if group else None)
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
+        self._sent = 0
+        self._again: list[tuple[int, bytes]] = []
         self.rejected = 0
         self.dropped = 0
 
@@ -158,7 +172,7 @@ class Tap(Outlet):
         await self.bridge.ears.add(self._key, name, group, self)
 
     def offer(self, heard: Heard) -> None:
-        if self.pointer is None:
+        if self.closed:
             return
         if (self._not_from is not None and heard.origin == self._not_from) or (
             self._matches is not None and not self._matches(heard.meta.lookup())
@@ -166,8 +180,8 @@ class Tap(Outlet):
             self.rejected += 1
             return
         data = heard.amqp
-        if not self._waiting and engine.link_credit(self.pointer) > 0:
-            self.bridge.transmit(self, data)
+        if not self._waiting and self.engine.may_send(self.link):
+            self._transmit(data)
             return
         self._waiting.append(data)
         self._bytes += len(data)
@@ -177,39 +191,64 @@ class Tap(Outlet):
                 self._bytes -= len(self._waiting.popleft())
                 self.dropped += 1
 
+    def _transmit(self, data: bytes) -> None:
+        self._sent += 1
+        self.bridge.transmit(self, data, "", self._sent)
+
+    def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
+        if code == frames.TRANSACTIONAL:
+            self.bridge.transactions.hold(state, self, number, data)
+            return
+        counted, undeliverable = frames.modified(state) if code == frames.MODIFIED else (False, False)
+        if code in (frames.RELEASED, frames.MODIFIED) and not undeliverable:
+            self.take_back(number, data, counted=counted)
+
+    def take_back(self, number: int, data: bytes, *, counted: bool) -> None:
+        """It comes again, in its place before what has not been sent yet."""
+        if not self.closed:
+            if not self._again:
+                self.bridge.soon(self.flowed)
+            self._again.append((number, codec.redelivered(data) if counted else data))
+
     def is_slow(self) -> bool:
-        return self.pointer is not None and (
+        return not self.closed and (
             len(self._waiting) > slowing.WAITING_SLOW // 2 or self._bytes > slowing.WAITING_SLOW_BYTES // 2
         )
 
     def _pump(self) -> None:
-        while self._waiting and self.pointer is not None and engine.link_credit(self.pointer) > 0:
+        if self._again:
+            again, self._again = sorted(self._again, reverse=True), []
+            self._waiting.extendleft(data for _, data in again)
+            self._bytes += sum(len(data) for _, data in again)
+        while self._waiting and not self.closed and self.engine.may_send(self.link):
             data = self._waiting.popleft()
             self._bytes -= len(data)
-            self.bridge.transmit(self, data)
+            self._transmit(data)
 
     def flowed(self) -> None:
         self._pump()
-        if self.pointer is not None and engine.is_draining(self.pointer):
+        if not self.closed and self.link.drain:
             self.bridge.spawn(self.flow())
 
     async def flow(self) -> None:
         self._pump()
-        if self.pointer is not None and engine.is_draining(self.pointer):
+        if not self.closed and self.link.drain:
             await self.bridge.jms.bus.flush()
             self._pump()
             self._drained()
 
     async def close(self, *, destroy: bool) -> None:
-        self.pointer = None
+        self.closed = True
         await self.bridge.ears.remove(self._key, self)
 
 
 class Browser(Outlet):
     """A snapshot of a queue, page by page."""
 
-    def __init__(self, owner: bridge.Bridge, link: Any, queue: str, selector: str | None) -> None:
-        super().__init__(owner, link)
+    def __init__(
+        self, owner: bridge.Bridge, over: engine.Engine, wrapper: Any, queue: str, selector: str | None
+    ) -> None:
+        super().__init__(owner, over, wrapper)
         self._queue = queue
         self._selector = selector
         self._after = 0
@@ -222,7 +261,7 @@ class Browser(Outlet):
             await self._send()
 
     async def _send(self) -> None:
-        while self.pointer is not None and engine.link_credit(self.pointer) > 0:
+        while not self.closed and self.engine.may_send(self.link):
             if not self._waiting and not self._ended:
                 asked = protocol.Browse(self._queue, self._selector, self._after)
                 found = (await self.bridge.jms.ask(asked)).messages
@@ -230,7 +269,7 @@ class Browser(Outlet):
                 for one in found:
                     self._after = one.sequence
                     self._waiting.append(codec.encode(messages.decode_meta(one.meta), one.data, one.count))
-            if not self._waiting or self.pointer is None:
+            if not self._waiting or self.closed:
                 break
             self.bridge.transmit(self, self._waiting.popleft())
         self._drained()
@@ -239,8 +278,10 @@ class Browser(Outlet):
 class Ending(Outlet):
     """A client's handle on a subscription that it wants to end: closing the link ends it."""
 
-    def __init__(self, owner: bridge.Bridge, link: Any, name: str, *, everyone: bool) -> None:
-        super().__init__(owner, link)
+    def __init__(
+        self, owner: bridge.Bridge, over: engine.Engine, wrapper: Any, name: str, *, everyone: bool
+    ) -> None:
+        super().__init__(owner, over, wrapper)
         self._name = name
         self._everyone = everyone
 
@@ -253,8 +294,10 @@ class Ending(Outlet):
 class Temporary(Outlet):
     """A temporary queue lives as long as the link that made it."""
 
-    def __init__(self, owner: bridge.Bridge, link: Any, destination: destinations.Destination) -> None:
-        super().__init__(owner, link)
+    def __init__(
+        self, owner: bridge.Bridge, over: engine.Engine, wrapper: Any, destination: destinations.Destination
+    ) -> None:
+        super().__init__(owner, over, wrapper)
         self._destination = destination
 
     async def close(self, *, destroy: bool) -> None:

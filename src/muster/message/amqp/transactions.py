@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
-
-import proton
+from typing import TYPE_CHECKING
 
 from muster.core import errors
 from muster.message import faults, protocol, values
-from muster.message.amqp import engine, sections
+from muster.message.amqp import engine, frames, sections
 
 if TYPE_CHECKING:
-    from muster.message.amqp import bridge
+    from muster.message.amqp import bridge, links
 
-_DECLARE, _DISCHARGE, _DECLARED = 0x31, 0x32, 0x33
-_ACCEPTED: Final = proton.Described(proton.ulong(engine.ACCEPTED), [])
+_DECLARE, _DISCHARGE = 0x31, 0x32
 
 
 @dataclass(slots=True)
 class Transaction:
     sends: list[protocol.Send] = field(default_factory=list)
     acks: dict[str, list[int]] = field(default_factory=dict)
+    heard: list[tuple[links.Tap, int, bytes]] = field(default_factory=list)  # acknowledged, of topics
     error: errors.MusterError | None = None  # why it can only be rolled back
 
 
@@ -32,56 +30,57 @@ class Transactions:
         self._bridge = owner
         self._open: dict[bytes, Transaction] = {}
 
-    def _named(self, delivery: Any) -> tuple[bytes, Transaction]:
-        name = bytes(delivery.remote.data[0])
+    def _named(self, state: bytes | None) -> tuple[bytes, Transaction]:
+        try:
+            name = frames.transaction_of(state)
+        except sections.MALFORMED as error:
+            raise faults.FormatError(f"no state of a transaction: {error}") from error
         found = self._open.get(name)
         if found is None:
             raise errors.InvalidInput("there is no such transaction")
         return name, found
 
-    def send(self, pointer: engine.Pointer, send: protocol.Send) -> None:
-        delivery = engine.wrapped(pointer)
-        name, transaction = self._named(delivery)
+    def send(self, state: bytes | None, send: protocol.Send) -> bytes:
+        """The state to answer with."""
+        name, transaction = self._named(state)
         if len(transaction.sends) >= protocol.SENDS_MAX:
             raise errors.LimitExceeded(f"a transaction holds at most {protocol.SENDS_MAX} messages")
         transaction.sends.append(send)
-        if not delivery.settled:
-            delivery.local.data = [name, _ACCEPTED]
-            delivery.update(engine.TRANSACTIONAL)
-        delivery.settle()
+        return frames.transactional(name)
 
-    def spoil(self, pointer: engine.Pointer, error: errors.MusterError) -> None:
+    def spoil(self, state: bytes | None, error: errors.MusterError) -> None:
         """A message of it was refused: its commit fails, since the client may not have waited to hear."""
         with contextlib.suppress(errors.InvalidInput):
-            _, transaction = self._named(engine.wrapped(pointer))
-            transaction.error = error
+            self._named(state)[1].error = error
 
-    def acknowledge(self, pointer: engine.Pointer, key: str, number: int) -> None:
+    def acknowledge(self, state: bytes | None, key: str, number: int) -> None:
         with contextlib.suppress(errors.InvalidInput):  # it is over: the message comes again
-            _, transaction = self._named(engine.wrapped(pointer))
-            transaction.acks.setdefault(key, []).append(number)
+            self._named(state)[1].acks.setdefault(key, []).append(number)
 
-    def coordinate(self, pointer: engine.Pointer, data: bytes) -> None:
+    def hold(self, state: bytes | None, tap: links.Tap, number: int, data: bytes) -> None:
+        with contextlib.suppress(errors.InvalidInput):
+            self._named(state)[1].heard.append((tap, number, data))
+
+    def coordinate(self, link: engine.Link, number: int, data: bytes) -> None:
         """A message to the coordinator: declare, or discharge."""
-        delivery = engine.wrapped(pointer)
         said = _described(data)
         code = said.descriptor if said is not None else None
         if said is not None and code == _DECLARE:
             made = secrets.token_bytes(8)
             self._open[made] = Transaction()
-            delivery.local.data = [made]
-            delivery.update(_DECLARED)
-            delivery.settle()
+            self._bridge.running.settle(link, number, frames.declared(made))
         elif said is not None and code == _DISCHARGE:
             name, failed = (*(item.value for item in said.value), False)[:2]
             transaction = self._open.pop(name, None)
             if transaction is None:
                 raise errors.InvalidInput("there is no such transaction")
-            self._bridge.spawn(self._discharge(delivery, transaction, commit=not failed))
+            self._bridge.spawn(self._discharge(link, number, transaction, commit=not failed))
         else:
             raise errors.InvalidInput("a coordinator takes declare and discharge")
 
-    async def _discharge(self, delivery: Any, transaction: Transaction, *, commit: bool) -> None:
+    async def _discharge(
+        self, link: engine.Link, number: int, transaction: Transaction, *, commit: bool
+    ) -> None:
         jms = self._bridge.jms
         error = transaction.error if commit else None
         if commit and error is None and (transaction.sends or transaction.acks):
@@ -89,16 +88,18 @@ class Transactions:
                 await jms.submit(transaction.sends, transaction.acks, alone=True)
             except errors.MusterError as found:
                 error = found
-        if (error is not None or not commit) and transaction.acks:
-            with contextlib.suppress(errors.Unavailable):
-                await jms.ask(protocol.Release(jms.name, transaction.acks, counted=True))
+        if error is not None or not commit:
+            if transaction.acks:
+                with contextlib.suppress(errors.Unavailable):
+                    await jms.ask(protocol.Release(jms.name, transaction.acks, counted=True))
+            for tap, place, data in transaction.heard:
+                tap.take_back(place, data, counted=True)
         if error is not None:
             # Any condition but amqp:transaction:rollback tells the Java client that it was rolled back.
-            delivery.local.condition = proton.Condition("amqp:internal-error", error.message)
-            delivery.update(proton.Delivery.REJECTED)
+            state = frames.rejected("amqp:internal-error", error.message)
+            self._bridge.running.settle(link, number, state)
         else:
-            delivery.update(proton.Delivery.ACCEPTED)
-        delivery.settle()
+            self._bridge.running.accept(link, number)
 
 
 def _described(data: bytes) -> sections.Described | None:

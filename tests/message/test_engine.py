@@ -1,0 +1,273 @@
+"""The gateway's engine against proton's client, in memory; and against whatever else may come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+from muster.message.amqp import engine, frames  # noqa: E402
+
+SIZES = (0, 1, 100, 256, 471, 479, 480, 512, 5_000, 70_000, 300_000)
+
+
+class World:
+    """A client of proton's and our engine, whose owner opens everything that the client opens."""
+
+    def __init__(self, *, frame_bytes: int = 16 << 10, window_bytes: int = 1 << 20) -> None:
+        self.outcomes: list[tuple[Any, int]] = []
+        self.taken: list[tuple[int, bytes, bool]] = []
+        self.links: list[engine.Link] = []
+        self.server = engine.Engine(30, lambda token, code, _: self.outcomes.append((token, code)), self.event)
+        self.server.transport.max_frame_size = frame_bytes
+        self.client = proton.Connection()
+        self.client.container = "client"
+        self.collector = proton.Collector()
+        self.client.collect(self.collector)
+        self.transport = proton.Transport()
+        self.transport.max_frame_size = frame_bytes
+        self.transport.bind(self.client)
+        self.session = self.client.session()
+        self.session.incoming_capacity = window_bytes
+        self.client.open()
+        self.session.open()
+        self.broken = False
+        self.run()
+
+    def event(self, event: Any) -> None:
+        match event.type:
+            case proton.Event.CONNECTION_REMOTE_OPEN:
+                event.connection.container = "server"
+                event.connection.open()
+            case proton.Event.SESSION_REMOTE_OPEN:
+                event.session.incoming_capacity = 64 << 20
+                event.session.open()
+            case proton.Event.LINK_REMOTE_OPEN:
+                event.link.source.copy(event.link.remote_source)
+                event.link.target.copy(event.link.remote_target)
+                event.link.open()
+                link = self.server.link_of(event.link)
+                link.take = lambda number, data, settled, _: self.taken.append((number, data, settled))
+                self.links.append(link)
+
+    def run(self) -> None:
+        """Until neither has anything to say."""
+        while True:
+            quiet = True
+            while (size := self.transport.pending()) > 0:
+                data = bytes(self.transport.peek(size))
+                self.transport.pop(size)
+                self.broken |= not self.server.push(data)
+                quiet = False
+            data, _ = self.server.pull()
+            if data:
+                quiet = False
+                self.hear(data)
+            if quiet:
+                return
+
+    def hear(self, data: bytes) -> None:
+        at = 0
+        while at < len(data) and (room := self.transport.capacity()) > 0:
+            self.transport.push(data[at : at + room])
+            at += room
+            self.read()
+
+    def read(self) -> None:
+        """What came in whole is read at once, so that the client's window opens again."""
+
+    def sender(self) -> Any:
+        made = self.session.sender("out")
+        made.target.address = "somewhere"
+        made.open()
+        self.run()
+        return made
+
+    def receiver(self) -> Any:
+        made = self.session.receiver("in")
+        made.source.address = "somewhere"
+        made.open()
+        self.run()
+        return made
+
+
+def _deliver(link: Any, tag: str, data: bytes) -> Any:
+    made = link.delivery(tag)
+    link.send(data)
+    link.advance()
+    return made
+
+
+@pytest.mark.parametrize("frame_bytes", [512, 4096, 64 << 10])
+def test_what_a_client_sends_arrives_whole_and_is_accepted_in_ranges(frame_bytes: int):
+    world = World(frame_bytes=frame_bytes)
+    sender = world.sender()
+    world.server.grant(world.links[0], 100)
+    world.run()
+    assert sender.credit == 100
+    sent = [bytes([place]) * size for place, size in enumerate(SIZES)]
+    deliveries = [_deliver(sender, f"tag-{place}", data) for place, data in enumerate(sent)]
+    world.run()
+    assert [data for _, data, _ in world.taken] == sent
+    for number, _, settled in world.taken:
+        assert not settled
+        world.server.accept(world.links[0], number)
+    world.run()
+    assert all(one.remote_state == proton.Delivery.ACCEPTED and one.settled for one in deliveries)
+    assert world.links[0].credit == 100 - len(SIZES)
+
+
+def test_a_settled_transfer_says_so_and_a_refused_one_says_why():
+    world = World()
+    sender = world.sender()
+    world.server.grant(world.links[0], 10)
+    world.run()
+    _deliver(sender, "", b"one").settle()
+    refused = _deliver(sender, "two", b"two")
+    world.run()
+    assert [settled for _, _, settled in world.taken] == [True, False]
+    world.server.settle(world.links[0], world.taken[1][0], frames.rejected("amqp:not-allowed", "no" * 300))
+    world.run()
+    assert refused.remote_state == proton.Delivery.REJECTED
+    assert (refused.remote.condition.name, refused.remote.condition.description) == (
+        "amqp:not-allowed",
+        "no" * 300,
+    )
+
+
+@pytest.mark.parametrize(("frame_bytes", "window_bytes"), [(512, 2048), (4096, 8192), (64 << 10, 1 << 20)])
+def test_what_we_send_arrives_whole_within_the_clients_window(frame_bytes: int, window_bytes: int):
+    got: list[bytes] = []
+
+    class Reading(World):
+        def read(self) -> None:
+            receiver = self.session.connection.link_head(0)
+            while receiver is not None and (current := receiver.current) is not None:
+                if not current.readable:
+                    return
+                if current.partial:
+                    parts.append(receiver.recv(current.pending) or b"")
+                    return
+                got.append(b"".join(parts) + (receiver.recv(current.pending) or b""))
+                parts.clear()
+                receiver.advance()
+                current.update(proton.Delivery.ACCEPTED)
+                current.settle()
+
+    parts: list[bytes] = []
+    world = Reading(frame_bytes=frame_bytes, window_bytes=window_bytes)
+    receiver = world.receiver()
+    receiver.flow(100)
+    world.run()
+    link = world.links[0]
+    assert link.credit == 100
+    sent = [bytes([place]) * size for place, size in enumerate(SIZES)]
+    for place, data in enumerate(sent):
+        world.server.send(link, data, place, settled=False)
+    world.run()
+    assert got == sent
+    assert world.outcomes == [(place, frames.ACCEPTED) for place in range(len(SIZES))]
+    assert not link.session.unsettled
+    assert link.credit == 100 - len(SIZES)
+
+
+def test_outcomes_keep_their_kind():
+    world = World()
+    receiver = world.receiver()
+    receiver.flow(10)
+    world.run()
+    for place in range(4):
+        world.server.send(world.links[0], b"x", place, settled=False)
+    world.run()
+    for outcome in (proton.Delivery.ACCEPTED, proton.Delivery.RELEASED, proton.Delivery.MODIFIED):
+        current = receiver.current
+        receiver.advance()
+        current.local.failed = outcome == proton.Delivery.MODIFIED
+        current.update(outcome)
+        current.settle()
+    world.run()
+    assert sorted(world.outcomes) == [(0, frames.ACCEPTED), (1, frames.RELEASED), (2, frames.MODIFIED)]
+    assert list(world.links[0].session.unsettled.values()) == [3]
+
+
+def test_a_drained_link_has_no_credit_left():
+    world = World()
+    receiver = world.receiver()
+    receiver.drain(7)
+    world.run()
+    link = world.links[0]
+    assert link.drain
+    world.server.send(link, b"x", None, settled=True)
+    world.server.drained(link)
+    world.run()
+    assert (link.credit, receiver.credit - receiver.queued, receiver.draining()) == (0, 0, False)
+
+
+def test_a_message_without_credit_closes_its_link():
+    world = World()
+    sender = world.sender()
+    said = frames.transfer_head(0, 0, 0, 1, settled=False, more=False) + b"x"
+    world.server.push(said)
+    world.run()
+    assert world.taken == []
+    assert sender.remote_condition.name == "amqp:link:transfer-limit-exceeded"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        frames.transfer_head(0, 9, 0, 1, settled=False, more=False) + b"x",
+        frames.flow(0, (0, 1, 0), (9, 0, 1)),
+    ],
+)
+def test_an_unknown_handle_ends_its_session(said: bytes):
+    world = World()
+    world.server.push(said)
+    world.run()
+    assert world.session.remote_condition.name == "amqp:session:unattached-handle"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        frames.flow(7, (0, 1, 0)),  # a channel without a session
+        b"\x00\x00\x00\x10\x02\x00\x00\x00\x00\x53\x14\xff\xff\xff\xff\xff",
+        b"\x00\x00\x00\x0d\x02\x00\x00\x00\x00\x53\x14\x45\x00",
+        frames.disposition(0, 0, 5, b"\x00\x53")[:-1] + b"\xd0",
+    ],
+)
+def test_a_malformed_frame_closes_the_connection_and_says_so(said: bytes):
+    world = World()
+    assert not world.server.push(said)
+    data, _ = world.server.pull()
+    world.hear(data)
+    assert world.client.remote_condition.name == "amqp:decode-error"
+
+
+@hypothesis.given(
+    strategies.lists(
+        strategies.tuples(
+            strategies.sampled_from([0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x99]),
+            strategies.binary(max_size=40),
+        ),
+        max_size=6,
+    ),
+    strategies.integers(min_value=1, max_value=64),
+)
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_no_bytes_trip_the_engine(said: list[tuple[int, bytes]], step: int):
+    world = World()
+    world.sender()
+    data = b"".join(
+        (11 + len(body)).to_bytes(4, "big") + b"\x02\x00\x00\x00\x00\x53" + bytes([code]) + body
+        for code, body in said
+    )
+    for at in range(0, len(data), step):
+        if not world.server.push(data[at : at + step]):
+            break
+        world.server.pull()
+    world.server.pull()

@@ -11,10 +11,13 @@ import asyncio
 import pathlib
 import statistics
 import tempfile
+import time
+from collections.abc import Callable
 
 from benchmarks import harness, measure, message_peers
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config
+from muster.core import errors
 from muster.message import messages, selectors
 
 WORKER = "benchmarks.message_worker"
@@ -59,14 +62,26 @@ async def _measure(quick: bool) -> list[harness.Row]:
 def _roads(url: str, broker_pid: int, quick: bool) -> list[harness.Row]:
     with measure.Worker(WORKER, "dispatcher", url) as dispatcher:
         dispatcher.hear()
-        rows = _light(url, quick)
-        rows += _persistent(url, quick)
+        rows = _tried(_light, url, quick)
+        rows += _tried(_persistent, url, quick)
         with measure.Worker(WORKER, "gateway", url) as gateway:
             port = gateway.hear()["port"]
-            rows += _batching(port, gateway, quick)
-            rows += message_peers.rows(quick, port, (gateway.pid, broker_pid))
-        rows += _durable(url, dispatcher, quick)
+            rows += _tried(_batching, port, gateway, quick)
+            rows += _tried(message_peers.rows, quick, port, (gateway.pid, broker_pid))
+        rows += _tried(_durable, url, dispatcher, quick)
     return rows
+
+
+def _tried(part: Callable[..., list[harness.Row]], *arguments: object) -> list[harness.Row]:
+    """A part that fails or takes too long says so, and the others still count."""
+    began = time.monotonic()
+    try:
+        found = part(*arguments)
+    except (errors.MusterError, OSError) as error:
+        print(f"{part.__name__.strip('_')}: no figures: {error}", flush=True)
+        return []
+    print(f"{part.__name__.strip('_')}: {time.monotonic() - began:.0f} s", flush=True)
+    return found
 
 
 def _light(url: str, quick: bool) -> list[harness.Row]:

@@ -19,7 +19,7 @@ from proton import utils as proton_utils  # noqa: E402
 
 from muster.bus import api  # noqa: E402
 from muster.message import destinations, service  # noqa: E402
-from muster.message.amqp import server  # noqa: E402
+from muster.message.amqp import engine, server  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust import certificates, passwords, roles  # noqa: E402
 from tests.message import conftest, java_project  # noqa: E402
@@ -232,6 +232,115 @@ async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: server
             return int(link.credit)
 
     assert await asyncio.to_thread(work) > 0
+
+
+class _Raw:
+    """A client that reads and writes when it wants to."""
+
+    def __init__(self, port: int, name: str) -> None:
+        self.connection = proton.Connection()
+        self.connection.container = name
+        self.session = self.connection.session()
+        self.session.incoming_capacity = 1 << 30
+        self.transport = proton.Transport()
+        self.transport.bind(self.connection)
+        self.connection.open()
+        self.session.open()
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.socket.sendall(_LOGIN)
+        got = b""
+        while b"\x00\x53\x44" not in got:
+            got += self.socket.recv(4096)
+
+    def write(self) -> None:
+        while (size := self.transport.pending()) > 0:
+            self.socket.sendall(self.transport.peek(size))
+            self.transport.pop(size)
+
+    def read(self) -> None:
+        data = self.socket.recv(1 << 16)
+        assert data, "the gateway closed the connection"
+        at = 0
+        while at < len(data):
+            room = self.transport.capacity()
+            self.transport.push(data[at : at + room])
+            at += room
+
+    def until(self, ready) -> None:
+        self.write()
+        while not ready():
+            self.read()
+            self.write()
+
+
+async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
+    gateway: server.Gateway, connect: fixtures.Connect
+):
+    """It has given credit without end, and its socket is full."""
+    count, size = 400, 40_000
+    raw = await asyncio.to_thread(_Raw, gateway.port, "deaf")
+    receiver = raw.session.receiver("in")
+    receiver.source.address = "topic:flood"
+    receiver.open()
+    receiver.flow(1_000_000)
+    await asyncio.to_thread(raw.until, lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+    (bridge,) = gateway.bridges
+    bus = await connect("plain")
+    for number in range(count):
+        await bus.publish(destinations.topic("flood").subject, number.to_bytes(4, "big") + bytes(size - 4))
+    await bus.flush()
+
+    def held() -> int:
+        return sum(len(part) for part in bridge.running._out)
+
+    (link,) = bridge.running.links()
+    await eventually.eventually(lambda: not bridge.running.may_send(link))
+    assert held() < engine.OUT_BYTES_MAX + 2 * size
+    got: list[int] = []
+
+    def read_all() -> None:
+        while len(got) < count:
+            raw.read()
+            while (current := receiver.current) is not None and current.readable and not current.partial:
+                body = proton.Message()
+                body.decode(receiver.recv(current.pending))
+                receiver.advance()
+                current.settle()
+                got.append(int.from_bytes(bytes(body.body)[:4], "big"))
+            raw.write()
+
+    async with asyncio.timeout(60):
+        await asyncio.to_thread(read_all)
+    assert got == list(range(count))
+    raw.socket.close()
+
+
+async def test_two_clients_cannot_have_one_id(gateway: server.Gateway):
+    def work() -> str:
+        first, second = _Raw(gateway.port, "only"), _Raw(gateway.port, "only")
+        first.until(lambda: first.connection.state & proton.Endpoint.REMOTE_ACTIVE)
+        second.until(lambda: second.connection.state & proton.Endpoint.REMOTE_CLOSED)
+        condition = second.connection.remote_condition
+        for one in (first, second):
+            one.socket.close()
+        return f"{condition.name} {condition.info}"
+
+    said = await asyncio.to_thread(work)
+    assert "amqp:invalid-field" in said
+    assert "container-id" in said
+
+
+async def test_a_topic_that_a_client_may_not_use_is_refused(gateway: server.Gateway):
+    def misbehave(connection):
+        with pytest.raises(proton_utils.LinkDetached, match="unauthorized-access"):
+            connection.create_sender("topic:secret/plans", name="bad")
+        anywhere = connection.create_sender(None)
+        with pytest.raises(proton_utils.SendException):
+            anywhere.send(proton.Message(address="topic:secret/plans", body="x"))
+        with pytest.raises(proton_utils.SendException):
+            anywhere.send(proton.Message(body="to whom?"))
+
+    await _in_thread(gateway, misbehave, allowed_mechs="ANONYMOUS")
 
 
 async def test_rhea_sends_and_receives(gateway: server.Gateway, tmp_path: Path):

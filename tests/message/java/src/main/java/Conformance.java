@@ -66,6 +66,7 @@ public final class Conformance {
         check("fault_no_topic_is_an_invalid_destination_exception", Conformance::noTopic);
         check("fault_forbidden_topic_is_a_security_exception", Conformance::forbidden);
         check("fault_client_without_credit_gets_nothing_and_others_go_on", Conformance::noCredit);
+        Clauses.all();
         for (String mechanism : new String[] {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "ANONYMOUS"})
             check("sasl_" + mechanism, () -> sasl(url, mechanism));
         if (arguments.length > 1) check("tls", () -> sasl(arguments[1], "PLAIN"));

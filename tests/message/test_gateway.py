@@ -107,11 +107,7 @@ async def test_strangers_are_shown_out(gateway: server.Gateway, said: bytes):
 async def test_qpid_jms_conforms(gateway: server.Gateway, tmp_path: Path):
     classpath = await java_project.classpath(tmp_path)
     url = f"amqp://127.0.0.1:{gateway.port}"
-    authority = certificates.Certificates.create(tmp_path / "pki", "fleet", lifetime_s=86400)
-    authority.ensure("door", ("127.0.0.1",))
-    pair = authority.pair("door")
-    door = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    door.load_cert_chain(pair.path)
+    door, pair = _door(tmp_path)
     store = tmp_path / "believed.p12"
     store.write_bytes(_trust_store(pair.bundle.read_bytes()))
     async with server.Gateway(gateway.connect, gateway.verifiers, anonymous="nobody", tls=door) as with_tls:
@@ -124,6 +120,15 @@ async def test_qpid_jms_conforms(gateway: server.Gateway, tmp_path: Path):
         )
     assert code == 0, said
     assert "ok tls" in said
+
+
+def _door(folder: Path) -> tuple[ssl.SSLContext, certificates.Pair]:
+    authority = certificates.Certificates.create(folder / "pki", "fleet", lifetime_s=86400)
+    authority.ensure("door", ("127.0.0.1",))
+    pair = authority.pair("door")
+    door = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    door.load_cert_chain(pair.path)
+    return door, pair
 
 
 def _trust_store(bundle: bytes) -> bytes:
@@ -237,7 +242,7 @@ async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: server
 class _Raw:
     """A client that reads and writes when it wants to."""
 
-    def __init__(self, port: int, name: str) -> None:
+    def __init__(self, port: int, name: str, tls: ssl.SSLContext | None = None) -> None:
         self.connection = proton.Connection()
         self.connection.container = name
         self.session = self.connection.session()
@@ -247,6 +252,8 @@ class _Raw:
         self.connection.open()
         self.session.open()
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="127.0.0.1")
         self.socket.sendall(_LOGIN)
         got = b""
         while b"\x00\x53\x44" not in got:
@@ -287,7 +294,7 @@ async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
     (bridge,) = gateway.bridges
     bus = await connect("plain")
     for number in range(count):
-        await bus.publish(destinations.topic("flood").subject, number.to_bytes(4, "big") + bytes(size - 4))
+        await bus.publish(destinations.topic("flood").subject, f"{number:06}".encode() + b"x" * size)
     await bus.flush()
 
     def held() -> int:
@@ -306,13 +313,26 @@ async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
                 body.decode(receiver.recv(current.pending))
                 receiver.advance()
                 current.settle()
-                got.append(int.from_bytes(bytes(body.body)[:4], "big"))
+                got.append(int(body.body[:6]))
             raw.write()
 
     async with asyncio.timeout(60):
         await asyncio.to_thread(read_all)
     assert got == list(range(count))
     raw.socket.close()
+
+
+async def test_a_client_over_tls_is_served(gateway: server.Gateway, tmp_path: Path):
+    door, pair = await asyncio.to_thread(_door, tmp_path)
+    believes = ssl.create_default_context(cafile=pair.bundle)
+
+    def work(port: int) -> None:
+        raw = _Raw(port, "secret", believes)
+        raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_ACTIVE)
+        raw.socket.close()
+
+    async with server.Gateway(gateway.connect, None, anonymous="nobody", tls=door) as with_tls:
+        await asyncio.to_thread(work, with_tls.port)
 
 
 async def test_two_clients_cannot_have_one_id(gateway: server.Gateway):

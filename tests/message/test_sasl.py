@@ -1,0 +1,105 @@
+"""The gateway's login: each mechanism with the right and the wrong word."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import struct
+from pathlib import Path
+
+import pytest
+
+from muster.core import errors
+from muster.message.amqp import sasl
+from muster.trust import passwords, roles
+
+NAME, WORD = "ann", "correct horse"
+
+
+@pytest.fixture(scope="module")
+def verifiers(tmp_path_factory: pytest.TempPathFactory) -> passwords.Passwords:
+    made = passwords.Passwords(tmp_path_factory.mktemp("passwords"))
+    made.set(NAME, roles.Role.USER, WORD, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
+    return made
+
+
+def _init(mechanism: str, initial: bytes) -> bytes:
+    name = mechanism.encode()
+    return sasl._frame(0x41, [b"\xa3" + bytes([len(name)]) + name, sasl._binary(initial)])
+
+
+def _said(answer: bytes) -> tuple[int, list[bytes | None]]:
+    """The code of the last frame, and its fields as far as they are bytes; an outcome's first is its code."""
+    found: tuple[int, list[bytes | None]] = (0, [])
+    at = 8 if answer[:4] == b"AMQP" else 0
+    while at < len(answer):
+        size = struct.unpack_from(">I", answer, at)[0]
+        body = answer[at + 8 : at + size]
+        if body[2] == 0x44:
+            rest = body[14:]  # after the outcome's code
+            found = (0x44, [body[13:14], rest[5:] or None])
+        elif body[2] == 0x42:
+            found = sasl._parse(body)
+        at += size
+    return found
+
+
+def _attribute(text: bytes, name: str) -> str:
+    return next(part[2:] for part in text.decode().split(",") if part.startswith(f"{name}="))
+
+
+def _scram(server: sasl.Server, mechanism: str, password: str) -> bool:
+    """A client's side of it; True if both sides have proved that they know the password."""
+    algorithm = mechanism.removeprefix("SCRAM-").replace("-", "").lower()
+    bare = f"n={NAME},r=clients-nonce"
+    _, (first, *_) = _said(server.receive(sasl.HEADER + _init(mechanism, b"n,," + bare.encode())))
+    assert first is not None
+    salt = base64.b64decode(_attribute(first, "s"))
+    salted = hashlib.pbkdf2_hmac(algorithm, password.encode(), salt, int(_attribute(first, "i")))
+    client_key = hmac.digest(salted, b"Client Key", algorithm)
+    stored = hashlib.new(algorithm, client_key).digest()
+    without = f"c={base64.b64encode(b'n,,').decode()},r={_attribute(first, 'r')}"
+    signed = f"{bare},{first.decode()},{without}".encode()
+    proof = bytes(a ^ b for a, b in zip(client_key, hmac.digest(stored, signed, algorithm), strict=True))
+    answer = f"{without},p={base64.b64encode(proof).decode()}".encode()
+    code, (outcome, data) = _said(server.receive(sasl._frame(0x43, [sasl._binary(answer)])))
+    assert code == 0x44
+    if outcome != b"\x00":
+        return False
+    server_key = hmac.digest(salted, b"Server Key", algorithm)
+    wanted = b"v=" + base64.b64encode(hmac.digest(server_key, signed, algorithm))
+    return data is not None and data.endswith(wanted)
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_scram(verifiers: passwords.Passwords, mechanism: str):
+    server = sasl.Server(verifiers)
+    assert _scram(server, mechanism, WORD)
+    assert server.login is not None
+    assert server.login.name == NAME
+    wrong = sasl.Server(verifiers)
+    assert not _scram(wrong, mechanism, "incorrect horse")
+    assert wrong.failed
+    assert wrong.login is None
+
+
+@pytest.mark.parametrize(("password", "let_in"), [(WORD, True), ("wrong", False)])
+def test_plain(verifiers: passwords.Passwords, password: str, let_in: bool):
+    server = sasl.Server(verifiers)
+    server.receive(sasl.HEADER + _init("PLAIN", f"\0{NAME}\0{password}".encode()))
+    assert (server.login is not None, server.failed) == (let_in, not let_in)
+
+
+@pytest.mark.parametrize("anonymous", [None, "visitor"])
+def test_anonymous_only_where_it_is_allowed(verifiers: passwords.Passwords, anonymous: str | None):
+    server = sasl.Server(verifiers, anonymous=anonymous)
+    server.receive(sasl.HEADER + _init("ANONYMOUS", b""))
+    assert (server.login.name if server.login else None) == anonymous
+    assert server.failed == (anonymous is None)
+
+
+@pytest.mark.parametrize("said", [b"AMQP\x00\x01\x00\x00", sasl.HEADER + b"\x00\x00\x00\x04\x02\x01\x00\x00"])
+def test_who_does_not_speak_sasl_is_told_so(verifiers: passwords.Passwords, said: bytes):
+    with pytest.raises(errors.InvalidInput):
+        sasl.Server(verifiers).receive(said)

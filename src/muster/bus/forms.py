@@ -54,17 +54,21 @@ def answer_subject(subject: str, reply: str | None) -> str:
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
-    lines = ["NATS/1.0"]
+    lines = ""
     for name, value in headers.items():
-        if not _HEADER_NAME.match(name):
-            raise errors.InvalidInput(f"{name!r} cannot be the name of a header")
-        if "\r" in value or "\n" in value or value != value.strip():
+        _check_name(name)
+        if "\r" in value or "\n" in value or value[:1].isspace() or value[-1:].isspace():
             raise errors.InvalidInput(
                 f"the header {name} cannot hold line breaks or begin or end with space: {value[:60]!r}"
             )
-        lines.append(f"{name}: {value}")
-    lines.append("\r\n")
-    return _utf8("\r\n".join(lines))
+        lines += f"{name}: {value}\r\n"
+    return _utf8(f"NATS/1.0\r\n{lines}\r\n")
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_name(name: str) -> None:
+    if not _HEADER_NAME.match(name):
+        raise errors.InvalidInput(f"{name!r} cannot be the name of a header")
 
 
 def decode_headers(raw: bytes | None) -> dict[str, str]:

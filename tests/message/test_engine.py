@@ -22,7 +22,9 @@ class World:
         self.outcomes: list[tuple[Any, int]] = []
         self.taken: list[tuple[int, bytes, bool]] = []
         self.links: list[engine.Link] = []
-        self.server = engine.Engine(30, lambda token, code, _: self.outcomes.append((token, code)), self.event)
+        self.server = engine.Engine(
+            30, lambda token, code, _: self.outcomes.append((token, code)), self.event
+        )
         self.server.transport.max_frame_size = frame_bytes
         self.client = proton.Connection()
         self.client.container = "client"

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import hmac
 import struct
-from pathlib import Path
 
 import pytest
 

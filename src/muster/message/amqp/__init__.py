@@ -1,8 +1,7 @@
 """The AMQP 1.0 gateway: Java clients through Qpid JMS, and everyone else who speaks it.
 
-``sasl`` says who is there, ``frames`` reads and writes what moves messages, ``codec`` turns messages into ours
-and back (all pure), ``engine`` speaks the protocol without a socket, ``bridge`` serves one connection,
-``server`` listens.  The only code that imports proton.  Each connection has a bridge and a
-connection to the bus of its own, under the identity that it logged in as, so the broker's permissions hold
-for it.
+``sasl`` says who is there, ``frames`` reads and writes what moves messages, ``codec`` turns messages into
+ours and back (all pure), ``engine`` speaks the protocol without a socket, ``bridge`` serves one connection,
+``server`` listens.  The only code that imports proton.  Each connection has a bridge and a connection to the
+bus of its own, under the identity that it logged in as, so the broker's permissions hold for it.
 """

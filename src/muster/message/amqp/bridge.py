@@ -341,7 +341,9 @@ class Bridge(asyncio.Protocol):
         link.max_message_size = inlets.MESSAGE_BYTES_MAX
         link.open()
         self.running.sync()
-        self._inlets[link._impl] = inlets.Inlet(self, self.running, link, destination, coordinator=coordinator)
+        self._inlets[link._impl] = inlets.Inlet(
+            self, self.running, link, destination, coordinator=coordinator
+        )
 
     async def _attach_outlet(self, link: Any) -> None:
         """The client receives."""
@@ -456,9 +458,7 @@ class Bridge(asyncio.Protocol):
         """Whether the client has this message and has not said what became of it."""
         return (key, number) in self._unsettled
 
-    def _settled(
-        self, token: tuple[links.Outlet, str, int, bytes], code: int, state: bytes | None
-    ) -> None:
+    def _settled(self, token: tuple[links.Outlet, str, int, bytes], code: int, state: bytes | None) -> None:
         """The client says what became of a message."""
         outlet, key, number, data = token
         if not key:

@@ -6,7 +6,7 @@ messages in one write and their outcomes in ranges, for a fraction of what event
 
 The numbers of channels and handles are proton's, read from the frames as they pass; proton's own flows know
 nothing of our windows and are dropped.  Frames leave in the order in which they were decided: ours are
-queued in `_out`, proton's are drawn into the same queue by `sync`, after a link was opened and at each `pull`.
+queued in `_out`, proton's are drawn into the same queue by `sync`, after a link was opened and by `pull`.
 """
 
 from __future__ import annotations
@@ -398,9 +398,7 @@ class Engine:
             session.room = WINDOW
             window = (session.incoming, WINDOW, session.outgoing)
             self._put(
-                frames.flow(
-                    session.channel, window, (link.handle, link.delivered, link.credit), drain=drain
-                )
+                frames.flow(session.channel, window, (link.handle, link.delivered, link.credit), drain=drain)
             )
 
     def grant(self, link: Link, credit: int) -> None:
@@ -557,4 +555,3 @@ class Engine:
             self._heard = False
             self._control(frames.EMPTY)
         self.transport.tick(now_s)
-

@@ -183,11 +183,11 @@ def transaction_of(state: bytes | None) -> bytes:
 
 # -- writing -----------------------------------------------------------------------------------------------
 
-_TRANSFER: Final = struct.Struct(">IBBHHB" "BBB" "BI" "BI" "BBI" "BBB")
+_TRANSFER: Final = struct.Struct(">IBBHHBBBBBIBIBBIBBB")
 _TRANSFER_FIELDS: Final = _TRANSFER.size - 13  # after the bytes of size and count
 TRANSFER_BYTES: Final = _TRANSFER.size
-_FLOW: Final = struct.Struct(">IBBHHB" "BBB" "BIBIBIBI" "BIBIBI" "BB")
-_SESSION_FLOW: Final = struct.Struct(">IBBHHB" "BBB" "BIBIBIBI")
+_FLOW: Final = struct.Struct(">IBBHHBBBBBIBIBIBIBIBIBIBB")
+_SESSION_FLOW: Final = struct.Struct(">IBBHHBBBBBIBIBIBI")
 WINDOW_MAX: Final = 0x7FFFFFFF
 
 
@@ -248,9 +248,7 @@ def disposition(channel: int, first: int, last: int, state: bytes, *, receiver: 
         made = b"\xc0" + bytes((len(content) + 1, 5)) + content
     else:
         made = b"\xd0" + _U32.pack(len(content) + 4) + _U32.pack(5) + content
-    return (
-        _U32.pack(11 + len(made)) + b"\x02\x00" + channel.to_bytes(2, "big") + b"\x00\x53\x15" + made
-    )
+    return _U32.pack(11 + len(made)) + b"\x02\x00" + channel.to_bytes(2, "big") + b"\x00\x53\x15" + made
 
 
 def rejected(condition: str, description: str) -> bytes:

@@ -396,8 +396,11 @@ class Bus(Protocol):
         """Said to whoever listens now. Like all that is sent, it carries the current trace."""
         ...
 
-    def publish_now(self, subject: str, data: bytes, *, headers: Headers | None = None) -> bool:
-        """The same from a plain function, if it can be sent without waiting. False: use `publish`."""
+    def publish_now(self, messages: Sequence[tuple[str, bytes, Headers]]) -> bool:
+        """Several (subject, data, headers) in order and in one write, from a plain function.
+
+        False: that would mean to wait, so nothing was sent; use `publish`.
+        """
         ...
 
     async def subscribe(

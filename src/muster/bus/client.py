@@ -208,11 +208,14 @@ class Client:
         if self._wire.send(subject, data, reply or "", raw_headers):
             await self._wire.ease()
 
-    def publish_now(self, subject: str, data: bytes, *, headers: api.Headers | None = None) -> bool:
-        forms.check_subject(subject)
+    def publish_now(self, messages: Sequence[tuple[str, bytes, api.Headers]]) -> bool:
         if not self._wire.has_room:
             return False
-        self._wire.send(subject, data, "", _raw_headers(headers))
+        commands = []
+        for subject, data, headers in messages:
+            forms.check_subject(subject)
+            commands.append((subject, data, _raw_headers(headers)))
+        self._wire.send_all(commands)
         return True
 
     async def subscribe(

@@ -400,6 +400,21 @@ class Line(nats_client.Client):
         self._append(command)
         return self._pending_data_size > MAX_UNSENT_BYTES
 
+    def send_all(self, messages: Sequence[tuple[str, bytes, bytes | None]]) -> None:
+        """Several (subject, data, raw headers) as one, for whoever has looked that there is room."""
+        parts: list[bytes] = []
+        for subject, data, raw_headers in messages:
+            size = len(data)
+            if raw_headers is None:
+                parts += (f"PUB {subject} {size}\r\n".encode(), data, b"\r\n")
+            else:
+                size += len(raw_headers)
+                head = f"HPUB {subject} {len(raw_headers)} {size}\r\n".encode()
+                parts += (head, raw_headers, data, b"\r\n")
+            if size > self._max_payload:
+                raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {self._max_payload}")
+        self._append(b"".join(parts))
+
     @property
     def has_room(self) -> bool:
         """Whether something can be sent without waiting: connected, and little is queued."""

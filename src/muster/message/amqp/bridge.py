@@ -138,6 +138,8 @@ class Bridge(asyncio.Protocol):
         if not self.running.push(data):
             events.info("malformed-amqp", login=self._login)
             self._loop.call_soon(self._give_up)
+        if self.straight.has_fresh:
+            self.straight.pass_on()
         self._acknowledge()
         self.flush_soon()
 

@@ -231,21 +231,23 @@ class Engine:
     def _seldom(self, code: int, channel: int, frame: bytes, at: int) -> bool:
         """A frame for proton, of which we note what concerns us."""
         session = self._sessions.get(channel)
-        self._arriving = None
         if code == frames.OPEN:
             found, _ = frames.fields(frame, at, 3)
-            frame_bytes = (found[2] if len(found) > 2 else None) or _MASK
+            said = found[2] if len(found) > 2 else None
+            frame_bytes = said if type(said) is int else _MASK
             self._payload_max = min(max(frame_bytes, 512), 1 << 20) - frames.TRANSFER_BYTES
         elif code == frames.BEGIN:
-            found, _ = frames.fields(frame, at, 3)
-            session = self._arriving = self._sessions[channel] = Session(found[1] or 0, found[2] or 0)
+            _, first, window = frames.numbers(frame, at, 3)
+            session = self._arriving = self._sessions[channel] = Session(first or 0, window or 0)
         elif code == frames.ATTACH and session is not None:
             found, _ = frames.fields(frame, at, 3)
-            self._arriving = session.links[found[1] or 0] = Link(session, (found[0], not found[2]))
+            name, handle, receives = (*found, None, None, None)[:3]
+            self._arriving = session.links[handle or 0] = Link(session, (name, not receives))
         went_well = self._control(frame)
+        self._arriving = None
         if session is not None and code == frames.DETACH:
-            found, _ = frames.fields(frame, at, 1)
-            link = session.links.pop(found[0] or 0, None)
+            (handle,) = frames.numbers(frame, at, 1)
+            link = session.links.pop(handle or 0, None)
             if link is not None:
                 self._leave(link)
         elif session is not None and code == frames.END:
@@ -333,8 +335,12 @@ class Engine:
     def _disposition(self, session: Session, data: bytes, at: int) -> None:
         found, _ = frames.fields(data, at, 5)
         role, first, last, settled, state = (*found, *(None,) * (5 - len(found)))
-        if not role or first is None:
+        if not role:
             return  # of what the peer sent: we always settle, so it has nothing more to say
+        if type(first) is not int or type(last) not in (int, type(None)):
+            raise ValueError("a disposition of no delivery")
+        if not isinstance(state, bytes):
+            state = None
         code = frames.ACCEPTED if state == frames.ACCEPTED_STATE else frames.code_of(state)
         if not settled and not frames.ACCEPTED <= code <= frames.TRANSACTIONAL:
             return  # no outcome yet
@@ -352,11 +358,8 @@ class Engine:
             self._put(frames.disposition(session.channel, first, told, state or b"\x40", receiver=False))
 
     def _flow(self, session: Session, data: bytes, at: int) -> None:
-        found, _ = frames.fields(data, at, 10)
-        incoming, room, _, _, handle, delivered, credit, _, drain, echo = (
-            *found,
-            *(None,) * (10 - len(found)),
-        )
+        incoming, room, _, _, handle, delivered, credit, _ = frames.numbers(data, at, 8)
+        drain, echo = (*frames.fields(data, at, 10)[0][8:], None, None)[:2]
         window = ((incoming or 0) + (room or 0) - session.outgoing) & _MASK
         session.window = 0 if window > _OVERDRAWN else window
         if session.blocked:

@@ -89,6 +89,15 @@ def _field(data: bytes, at: int) -> tuple[Any, int]:
             return data[at:end], end
 
 
+def numbers(data: bytes, at: int, count: int) -> list[int | None]:
+    """The first ``count`` fields of a list, which are numbers or left out."""
+    found, _ = fields(data, at, count)
+    for one in found:
+        if one is not None and type(one) is not int:
+            raise ValueError(f"{one!r} is no number")
+    return found + [None] * (count - len(found))
+
+
 Rest = tuple[bool, bool, bytes | None, bool]  # settled, more, state, aborted
 _known: dict[bytes, Rest] = {}
 

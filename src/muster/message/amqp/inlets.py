@@ -8,8 +8,9 @@ Others are read in full, go to the dispatcher, and are accepted when it says so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from muster.core import errors
 from muster.message import destinations, faults, messages, protocol
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 CREDIT: Final = 1000
 MESSAGE_BYTES_MAX: Final = 900 << 10  # of an AMQP message: it has to fit into one of the bus
+
+
+_Passing: TypeAlias = "tuple[Inlet, int, bool, str, bytes, str]"  # its number, settled, where, what
 
 
 class Inlet:
@@ -70,7 +74,7 @@ class Inlet:
             if plain is not None:
                 at, start, kind = plain
                 raw = codec.foreign(data, at, kind, self._bridge.origin_token)
-                self._bridge.straight.pass_on(self, number, settled, self._subject, data[start:], raw)
+                self._bridge.straight.add(self, number, settled, self._subject, data[start:], raw)
                 if link.credit <= CREDIT // 2:
                     self.grant()
                 return
@@ -106,7 +110,7 @@ class Inlet:
                 self._engine.settle(self.link, number, answer)
             return
         if not destination.is_queue and not meta.persistent and meta.delivery_time_ms <= now_ms:
-            self._bridge.straight.pass_on(self, number, settled, destination.subject, body, raw)
+            self._bridge.straight.add(self, number, settled, destination.subject, body, raw)
             return
         self.under_way += 1
         future = self._bridge.jms.submit([send])
@@ -139,23 +143,36 @@ class Straight:
 
     def __init__(self, owner: bridge.Bridge) -> None:
         self._bridge = owner
-        self._waiting: list[tuple[Inlet, int, bool, str, bytes, str]] = []
+        self._fresh: list[_Passing] = []  # of what is being read
+        self._waiting: list[_Passing] = []
         self._wake = asyncio.Event()
         self._busy = False
 
-    def pass_on(self, inlet: Inlet, number: int, settled: bool, subject: str, body: bytes, raw: str) -> None:
+    def add(self, inlet: Inlet, number: int, settled: bool, subject: str, body: bytes, raw: str) -> None:
+        self._fresh.append((inlet, number, settled, subject, body, raw))
+
+    def pass_on(self) -> None:
+        """All that came in one read."""
+        fresh, self._fresh = self._fresh, []
         if not self._busy:
-            try:
-                if self._bridge.jms.bus.publish_now(subject, body, headers={messages.HEADER: raw}):
+            sent = False
+            with contextlib.suppress(errors.MusterError):  # each hears for itself what is wrong with it
+                sent = self._bridge.jms.bus.publish_now(
+                    [(subject, body, {messages.HEADER: raw}) for _, _, _, subject, body, raw in fresh]
+                )
+            if sent:
+                for inlet, number, settled, _, _, _ in fresh:
                     inlet.told(number, settled)
-                    return
-            except errors.MusterError as error:
-                inlet.told(number, settled, error)
                 return
         self._busy = True
-        inlet.under_way += 1
-        self._waiting.append((inlet, number, settled, subject, body, raw))
+        for inlet, *_ in fresh:
+            inlet.under_way += 1
+        self._waiting += fresh
         self._wake.set()
+
+    @property
+    def has_fresh(self) -> bool:
+        return bool(self._fresh)
 
     async def run(self) -> None:
         publish = self._bridge.jms.bus.publish

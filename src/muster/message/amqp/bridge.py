@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 events = log.Events("message")
 
-SESSION_BYTES_MAX: Final = 64 << 20  # so 1,024 frames: a smaller window would keep batches small
+SESSION_BYTES_MAX: Final = engine.WINDOW * engine.FRAME_BYTES_MAX
 EARLY_BYTES_MAX: Final = 1 << 20
+CARRIED_BYTES_MAX: Final = 16 << 20
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
 
 
@@ -52,6 +53,7 @@ class Bridge(asyncio.Protocol):
         self._outlets: dict[engine.Pointer, links.Outlet] = {}
         self._unsettled: set[tuple[str, int]] = set()  # what awaits its outcome, by backlog and number
         self._acks: dict[str, list[int]] = {}
+        self._carried_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
         self._login: str | None = None
@@ -498,7 +500,12 @@ class Bridge(asyncio.Protocol):
             self._engine.settle(link, number, state)
             self.flush_soon()
 
-    # Slow consumers elsewhere.
+    # Back-pressure.
+
+    def carry(self, size: int) -> None:
+        """So many bytes more (or fewer) are on their way to the bus or the dispatcher."""
+        self._carried_bytes += size
+        self.running.hold(self._carried_bytes > CARRIED_BYTES_MAX)
 
     def slowed(self, destination: destinations.Destination | None) -> bool:
         return self.jms.holds.on(destination)

@@ -23,7 +23,7 @@ from muster.message.amqp import frames, sections
 Pointer: TypeAlias = Any  # of proton's; compared and hashed by value
 
 FRAME_BYTES_MAX: Final = 64 << 10
-WINDOW: Final = 1024  # frames that a session may send us before it hears from us
+WINDOW: Final = 512  # frames that a session may send us before it hears from us: 32 MiB of the largest
 PARTIAL_BYTES_MAX: Final = 4 << 20
 OUT_BYTES_MAX: Final = 4 << 20  # what may wait for a socket before links stop
 _MASK: Final = 0xFFFFFFFF
@@ -138,6 +138,7 @@ class Engine:
         self._stopped = False
         self._accepting: list[Session] = []
         self._muted = False
+        self._held = False
 
     @property
     def closed(self) -> bool:
@@ -287,7 +288,7 @@ class Engine:
             raise ValueError("a transfer ends beyond its frame")
         session.incoming = (session.incoming + 1) & _MASK
         session.room -= 1
-        if session.room <= WINDOW // 2:
+        if session.room <= WINDOW // 2 and not self._held:
             self._session_flow(session)
         link = session.links.get(handle)
         if link is None:
@@ -392,17 +393,27 @@ class Engine:
 
     def _session_flow(self, session: Session) -> None:
         if session.channel is not None:
+            self._put(frames.flow(session.channel, self._window(session)))
+
+    def _window(self, session: Session) -> tuple[int, int, int]:
+        if not self._held:
             session.room = WINDOW
-            self._put(frames.flow(session.channel, (session.incoming, WINDOW, session.outgoing)))
+        return session.incoming, max(session.room, 0), session.outgoing
+
+    def hold(self, held: bool) -> None:
+        """While it is held, sessions may send no more than they have room for."""
+        if self._held and not held:
+            self._held = False
+            for session in self._sessions.values():
+                if session.room <= WINDOW // 2:
+                    self._session_flow(session)
+        self._held = held
 
     def _link_flow(self, link: Link, *, drain: bool = False) -> None:
         session = link.session
         if session.channel is not None and link.handle is not None:
-            session.room = WINDOW
-            window = (session.incoming, WINDOW, session.outgoing)
-            self._put(
-                frames.flow(session.channel, window, (link.handle, link.delivered, link.credit), drain=drain)
-            )
+            state = (link.handle, link.delivered, link.credit)
+            self._put(frames.flow(session.channel, self._window(session), state, drain=drain))
 
     def grant(self, link: Link, credit: int) -> None:
         """The peer may send so many more."""

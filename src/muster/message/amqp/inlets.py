@@ -112,18 +112,24 @@ class Inlet:
         if not destination.is_queue and not meta.persistent and meta.delivery_time_ms <= now_ms:
             self._bridge.straight.add(self, number, settled, destination.subject, body, raw)
             return
-        self.under_way += 1
         future = self._bridge.jms.submit([send])
-        future.add_done_callback(lambda done: self._stored(number, settled, done))
+        self.begun(len(body))
+        future.add_done_callback(lambda done: self._stored(number, settled, len(body), done))
 
-    def _stored(self, number: int, settled: bool, done: asyncio.Future[None]) -> None:
+    def _stored(self, number: int, settled: bool, size: int, done: asyncio.Future[None]) -> None:
         if done.cancelled() or self._bridge.ended:
             return
-        self.done(number, settled, done.exception())
+        self.done(number, settled, size, done.exception())
 
-    def done(self, number: int, settled: bool, error: BaseException | None) -> None:
+    def begun(self, size: int) -> None:
+        """One is under way."""
+        self.under_way += 1
+        self._bridge.carry(size)
+
+    def done(self, number: int, settled: bool, size: int, error: BaseException | None) -> None:
         """One that was under way has arrived, or not."""
         self.under_way -= 1
+        self._bridge.carry(-size)
         self.told(number, settled, error)
         if self.link.credit <= CREDIT // 2:
             self.grant()
@@ -165,8 +171,8 @@ class Straight:
                     inlet.told(number, settled)
                 return
         self._busy = True
-        for inlet, *_ in fresh:
-            inlet.under_way += 1
+        for inlet, _, _, _, body, _ in fresh:
+            inlet.begun(len(body))
         self._waiting += fresh
         self._wake.set()
 
@@ -187,5 +193,5 @@ class Straight:
                         await publish(subject, body, headers={messages.HEADER: raw})
                     except errors.MusterError as found:
                         error = found
-                    inlet.done(number, settled, error)
+                    inlet.done(number, settled, len(body), error)
             self._busy = False

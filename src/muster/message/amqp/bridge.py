@@ -143,7 +143,7 @@ class Bridge(asyncio.Protocol):
         if self.straight.has_fresh:
             self.straight.pass_on()
         self._acknowledge()
-        self.flush_soon()
+        self.flush()
 
     def _give_up(self) -> None:
         """Nothing more is to come: the peer has closed, or broke the protocol and has been told so."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import proton
 
@@ -67,8 +67,7 @@ class Bridge(asyncio.Protocol):
     # The socket.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._socket = transport
+        self._socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._gateway.bridges.add(self)
         self._login_alarm = self._loop.call_later(self._gateway.idle_s, self.connection_aborted)
 

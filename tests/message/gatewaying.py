@@ -6,6 +6,7 @@ import asyncio
 import sys
 
 from muster.bus import api, client
+from muster.cli import base
 from muster.message.amqp import server
 from muster.trust import passwords
 
@@ -23,4 +24,4 @@ async def main(url: str, name: str, port: str = "0") -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    base.run(main(*sys.argv[1:]), fast=True)

@@ -58,24 +58,22 @@ def fields(data: bytes, at: int, most: int = 32) -> tuple[list[Any], int]:
     return found, end
 
 
+_CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
+
+
 def _field(data: bytes, at: int) -> tuple[Any, int]:
-    match data[at]:
-        case 0x40:
-            return None, at + 1
-        case 0x41:
-            return True, at + 1
-        case 0x42:
-            return False, at + 1
-        case 0x43 | 0x44:
-            return 0, at + 1
-        case 0x50 | 0x52 | 0x53:
-            return data[at + 1], at + 2
+    kind = data[at]
+    if kind in _CONSTANTS:
+        return _CONSTANTS[kind], at + 1
+    if kind == 0x52 or kind == 0x53 or kind == 0x50:
+        return data[at + 1], at + 2
+    if kind == 0x70:
+        return _U32.unpack_from(data, at + 1)[0], at + 5
+    match kind:
         case 0x56:
             return data[at + 1] != 0, at + 2
         case 0x60:
             return int.from_bytes(data[at + 1 : at + 3], "big"), at + 3
-        case 0x70:
-            return _U32.unpack_from(data, at + 1)[0], at + 5
         case 0x80:
             return int.from_bytes(data[at + 1 : at + 9], "big"), at + 9
         case 0xA1 | 0xA3:

@@ -69,6 +69,8 @@ def _field(data: bytes, at: int) -> tuple[Any, int]:
         return data[at + 1], at + 2
     if kind == 0x70:
         return _U32.unpack_from(data, at + 1)[0], at + 5
+    if kind == 0 and data[at + 1] == 0x53 and data[at + 3] == 0x45:  # a state with nothing in it
+        return data[at : at + 4], at + 4
     match kind:
         case 0x56:
             return data[at + 1] != 0, at + 2

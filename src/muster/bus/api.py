@@ -51,6 +51,10 @@ class Message(Protocol):
     def headers(self) -> Headers: ...
     @property
     def reply(self) -> str | None: ...
+    def header(self, name: str) -> str | None:
+        """One of the headers, for less than it costs to look at all of them."""
+        ...
+
     @property
     def trace(self) -> trace.Trace | None:
         """The trace it belongs to. A handler runs under it; whoever iterates takes it from here."""

@@ -47,6 +47,11 @@ _CHANGES = {
 }
 
 
+@functools.lru_cache(maxsize=64)
+def _beginning(name: str) -> bytes:
+    return f"NATS/1.0\r\n{name}:".encode()
+
+
 class Message:
     """See `api.Message`. Headers are decoded when somebody looks at them."""
 
@@ -67,6 +72,16 @@ class Message:
         if self._headers is None:
             self._headers = forms.decode_headers(self._raw_headers)
         return self._headers
+
+    def header(self, name: str) -> str | None:
+        raw = self._raw_headers
+        if raw is None:
+            return None
+        beginning = _beginning(name)
+        if self._headers is None and raw.startswith(beginning):  # the first, and mostly the only one
+            at = len(beginning)
+            return raw[at : raw.find(b"\r\n", at)].decode("utf-8", "replace").strip()
+        return self.headers.get(name)
 
     @property
     def trace(self) -> trace.Trace | None:

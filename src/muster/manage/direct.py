@@ -66,6 +66,9 @@ class Message:
         self._link = link
         self._frame = frame
 
+    def header(self, name: str) -> str | None:
+        return self.headers.get(name)
+
     async def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
         del headers
         self.respond_now(data)

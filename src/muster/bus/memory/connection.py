@@ -36,6 +36,9 @@ class Message:
         self.reply = reply
         self._bus = bus
 
+    def header(self, name: str) -> str | None:
+        return self.headers.get(name)
+
     @property
     def trace(self) -> trace.Trace | None:
         return trace.extract(self.headers, self._bus.count_bad_trace)

@@ -54,6 +54,7 @@ class Bridge(asyncio.Protocol):
         self._unsettled: set[tuple[str, int]] = set()  # what awaits its outcome, by backlog and number
         self._acks: dict[str, list[int]] = {}
         self._carried_bytes = 0
+        self.temporaries: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
         self._login: str | None = None
@@ -313,10 +314,20 @@ class Bridge(asyncio.Protocol):
     def _temporary(self, *, topic: bool) -> destinations.Destination:
         number = self.jms.next_number()
         if topic:
+            kind = destinations.Kind.TEMPORARY_TOPIC
             name = f"path:{destinations.TEMPORARY}{self.jms.name}/{number}"
-            return destinations.Destination(destinations.Kind.TEMPORARY_TOPIC, name)
-        name = f"{destinations.TEMPORARY}{self.jms.name}:{number}"
-        return destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
+        else:
+            kind = destinations.Kind.TEMPORARY_QUEUE
+            name = f"{destinations.TEMPORARY}{self.jms.name}:{number}"
+        self.temporaries.add(name)
+        return destinations.Destination(kind, name)
+
+    def _check_there(self, destination: destinations.Destination) -> None:
+        """One of our own temporary destinations that was deleted is not made anew."""
+        mine = f"{destinations.TEMPORARY}{self.jms.name}"
+        name = destination.name.removeprefix("path:")
+        if name.startswith(mine) and destination.name not in self.temporaries:
+            raise faults.InvalidDestination(f"the temporary destination {destination.name!r} was deleted")
 
     def check_may_send(self, destination: destinations.Destination) -> None:
         """Now, not with the first message: the broker would only be silent about it."""
@@ -365,6 +376,7 @@ class Bridge(asyncio.Protocol):
             destination = self._temporary(topic=False)
         else:
             destination = codec.address(source.address or "", capabilities)
+            self._check_there(destination)
         outlet: links.Outlet
         if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
             outlet = links.Browser(self, self.running, link, destination.name, selector)

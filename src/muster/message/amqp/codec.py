@@ -156,7 +156,10 @@ def origin_of(raw: str) -> str:
 
 def unwrapped(raw: str, data: bytes) -> bytes:
     """The AMQP message of a `foreign` header and a body."""
-    return binascii.a2b_base64(raw[raw.index(".") + 1 :]) + _body_section(raw[1], data)
+    head = binascii.a2b_base64(raw[raw.index(".") + 1 :])
+    if len(data) < 256:
+        return head + _body_section(raw[1], data)
+    return b"".join((head, b"\x00\x53\x75\xb0" if raw[1] == "b" else b"\x00\x53\x77\xb1", _size(data), data))
 
 
 def _body_section(kind: str, data: bytes) -> bytes:

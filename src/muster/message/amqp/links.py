@@ -118,7 +118,7 @@ class Heard(listening.Heard):
 
     def __init__(self, message: api.Message) -> None:
         super().__init__(message)
-        self._raw = message.headers.get(messages.HEADER)
+        self._raw = message.header(messages.HEADER)
         self._amqp: bytes | None = None
 
     @property
@@ -163,7 +163,7 @@ class Tap(Outlet):
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._sent = 0
-        self._again: list[tuple[int, bytes]] = []
+        self._again: list[tuple[int, bytes]] = []  # what came back, the first of it last
         self.rejected = 0
         self.dropped = 0
 
@@ -180,7 +180,7 @@ class Tap(Outlet):
             self.rejected += 1
             return
         data = heard.amqp
-        if not self._waiting and self.engine.may_send(self.link):
+        if not self._waiting and not self._again and self.engine.may_send(self.link):
             self._transmit(data)
             return
         self._waiting.append(data)
@@ -209,6 +209,7 @@ class Tap(Outlet):
             if not self._again:
                 self.bridge.soon(self.flowed)
             self._again.append((number, codec.redelivered(data) if counted else data))
+            self._again.sort(reverse=True)
 
     def is_slow(self) -> bool:
         return not self.closed and (
@@ -216,14 +217,15 @@ class Tap(Outlet):
         )
 
     def _pump(self) -> None:
-        if self._again:
-            again, self._again = sorted(self._again, reverse=True), []
-            self._waiting.extendleft(data for _, data in again)
-            self._bytes += sum(len(data) for _, data in again)
-        while self._waiting and not self.closed and self.engine.may_send(self.link):
-            data = self._waiting.popleft()
-            self._bytes -= len(data)
-            self._transmit(data)
+        while not self.closed and self.engine.may_send(self.link):
+            if self._again:
+                self._transmit(self._again.pop()[1])
+            elif self._waiting:
+                data = self._waiting.popleft()
+                self._bytes -= len(data)
+                self._transmit(data)
+            else:
+                return
 
     def flowed(self) -> None:
         self._pump()
@@ -301,5 +303,6 @@ class Temporary(Outlet):
         self._destination = destination
 
     async def close(self, *, destroy: bool) -> None:
+        self.bridge.temporaries.discard(self._destination.name)
         if self._destination.is_queue:
             await self.bridge.jms.ask(protocol.DropQueue(self._destination.name))

@@ -87,13 +87,10 @@ class Client:
                 assert state == frames.ACCEPTED_STATE, "it was not accepted"
                 self.settled += last - first + 1
             elif code == frames.FLOW:
-                incoming, room, _, _, _, delivered, credit, *_ = (
-                    *frames.fields(data, at + 11)[0],
-                    *(None,) * 3,
-                )
-                self.window = incoming + room - self.sent
+                incoming, room, _, _, _, delivered, credit = frames.numbers(data, at + 11, 7)
+                self.window = (incoming or 0) + (room or 0) - self.sent
                 if credit is not None:
-                    self.credit = delivered + credit - self.sent
+                    self.credit = (delivered or 0) + credit - self.sent
             elif code == frames.ATTACH:
                 self._attached = True
             elif code in (frames.DETACH, frames.END, frames.CLOSE):

@@ -335,7 +335,7 @@ class Engine:
 
     def _disposition(self, session: Session, data: bytes, at: int) -> None:
         found, _ = frames.fields(data, at, 5)
-        role, first, last, settled, state = (*found, *(None,) * (5 - len(found)))
+        role, first, last, settled, state = found + [None] * (5 - len(found))
         if not role:
             return  # of what the peer sent: we always settle, so it has nothing more to say
         if type(first) is not int or type(last) not in (int, type(None)):
@@ -515,7 +515,7 @@ class Engine:
                 self._said(data[at:end])
                 at = end
             self._proton_rest = data[at:]
-        return size >= 0
+        return bool(size >= 0)
 
     def _said(self, frame: bytes) -> None:
         """A frame of proton's: what it numbers, and whether it is to be sent."""

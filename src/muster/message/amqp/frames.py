@@ -232,6 +232,7 @@ def flow(
     count, credit.
     """
     incoming, room, outgoing = window
+    values: tuple[int, ...]
     common = (0x70, incoming, 0x70, room, 0x70, outgoing, 0x70, WINDOW_MAX)
     if link is None:
         form, count, values = _SESSION_FLOW, 4, common

@@ -46,6 +46,9 @@ class Outlet:
     async def flow(self) -> None:
         self._drained()
 
+    def _is_closed(self) -> bool:
+        return self.closed
+
     def _drained(self) -> None:
         if not self.closed:
             self.engine.drained(self.link)
@@ -98,7 +101,7 @@ class Fed(Outlet):
         if more > 0:
             self._granted += more
             await jms.tell(protocol.Credit(jms.name, self.number, more))
-        if not self.closed and self.link.drain:
+        if self.link.drain and not self._is_closed():
             await jms.ask(protocol.Stop(jms.name, [self.number]))
             self._granted = 0
             self._drained()

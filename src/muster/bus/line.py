@@ -16,7 +16,7 @@ import logging
 import random
 import ssl
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import nats.errors

@@ -6,6 +6,7 @@ JSON lines on standard input and output.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import pathlib
@@ -49,12 +50,17 @@ async def manage(url: str, creds: str) -> None:
 async def adapters(url: str, *creds: str) -> None:
     """One agent for each of the credentials; what is asked of them is measured here."""
     managing.spare_collector()
-    hosts = []
-    for one in creds:
-        host = agent.Agent(await connect(url, one), beat_s=5.0, types=("memory",))
-        await host.start()
-        hosts.append(host)
-    say("ready")
+    async with contextlib.AsyncExitStack() as stack:
+        hosts = []
+        for one in creds:
+            bus = await stack.enter_async_context(await connect(url, one))
+            host = agent.Agent(bus, beat_s=5.0, types=("memory",))
+            hosts.append(await stack.enter_async_context(host))
+        say("ready")
+        await _obey(hosts)
+
+
+async def _obey(hosts: list[agent.Agent]) -> None:
     while (wish := await told()) is not None:
         match wish["do"]:
             case "count":
@@ -65,8 +71,6 @@ async def adapters(url: str, *creds: str) -> None:
                 say(await _burst(hosts))
             case "steady":
                 say(await _steady(hosts, wish["rate"], wish["seconds"]))
-    for host in hosts:
-        await host.stop()
 
 
 def _owners(hosts: list[agent.Agent]) -> dict[str, int]:
@@ -117,15 +121,15 @@ async def _steady(hosts: list[agent.Agent], rate: float, seconds: float) -> list
 
 async def answering(url: str, count: str) -> None:
     """So many agents on one connection, each with one resource, and as many bare echoes."""
-    bus = await connect(url, identity="crowd")
-    for number in range(int(count)):
-        host = agent.Agent(bus, name=f"a{number}", types=("memory",))
-        await bus.subscribe(protocol.operations_of(host.name), handler=host._asked)
-        await bus.subscribe(f"echo.{number}", handler=_echo)
-    await bus.flush()
-    say("ready")
-    while await told() is not None:
-        say({})
+    async with await connect(url, identity="crowd") as bus:
+        for number in range(int(count)):
+            host = agent.Agent(bus, name=f"a{number}", types=("memory",))
+            await bus.subscribe(protocol.operations_of(host.name), handler=host._asked)
+            await bus.subscribe(f"echo.{number}", handler=_echo)
+        await bus.flush()
+        say("ready")
+        while await told() is not None:
+            say({})
 
 
 async def _echo(message: api.Message) -> None:

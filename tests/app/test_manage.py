@@ -8,14 +8,15 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from muster import connecting
 from muster.app import catalogue, domain, enrolment, manage
-from muster.core import errors, settings
-from muster.manage import agent, client
+from muster.core import errors, messages, settings
+from muster.manage import agent, client, protocol, requests
 from muster.testing.eventually import eventually
-from muster.trust import credentials, nkeys, roles
+from muster.trust import credentials, nkeys, roles, sealing
 
 MANIFEST = """
 resources:
@@ -24,6 +25,9 @@ resources:
     agent: local
     config: {command: [sleep, "1000"]}
 """
+
+
+WITH_SECRET = MANIFEST.replace('"1000"]}', '"1000"], environment: {WORD: {secret: "store:word"}}}')
 
 
 @pytest.fixture
@@ -57,10 +61,42 @@ async def test_processes_are_killed_and_everything_comes_back(running):
         await eventually(back, timeout_s=30)
         starts = {one["name"]: one["starts"] for one in await manage.ask(admin, "processes")}
         assert starts["agent-local"] == 2
+        await nursery_is_replaced(admin)
         whats = [one.what for one in await fleet.decisions()]
         assert "apply" in whats
         await fleet.delete("sleeper")
         await fleet.wait_gone("sleeper", timeout_s=20)
+
+
+async def nursery_is_replaced(admin: Any) -> None:
+    """Without the process that bears them, those it bore live on; the next that falls is born of another."""
+
+    async def processes() -> dict[str, dict[str, Any]]:
+        return {one["name"]: one for one in await manage.ask(admin, "processes")}
+
+    async def all_run() -> bool:
+        return all(one["pid"] for one in (await processes()).values())
+
+    def nursery() -> Any:
+        mine = psutil.Process().children()
+        return next((one for one in mine if "muster.app.nursery" in one.cmdline()), None)
+
+    await eventually(all_run, timeout_s=30)
+    before, first = await processes(), nursery()
+    first.kill()
+    await eventually(lambda: nursery() is None or nursery().pid != first.pid)
+    assert await processes() == before
+    await manage.ask(admin, "kill", name="manager-1")
+
+    async def anew() -> bool:
+        now = await processes()
+        return bool(now["manager-1"]["pid"] not in (None, before["manager-1"]["pid"]))
+
+    await eventually(anew, timeout_s=30)
+    others = {name: one["pid"] for name, one in before.items() if name != "manager-1"}
+    after = await processes()
+    assert {name: after[name]["pid"] for name in others} == others
+    assert nursery().pid != first.pid
 
 
 async def enrol(text: str, folder: Path) -> str:
@@ -91,16 +127,34 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
 
                 await eventually(there)
                 # A machine may have done what its own parties accepted, and nothing to the others.
-                await fleet.apply(MANIFEST)
-                await fleet.apply(MANIFEST.replace("local", "host-b").replace("sleeper", "dozer"))
+                # Both are given the secret that they refer to.
+                await fleet.set_secret("word", "swordfish")
+                await fleet.apply(WITH_SECRET)
+                await fleet.apply(WITH_SECRET.replace("local", "host-b").replace("sleeper", "dozer"))
                 for name in ("sleeper", "dozer"):
                     await fleet.wait(name, "up", timeout_s=20)
                 (done,) = await client.Client(bus).exec("restart", "dozer")
                 assert done["outcome"] == "done"
                 with pytest.raises(errors.Forbidden, match="sleeper"):
                     await client.Client(bus).exec("restart", "sleeper")
+                with pytest.raises(errors.Forbidden, match="sleeper"):
+                    await client.Client(bus, on_behalf_of="admin").exec("restart", "sleeper")
+                for asker in (bus, admin):
+                    asked = {"resource": "sleeper", "name": "word", "key": sealing.Key.create().public}
+                    with pytest.raises(errors.Forbidden):
+                        await requests.ask(asker, protocol.request(asker.identity, protocol.SECRET), **asked)
                 await fleet.delete("sleeper", "dozer")
                 await fleet.wait_gone("sleeper", "dozer")
+            # Nobody becomes a manager, or an agent, by saying so.
+            renewal = messages.encode(protocol.Renew(boot=1))
+            with pytest.raises(errors.TimedOut):
+                await bus.request(protocol.renew("host-b"), renewal, timeout_s=1.0)
+            assert {one["name"] for one in await fleet.managers()} == {"manager-1", "manager-2"}
+            async with await running.connect("bob", roles.Role.USER) as user:
+                hello = messages.encode(protocol.Hello(boot=1))
+                answer = await user.request(protocol.hello("bob"), hello, timeout_s=10)
+                with pytest.raises(errors.Forbidden, match="role user"):
+                    requests.result_of(answer)
             own = client.Client(bus)
             with pytest.raises(errors.Forbidden):
                 await own.apply(MANIFEST)

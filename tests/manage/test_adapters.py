@@ -108,13 +108,16 @@ class TestProcess(contract.Contract):
 
     async def test_output_has_a_bound(self, host, tmp_path, monkeypatch):
         monkeypatch.setattr(process, "OUTPUT_BYTES_MAX", 10_000)
-        noisy = {"command": ["sh", "-c", "yes noise | head -c 100000; exec sleep 1000"]}
-        await self.do(host, "create", config=noisy)
+        monkeypatch.setattr(process, "OUTPUT_LOOK_S", 0.05)
+        words = "yes noise | head -c 100000; echo more; touch told; read _ < go; echo last; exec sleep 1000"
+        os.mkfifo(tmp_path / "go")
+        await self.do(host, "create", config={"command": ["sh", "-c", words], "directory": str(tmp_path)})
         output = tmp_path / "hosted" / "thing" / "output"
-        await eventually(lambda: output.stat().st_size >= 100_000)
-        await self.do(host, "execute", operation="restart")
-        again = 100_000  # the new process writes as much at once
-        assert output.stat().st_size < 100_000 + again - 10_000, "only the tail of the old output stays"
+        await eventually(lambda: (tmp_path / "told").exists() and output.stat().st_size <= 10_000)
+        assert output.read_text().endswith("noise\nmore\n"), "its end is kept"
+        await asyncio.to_thread((tmp_path / "go").write_text, "on\n")
+        await eventually(lambda: output.read_text().endswith("noise\nmore\nlast\n"))
+        assert output.stat().st_size <= 10_000, "it writes on behind what was kept"
 
     async def test_a_command_that_is_not_there(self, host):
         answer = await self.do(host, "create", config={"command": ["/no/such/program"]})

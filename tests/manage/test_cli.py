@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import select
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,6 +60,17 @@ resources:
 """
 
 
+SECRET = """
+resources:
+  - name: keeper
+    type: process
+    agent: local
+    config:
+      command: [sh, -c, 'echo "it has ${#WORD} letters"; exec sleep 1000']
+      environment: {WORD: {secret: "store:word"}}
+"""
+
+
 class Shell:
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -85,6 +98,40 @@ class Shell:
     def pid(self, name: str) -> int:
         """Of what runs now; it may just be falling or rising."""
         return int(self.until(lambda: self("describe", name)["status"]["properties"].get("pid")))
+
+
+def rollout(shell: Shell, id: str) -> dict[str, Any]:
+    return next(one for one in rows(shell("rollout", "list")) if one["id"] == id)
+
+
+def on_a_terminal(shell: Shell, *words: str) -> str:
+    """What a person sees until web-2 is there, and Ctrl-C ends it."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (30, 120))
+    running = subprocess.Popen(
+        driver.command_line(*words),
+        env=driver.environment(shell.home, TERM="xterm"),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    seen, deadline = b"", time.monotonic() + WAIT_S
+    try:
+        while b"web-2" not in seen and time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.5)[0]:
+                seen += os.read(ours, 65536)
+        running.send_signal(signal.SIGINT)
+        while running.poll() is None and time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.1)[0]:
+                seen += os.read(ours, 65536)
+        assert running.returncode in (0, 130), seen
+    finally:
+        running.kill()
+        running.wait()
+        os.close(ours)
+    return seen.decode("utf-8", "replace")
 
 
 def rows(found: Any) -> list[dict[str, Any]]:
@@ -171,6 +218,41 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     (rolled,) = rows(shell("rollout", "start", "restart", "--where", "group = 'web'", "--batch", "50%"))
     assert (rolled["state"], rolled["counts"]) == ("done", {"done": 2})
     assert [one["id"] for one in rows(shell("rollout", "list"))] == [rolled["id"]]
+
+    # One that is paused between its batches, and resumed.
+    (begun,) = rows(shell("rollout", "start", "restart", "web-1", "web-2", "--pause", "3s", "--no-wait"))
+    assert shell("rollout", "pause", begun["id"])["state"] == "paused"
+    shell.until(lambda: rollout(shell, begun["id"])["counts"].get("done") == 1)
+    assert rollout(shell, begun["id"])["state"] == "paused"
+    assert shell("rollout", "resume", begun["id"])["state"] == "running"
+    shell.until(lambda: rollout(shell, begun["id"])["state"] == "done")
+    shell.until(lambda: shell.state("web-1") == shell.state("web-2") == "up")
+
+    # A secret: kept, used, never shown.
+    told = driver.quick("secret", "set", "word", home=shell.home, stdin="swordfish\n")
+    assert (told.code, told.out) == (0, "word is kept\n")
+    manifest.write_text(SECRET)
+    shell("apply", "-f", manifest, "--wait", "60s")
+    shell.until(lambda: "it has 9 letters" in json.dumps(shell("logs", "keeper")))
+    assert [one["used_by"] for one in rows(shell("secret", "list"))] == [["keeper"]]
+    refused = driver.quick("secret", "delete", "word", home=shell.home)
+    assert refused.code != 0
+    assert "keeper refer(s) to" in refused.err
+    shown = "".join(shell.text(*words) for words in (("describe", "keeper"), ("secret", "list"), ("events",)))
+    assert "swordfish" not in shown
+    kept = [path for path in shell.home.rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"swordfish" in path.read_bytes()]
+    shell("delete", "keeper", "--wait", "60s")
+    shell("secret", "delete", "word")
+
+    # The fleet on a terminal, and for a program.
+    found = shell("top", "--resources", "--once")
+    assert (found["resources"], found["states"]) == (3, {"up": 3})
+    assert {row["name"] for row in found["rows"]} == {"db", "web-1", "web-2"}
+    drawn = on_a_terminal(shell, "top", "--resources", "--where", "group = 'web'", "--every", "200ms")
+    assert "3 resources" in drawn
+    assert "web-2" in drawn
+    assert "sh -c" not in drawn
 
     # Draining.
     shell("drain", "web-2")

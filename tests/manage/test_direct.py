@@ -13,7 +13,7 @@ import pytest
 from muster.app import managing
 from muster.bus import api
 from muster.core import errors, health, messages
-from muster.manage import agent, direct, manager, protocol
+from muster.manage import agent, direct, manager, protocol, requests
 from muster.testing.eventually import eventually, throughout
 from muster.trust import certificates, keyring, roles
 
@@ -29,7 +29,7 @@ async def lines(fleet, tmp_path):
     fleet.trust = keyring.Trust.create(tmp_path / "keys", "north")
     for name, role in (("host-b", roles.Role.AGENT), ("eve", roles.Role.USER)):
         fleet.trust.issue(name, role)
-    await fleet.registry()
+    await fleet.registry(open_key=fleet.trust.key_of_secrets)
     fleet.doors, fleet.managers = {}, {}
     for name in ("manager-1", "manager-2"):
         bus = await fleet.connect(name)
@@ -112,6 +112,22 @@ async def test_a_line_that_breaks_is_dialled_again_and_what_was_asked_is_not_don
         adapter: Any = host.hosted["r"].adapter
         assert adapter.done.count("echo") == 1
         await lines.client.wait("r", "up")
+
+
+async def test_a_secret_comes_by_the_line(lines, tmp_path):
+    command = ["sh", "-c", 'printf %s "$KEY" > given; exec sleep 1000']
+    config = {"command": command, "directory": str(tmp_path), "environment": {"KEY": {"secret": "store:key"}}}
+    await lines.client.set_secret("key", "swordfish")
+    async with dialled(lines) as road, agent.Agent(road, tmp_path / "hosted", beat_s=0.2):
+        await lines.client.create({**entry("r"), "type": "process", "config": config})
+        await lines.client.wait("r", "up")
+        await eventually(lambda: (tmp_path / "given").exists() and (tmp_path / "given").read_text())
+        assert (tmp_path / "given").read_text() == "swordfish"
+        with pytest.raises(errors.Forbidden):  # a manager vouches for agents, and nobody else does
+            subject = protocol.vouch("ann", "host-b", protocol.SECRET)
+            await requests.ask(lines.client._bus, subject, resource="r", name="key", key="")
+        await lines.client.delete("r")
+        await lines.client.wait_gone("r")
 
 
 async def test_strangers_are_refused(lines, tmp_path):

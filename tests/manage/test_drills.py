@@ -74,6 +74,11 @@ class Domain:
         root = psutil.Process(self.pid)
         return [root, *(one for one in root.children(recursive=True) if "sleep" not in one.name())]
 
+    def nursery(self) -> int:
+        """The process that bears management's processes: alone, without those."""
+        mine = psutil.Process(self.pid).children()
+        return int(next(one.pid for one in mine if "muster.app.nursery" in one.cmdline()))
+
     def broker(self) -> int:
         return int(next(one.pid for one in self.family() if "nats-server" in one.name()))
 
@@ -167,12 +172,29 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
             os.kill(domain.broker(), signal.SIGKILL)
 
         await drill("broker", kill_broker)
+
+        async def kill_nursery() -> None:
+            os.kill(domain.nursery(), signal.SIGKILL)
+            await kill(admin, ("manager-1",))
+
+        await drill("nursery and manager-1", kill_nursery)
         for name, pid in pids.items():
             assert psutil.pid_exists(pid), f"{name} was never touched"
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         wanted = {name: (await fleet.describe(name))["spec"]["config"].get("value") for name in users.wanted}
         assert wanted == users.wanted, "what was acknowledged is what should be"
+
+    # The bootstrap node alone: what it started ends with it, and what is managed runs on.
+    family = domain.family()
+    os.kill(domain.pid, signal.SIGKILL)
+    await asyncio.to_thread(psutil.wait_procs, family, timeout=PATIENCE_S)
+    assert not [one for one in family if one.is_running()], "nothing is left behind"
+    began = await domain.up()
+    async with await domain.connect() as admin:
+        fleet = client.Client(admin, timeout_s=PATIENCE_S)
+        await eventually(lambda: all_up(fleet), timeout_s=PATIENCE_S)
+        took["bootstrap"] = time.monotonic() - began
 
     # All of it at once.
     for one in domain.family():
@@ -194,6 +216,7 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
     idle = os.getloadavg()[0] < (os.cpu_count() or 1) * 1.5  # others' work says nothing about ours
     if idle:
         assert took["everything"] < BACK_S, took
+        assert took["bootstrap"] < BACK_S, took
 
 
 async def _none(fleet: client.Client) -> bool:

@@ -106,10 +106,10 @@ async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_ser
         impatient = client.Client(fleet.client._bus, timeout_s=3.0)
         with pytest.raises(errors.MusterError):
             await impatient.create(entry("b"))
-        held = man._held_until
+        held = man.renewal.held_until
         host.hosted["a"].adapter.die("oops")
         await eventually(lambda: host.hosted["a"].adapter.state is health.State.UP)
-        await eventually(lambda: man._held_until > held + 2)
+        await eventually(lambda: man.renewal.held_until > held + 2)
         assert (await fleet.client.get("a"))[0]["epoch"] == epoch, "reads go on, and nothing was reassigned"
 
         await relay.mend()
@@ -286,6 +286,42 @@ async def test_a_rollout_whose_registry_dies_goes_on_and_repeats_nothing(rolling
     found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=20)
     assert (found["state"], found["counts"]) == ("done", {"done": 3})
     assert sorted(Slow.begun) == ["r1", "r2", "r3"]
+
+
+async def test_a_rollout_that_is_paused_begins_no_batch_until_it_is_resumed(rolling):
+    began = await rolling.client.rollout({"operation": "work", "batch": "1"}, "r1", "r2", "r3")
+    await eventually(lambda: Slow.begun == ["r1"])
+    paused = await rolling.client.pause(began["id"])
+    assert (paused["state"], paused["reason"]) == ("paused", "paused by ann")
+    Slow.let_go.set()
+
+    async def counts() -> Any:
+        return (await rolling.client.rollouts(began["id"]))[0]["counts"]
+
+    async def one_is_done() -> bool:
+        return bool(await counts() == {"done": 1, "pending": 2})
+
+    await eventually(one_is_done)  # what was under way is finished
+    # A registry that takes over leaves it paused, too.
+    second = await rolling.registry("registry-2", manager_ttl_s=1.0)
+    await rolling.reg.stop()
+    await second.acting.wait()
+    await throughout(one_is_done, for_s=0.5)
+    assert Slow.begun == ["r1"]
+    assert (await rolling.client.resume(began["id"]))["state"] == "running"
+    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=20)
+    assert (found["state"], found["counts"]) == ("done", {"done": 3})
+    assert sorted(Slow.begun) == ["r1", "r2", "r3"]
+    with pytest.raises(errors.Conflict, match="is done"):
+        await rolling.client.pause(began["id"])
+    audit = [(one.who, one.what, one.outcome.value) for one in await rolling.client.decisions()]
+    assert [one for one in audit if one[1] in ("rollout", "pause", "resume")] == [
+        ("ann", "rollout", "done"),  # begun
+        ("ann", "pause", "done"),
+        ("ann", "resume", "done"),
+        ("registry-2", "rollout", "done"),  # … and ended
+        ("ann", "pause", "refused"),
+    ]
 
 
 async def test_a_step_whose_agent_died_in_it_is_in_doubt_and_not_repeated(rolling):

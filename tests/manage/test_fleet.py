@@ -237,10 +237,10 @@ async def test_without_its_store_the_registry_keeps_managers_going_and_takes_not
     with pytest.raises(errors.Unavailable):
         await small.client.apply(manifest(memory("b")))
     adapter = small.host.hosted["a"].adapter
-    before = small.man._held_until
+    before = small.man.renewal.held_until
     adapter.die("oops")
     await eventually(lambda: adapter.state is health.State.UP)
-    await eventually(lambda: small.man._held_until > before)
+    await eventually(lambda: small.man.renewal.held_until > before)
     small.reg._store = kept
     await small.client.apply(manifest(memory("b")))
     await small.client.wait("b", "up")

@@ -22,7 +22,7 @@ import msgspec
 from muster.app import logs
 from muster.bus import api, client, pages
 from muster.core import errors, ground, health, log, metrics, settings
-from muster.manage import agent, direct, manager, service
+from muster.manage import agent, direct, manager, protocol, service
 from muster.store import api as store_api
 from muster.store import database
 from muster.trust import credentials, keyring, nkeys, roles
@@ -31,7 +31,11 @@ ROLE_CACHE_S = 5.0
 END_S = 5.0
 MAY_CHANGE = (roles.Role.OPERATOR, roles.Role.BOOTSTRAP)
 MAY_NOT_ASK = (roles.Role.AGENT, roles.Role.LINK)
-AGENTS_MAY = ("exec",)  # on their own resources, which the registry sees to: a command that a party accepted
+AGENTS_MAY = (
+    "exec",  # a command that a party accepted
+    protocol.SECRET,
+)  # for their own resources, which the registry sees to
+ONLY = {protocol.RENEW: roles.Role.MANAGER, protocol.HELLO: roles.Role.AGENT}
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +109,7 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
                     authorize=Gate(pathlib.Path(task.keys)),
                     replicas=task.replicas,
                     audit_bytes_max=task.audit_bytes_max,
+                    open_key=lambda: keyring.Trust.open(pathlib.Path(task.keys)).key_of_secrets(),
                 )
             case "manager":
                 road: Any = bus
@@ -167,7 +172,8 @@ class Gate:
         self._keys = keys
         self._known: dict[str, tuple[float, str]] = {}
 
-    async def __call__(self, sender: str, verb: str, changes: bool) -> None:
+    async def __call__(self, sender: str, verb: str, changes: bool) -> bool:
+        """Whether it may only for what it hosts."""
         at, role = self._known.get(sender, (0.0, ""))
         if time.monotonic() - at > ROLE_CACHE_S:
             try:
@@ -175,12 +181,17 @@ class Gate:
             except errors.NotFound as error:
                 raise errors.Forbidden(f"{sender!r} is not known in this domain") from error
             self._known[sender] = (time.monotonic(), role)
+        if verb in ONLY:
+            if role != ONLY[verb]:
+                raise errors.Forbidden(f"{sender} has the role {role}; only the role {ONLY[verb]} may {verb}")
+            return True
         if role == roles.Role.AGENT and verb in AGENTS_MAY:
-            return
+            return True
         if changes and role not in MAY_CHANGE:
             raise errors.Forbidden(f"{sender} has the role {role}; only an operator may {verb}")
         if role in MAY_NOT_ASK:
             raise errors.Forbidden(f"{sender} has the role {role}, which may not ask the registry")
+        return False
 
 
 def machine_id() -> str:

@@ -39,7 +39,7 @@ class Nursery:
     def __init__(self, on_ready: Any) -> None:
         self._on_ready = on_ready
         self._process: asyncio.subprocess.Process | None = None
-        self._listening: asyncio.Task[None] | None = None
+        self._listening: set[asyncio.Task[None]] = set()
         self._born: dict[str, asyncio.Future[int]] = {}
         self._leash = os.pipe()
 
@@ -76,14 +76,12 @@ class Nursery:
             assert self._process.stdin is not None
             self._process.stdin.close()
             await self._process.wait()
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
+        for task in self._listening:
+            task.cancel()
+        await asyncio.gather(*self._listening, return_exceptions=True)
         os.close(self._leash[0])
 
     async def _start(self) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -95,7 +93,10 @@ class Nursery:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        self._listening = asyncio.create_task(self._listen(self._process.stdout))
+        # What an earlier one bore still speaks by that one's pipe, until it ends.
+        task = asyncio.create_task(self._listen(self._process.stdout))
+        self._listening.add(task)
+        task.add_done_callback(self._listening.discard)
 
     async def _listen(self, lines: asyncio.StreamReader) -> None:
         while line := await lines.readline():

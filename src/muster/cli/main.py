@@ -64,6 +64,7 @@ COMMANDS: dict[str, Entry] = {
     "logs": Entry("fleet", "Management", "Print the end of what a resource wrote."),
     "exec": Entry("fleet", "Management", "Have an operation of a resource carried out."),
     "events": Entry("fleet", "Management", "List the latest decisions: the audit."),
+    "secret": Entry("secret", "Management", "Keep secrets in the domain's store."),
     "agent": Entry("agent", "Management", "Host resources on this machine, and let machines into a domain."),
     "chaos": Entry("chaos", "Management", "Kill parts of a domain, for drills."),
     "sensor": Entry("sensor", "Monitoring", "Report this machine and the services on it."),

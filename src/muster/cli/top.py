@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import base, connection, monitoring
+from muster.cli import base, connection, monitoring, resources
 from muster.cli import report as report_
 
 if TYPE_CHECKING:
     from muster.core import reports
+    from muster.manage import client
 
 SHOWN = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")
 
@@ -22,6 +24,8 @@ SHOWN = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")
     cls=base.Command,
     examples=[
         ("muster top", "until Ctrl-C"),
+        ("muster top --resources", "what is managed, the worst first"),
+        ("muster top --resources --where \"group = 'web'\"", ""),
         ("muster top --once -o json | jq '.groups[] | {group, machines, stale}'", ""),
     ],
 )
@@ -31,6 +35,8 @@ SHOWN = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")
     "--sort", type=click.Choice([*SHOWN, "machines", "stale"]), default="cpu_percent", show_default=True
 )
 @monitoring.duration("--window", "60s", "How far back to look.")
+@click.option("--resources", "of_resources", is_flag=True, help="Show managed resources, the worst first.")
+@click.option("--where", default="", metavar="PREDICATE", help="Resources of which this is true.")
 @connection.options
 @base.pass_invocation
 def top(
@@ -39,17 +45,28 @@ def top(
     once: bool,
     sort: str,
     window_s: float,
+    of_resources: bool,
+    where: str,
     to: connection.Options,
 ) -> None:
     """Show the fleet live: groups, the busiest first, and those that are stale."""
+    if where and not of_resources:
+        raise click.UsageError("--where selects resources: give --resources too")
 
     async def show() -> None:
+        from muster.manage import client
+
         async with await connection.connect(invocation, to) as bus:
-            if once or not invocation.printer.for_people or not sys.stdout.isatty():
-                found = await report_.find(bus, "system", "", None, window_s)
-                _once(invocation, found, sort)
+            fleet, stays = client.Client(bus), not once and invocation.printer.for_people
+            if stays and sys.stdout.isatty():
+                if of_resources:
+                    await _live(every_s, lambda lines: _resources(fleet, where, lines))
+                else:
+                    await _live(every_s, lambda lines: _groups(bus, sort, window_s, lines))
+            elif of_resources:
+                resources.once(invocation, await resources.look(fleet, where, resources.LINES_MAX))
             else:
-                await _live(bus, every_s, sort, window_s)
+                _once(invocation, await report_.find(bus, "system", "", None, window_s), sort)
 
     with contextlib.suppress(KeyboardInterrupt):
         base.run(show())
@@ -78,7 +95,16 @@ def _once(invocation: base.Invocation, found: reports.SystemReport, sort: str) -
     invocation.printer.rows(shown, ("group", "machines", "stale", *SHOWN), empty="no group has reported")
 
 
-async def _live(bus: Any, every_s: float, sort: str, window_s: float) -> None:
+async def _groups(bus: Any, sort: str, window_s: float, lines: int) -> Any:
+    return picture(await report_.find(bus, "system", "", None, window_s), sort, lines)
+
+
+async def _resources(fleet: client.Client, where: str, lines: int) -> Any:
+    return resources.picture(await resources.look(fleet, where, min(lines, resources.LINES_MAX)))
+
+
+async def _live(every_s: float, look: Callable[[int], Awaitable[Any]]) -> None:
+    """``look`` draws what fits into so many lines."""
     import rich.console
     import rich.live
 
@@ -88,11 +114,11 @@ async def _live(bus: Any, every_s: float, sort: str, window_s: float) -> None:
     with rich.live.Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
-                found = await report_.find(bus, "system", "", None, window_s)
+                drawn = await look(max(1, console.size.height - 4))
             except (errors.NotFound, errors.Unavailable) as error:
                 live.update(f"{error.message}; looking again every {every_s:g} s", refresh=True)
             else:
-                live.update(picture(found, sort, console.size.height - 4), refresh=True)
+                live.update(drawn, refresh=True)
             await asyncio.sleep(every_s)
 
 

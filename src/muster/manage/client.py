@@ -24,10 +24,11 @@ from typing import Any
 import msgspec
 
 from muster.bus import api
-from muster.core import errors, messages
-from muster.manage import manifest, protocol, requests
+from muster.core import errors, messages, settings, subjects
+from muster.manage import manifest, protocol, requests, secrecy
 from muster.manage.adapters import catalogue
 from muster.predicates import closure, parser
+from muster.trust import sealing
 
 TIMEOUT_S = 30.0
 READ_TRY_S = 2.0
@@ -328,6 +329,26 @@ class Client:
 
     async def resume(self, id: str) -> Row:
         found: Row = await self._ask("resume", id=id)
+        return found
+
+    # Secrets
+
+    async def set_secret(self, name: str, value: str) -> Row:
+        """Keep it in the domain's store; it leaves this process sealed. Tells which resources use it."""
+        if not value or len(value.encode()) > settings.MAX_SECRET_BYTES:
+            raise errors.InvalidInput(f"a secret has 1 to {settings.MAX_SECRET_BYTES} bytes")
+        public: str = await self._read("secret-key")
+        box = sealing.seal(public, value.encode(), secrecy.kept_about(subjects.token(name)))
+        found: Row = await self._ask("secret-set", name=name, box=box)
+        return found
+
+    async def secrets(self) -> list[Row]:
+        """Names, who set them and when, and what uses them; values are told to nobody."""
+        found: list[Row] = await self._read("secrets")
+        return found
+
+    async def delete_secret(self, name: str) -> Row:
+        found: Row = await self._ask("secret-delete", name=name)
         return found
 
     # The audit

@@ -4,7 +4,8 @@ After section 3.4 of the paper: a broker is not needed by a resource that no fir
 connection for each agent in each manager.  The messages are those of `protocol`, framed (`Link`); epochs
 fence as ever.  The agent dials every manager it is told of, because any of them may come to own its resources
 (`Lines` is its road then).  A manager listens (`Endpoint`) and hears and answers over lines what otherwise
-comes over the bus; it passes an agent's hello on to the registry, and vouches for it.
+comes over the bus; it passes on what an agent says to the registry (its hello, a secret it needs), and
+vouches for it.
 
 An agent proves who it is as to a broker: it signs a challenge with its key and shows its document.
 """
@@ -272,6 +273,9 @@ def _discard(_: object) -> None:
 # The manager's side
 
 
+#: What an agent says to the registry, and how its manager's word for it ends.
+_PASSED_ON: dict[str, tuple[str, ...]] = {protocol.HELLO: (), f"request.{protocol.SECRET}": (protocol.SECRET,)}
+
 #: From an agent's document, a challenge and its signature to the agent's identity; raises our errors.
 Check = Callable[[str, str, bytes], Awaitable[str]]
 
@@ -350,15 +354,19 @@ class Endpoint:
         if not message.subject.startswith(subjects.said_by(protocol.PART, identity, "")):
             events.warning("line-forged", agent=identity, subject=message.subject[:200])
             return
-        if message.subject == protocol.hello(identity):
-            task = asyncio.create_task(self._vouch(link, message, still))
+        passed_on = _PASSED_ON.get(message.subject.split(".", 4)[4])
+        if passed_on is not None:
+            subject = protocol.vouch(self._bus.identity, identity, *passed_on)
+            task = asyncio.create_task(self._vouch(link, message, subject, still))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
             self._ears.hear(message)
 
-    async def _vouch(self, link: Link, message: Message, still: Callable[[], Awaitable[str]]) -> None:
-        """Pass a hello on; and see whether the agent may still come in, as it says it now and then."""
+    async def _vouch(
+        self, link: Link, message: Message, subject: str, still: Callable[[], Awaitable[str]]
+    ) -> None:
+        """Pass it on; and see whether the agent may still come in: it says hello now and then."""
         try:
             await still()
         except errors.MusterError as error:
@@ -366,7 +374,6 @@ class Endpoint:
             link.close()
             return
         with contextlib.suppress(errors.Unavailable, errors.InvalidInput):
-            subject = protocol.vouch(self._bus.identity, link.identity)
             answer = await self._bus.request(subject, message.data)
             await message.respond(answer.data)
 

@@ -1,33 +1,30 @@
 """The manager: one process that keeps many thousands of resources as they should be.
 
-It renews itself with the acting registry and learns what is assigned to it; claims that from the agents;
-hears heartbeats and events; lets `reconcile` decide, one step at a time for each resource, some hundred at
-once; and checkpoints each resource's runtime state, many in a message.
+It renews itself with the acting registry and learns what is assigned to it (`renewing`); claims that from the
+agents; hears heartbeats and events; lets `reconcile` decide, one step at a time for each resource, some
+hundred at once; and checkpoints each resource's runtime state, many in a message.
 
-It acts only while its renewal holds (counted from when it was asked for, so that the registry never counts
-less); adapters refuse it by its epochs when it has been superseded without noticing.
+It acts only while its renewal holds; adapters refuse it by its epochs when it has been superseded without
+noticing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any, Self
 
 from muster.bus import api
 from muster.core import errors, health, log, messages, subjects
-from muster.manage import checkpoints, obeying, operating, protocol, reconcile, requests, zones
+from muster.manage import checkpoints, obeying, operating, protocol, reconcile, renewing, requests, zones
 
 events = log.Events("manage")
 
 TICK_S = 0.5
 CLAIMS_MAX = 1_000  # in one message
 CLAIM_TIMEOUT_S = 3.0
-RETRY_S = 1.0
-FIRST_TTL_S = 15.0
 
 _ACTS = {
     reconcile.Act.CREATE: protocol.Verb.CREATE,
@@ -64,17 +61,12 @@ class Manager:
     ) -> None:
         self.name = name or bus.identity
         self.managed: dict[str, Managed] = {}
+        self.renewal = renewing.Renewal(bus, self.name, self._take)
         self._bus = bus
         self._tick_s = tick_s
         self._clock = clock
         self._sifting: set[str] | None = None  # while pages of a new beginning arrive: what they named
-        self._boot = secrets.randbits(48)
-        self._term = 0
-        self._revision = 0
-        self._held_until = 0.0
-        self._ttl_s = FIRST_TTL_S
         self._zones = zones.Zones(0.0)
-        self._poked = asyncio.Event()
         self._work: set[str] = set()
         self._operator = operating.Operator(bus, lambda: self.acts)
         self._orders = obeying.Orders(self.name, self._operator, self._find, self._seen)
@@ -89,7 +81,6 @@ class Manager:
         self._subscriptions: list[api.Subscription] = []
         self._operations = 0
         self._listening: Callable[[], None] | None = None
-        self._leaving = False
 
     # Life
 
@@ -103,8 +94,7 @@ class Manager:
     @property
     def acts(self) -> bool:
         """Whether it may do anything now."""
-        connected = self._bus.state is api.ConnectionState.CONNECTED
-        return connected and asyncio.get_running_loop().time() < self._held_until
+        return self.renewal.holds
 
     async def start(self) -> None:
         bus, me = self._bus, self.name
@@ -112,25 +102,25 @@ class Manager:
         self._subscriptions = [
             await bus.subscribe(protocol.beats_to(me), handler=self._beaten),
             await bus.subscribe(protocol.events_to(me), handler=self._told),
-            await bus.subscribe(protocol.to_manager(me, "poke"), handler=lambda _: self._poked.set()),
+            await bus.subscribe(protocol.to_manager(me, "poke"), handler=lambda _: self.renewal.soon()),
             await bus.subscribe(protocol.to_manager(me, "execute"), handler=self._ordered),
         ]
         self._listening = bus.on_state(self._connection_changed)
-        self._spawn(self._renew_always())
+        self._spawn(self.renewal.run())
         self._spawn(self._tick_always())
         self._spawn(self._checkpoints.run())
 
     async def stop(self) -> None:
         """Hand everything back, so that others need not wait for it to expire."""
-        self._leaving = True
+        self.renewal.leaving = True
         with contextlib.suppress(errors.MusterError):
             await self._checkpoints.flush()
-            await self._renew(timeout_s=1.0)
+            await self.renewal.ask(timeout_s=1.0)
         await self.abandon()
 
     async def abandon(self) -> None:
         """End at once, as a crash would."""
-        self._held_until = 0.0
+        self.renewal.held_until = 0.0
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -148,50 +138,12 @@ class Manager:
     def _connection_changed(self, state: api.ConnectionState) -> None:
         if state is api.ConnectionState.CONNECTED:
             self._zones.heard_since = asyncio.get_running_loop().time()
-            self._poked.set()
+            self.renewal.soon()
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
 
-    # Renewal
-
-    async def _renew_always(self) -> None:
-        while True:
-            self._poked.clear()
-            try:
-                again = await self._renew(timeout_s=self._ttl_s / 3)
-            except errors.MusterError:
-                await asyncio.sleep(min(0.5, self._ttl_s / 10))
-                continue
-            if again:
-                continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._ttl_s / 3):
-                    await self._poked.wait()
-
-    async def _renew(self, *, timeout_s: float) -> bool:
-        """Whether there is another page to ask for."""
-        connection = self._bus.connection
-        said = protocol.Renew(
-            boot=self._boot,
-            term=self._term,
-            revision=self._revision,
-            broker=connection.broker if connection else "",
-            connection=connection.number if connection else 0,
-            leaving=self._leaving,
-        )
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
-        message = await self._bus.request(
-            protocol.renew(self.name), messages.encode(said), timeout_s=timeout_s
-        )
-        granted = messages.decode(message.data, protocol.Granted, max_bytes=64 << 20)
-        if granted.term < self._term:
-            raise errors.StaleEpoch("an earlier registry answered", epoch=granted.term, current=self._term)
-        self._ttl_s = granted.ttl_s
-        self._held_until = max(self._held_until, asked_at + granted.ttl_s)
-        self._take(granted)
-        return granted.more
+    # What is assigned to it
 
     def _take(self, granted: protocol.Granted) -> None:
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
@@ -210,7 +162,6 @@ class Manager:
                 reconcile.changed(known.assignment, assignment, known.runtime)
                 known.assignment = assignment
             self._work.add(name)
-        self._term, self._revision = granted.term, granted.revision
         if not granted.more and self._sifting is not None:
             for name in set(self.managed) - self._sifting:
                 del self.managed[name]
@@ -255,7 +206,7 @@ class Manager:
                 continue
             one.runtime.busy = False
             if answer is None:
-                one.runtime.retry_at = now + RETRY_S
+                one.runtime.retry_at = now + reconcile.RETRY_S
                 if one.runtime.health.state is health.State.STARTING:
                     self._note(
                         one,
@@ -263,7 +214,7 @@ class Manager:
                     )
             elif name in answer.superseded:
                 one.superseded = True
-                self._poked.set()
+                self.renewal.soon()
             elif name in answer.observed:
                 one.runtime.period_s, one.runtime.zone = answer.period_s, answer.zone
                 self._note(
@@ -381,7 +332,7 @@ class Manager:
         one = self.managed.get(name)
         if one is not None and one.assignment.epoch == epoch:
             one.superseded = True
-            self._poked.set()
+            self.renewal.soon()
 
     async def _tick_always(self) -> None:
         while True:
@@ -489,33 +440,15 @@ class Manager:
     def _failed(
         self, one: Managed, step: reconcile.Step, answer: protocol.Answer, now: float, now_ms: int
     ) -> None:
-        runtime, restart = one.runtime, one.assignment.spec.restart
         if answer.code == errors.StaleEpoch.code:
             one.superseded = True
-            self._poked.set()
-            return
-        runtime.fault = f"{step.act.value}: {answer.reason}"
-        unheard = answer.outcome is messages.Outcome.IN_DOUBT or answer.code in ("unavailable", "timed-out")
-        if unheard:
-            runtime.retry_at = now + RETRY_S
-            runtime.observed = None  # look again before anything else is done
-        elif step.act in (reconcile.Act.CREATE, reconcile.Act.START, reconcile.Act.PUT):
-            cut = now_ms - int(restart.window_s * 1000)
-            runtime.failures_ms = [at for at in runtime.failures_ms if at > cut] + [now_ms]
-            count = len(runtime.failures_ms)
-            runtime.retry_at = now + min(restart.delay_s_max, max(0.1, restart.delay_s) * 2 ** (count - 1))
-            happened = reconcile.happen(runtime, health.Event.DIED, runtime.fault, now_ms)
-            if count > restart.attempts:
-                why = f"{runtime.fault}; given up after {restart.attempts} attempts"
-                happened |= reconcile.happen(runtime, health.Event.GIVE_UP, why, now_ms)
-            self._note(one, happened)
+            self.renewal.soon()
         else:
-            runtime.retry_at = now + RETRY_S
-        runtime.dirty = True
+            self._note(one, reconcile.failed(one.assignment, one.runtime, step.act, answer, now, now_ms))
 
     def _next_id(self) -> str:
         self._operations += 1
-        return f"{self.name}-{self._boot:x}-{self._operations}"
+        return f"{self.name}-{self.renewal.boot:x}-{self._operations}"
 
 
 def _there(answer: protocol.Answer) -> bool:

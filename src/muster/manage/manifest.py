@@ -13,8 +13,9 @@
       - {name: mesh, shape: ring, size: 8, agent: host-a}
 
 Pure, and careful with what strangers wrote: size, depth and the number of nodes (which aliases multiply) are
-bounded.  A secret is a reference, ``{secret: "file:/run/keys/db"}`` or ``{secret: "env:DB_PASSWORD"}``,
-resolved by the agent; its value never stands in a manifest, a registry or a message.
+bounded.  A secret is a reference, ``{secret: "file:/run/keys/db"}`` or ``{secret: "env:DB_PASSWORD"}`` of the
+agent's machine, or ``{secret: "store:db-password"}`` (`secrecy`), resolved by the agent; its value never
+stands in a manifest.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ BYTES_MAX = 4 << 20
 NODES_MAX = 200_000
 DEPTH_MAX = 40
 GROUP = "group:"
+REFER = 'refer to it: {secret: "file:PATH"}, {secret: "env:NAME"} or {secret: "store:NAME"}'
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 Check = Callable[[Mapping[str, Any]], None]
 _PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+REFERENCES = ("file:", "env:", "store:")
 _SECRET = re.compile(r"(?i)(password|passwd|secret|token|api_?key|private_?key)$")
 
 
@@ -202,14 +205,14 @@ def _checked(entry: Entry, number: int, checks: Mapping[str, Check], lines: Line
             subjects.token(one.removeprefix(GROUP))
         except errors.InvalidInput as error:
             raise refuse("depends_on", error.message) from error
-    open_secret = _open_secret(entry.config)
-    if open_secret is not None:
-        where = ("config", *open_secret)
+    found = open_secret(entry.config)
+    if found is not None:
+        where = ("config", *found)
         raise Fault(
             "a secret's value must not stand in a manifest",
             line=_line(lines, (*path, *where)),
             field=_dotted((*path, *where)),
-            hint='refer to it: {secret: "file:PATH"} or {secret: "env:NAME"}',
+            hint=REFER,
         )
     try:
         checks[entry.type](entry.config)
@@ -218,7 +221,7 @@ def _checked(entry: Entry, number: int, checks: Mapping[str, Check], lines: Line
     return entry
 
 
-def _open_secret(config: Any, path: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
+def open_secret(config: Any, path: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
     """Where something that is called like a secret holds plain text."""
     inside: Iterable[tuple[str | int, Any]] = ()
     if isinstance(config, dict):
@@ -226,10 +229,10 @@ def _open_secret(config: Any, path: tuple[str | int, ...] = ()) -> tuple[str | i
     elif isinstance(config, list):
         inside = enumerate(config)
     for key, value in inside:
-        referred = key == "secret" and isinstance(value, str) and value.startswith(("file:", "env:"))
+        referred = key == "secret" and isinstance(value, str) and value.startswith(REFERENCES)
         if isinstance(key, str) and isinstance(value, str) and _SECRET.search(key) and not referred:
             return (*path, key)
-        found = _open_secret(value, (*path, key))
+        found = open_secret(value, (*path, key))
         if found is not None:
             return found
     return None

@@ -33,6 +33,9 @@ def specifications(state: processor.Processor, raw: list[Any]) -> list[protocol.
                 f"the configuration of {spec.name!r} is over {protocol.CONFIG_BYTES_MAX} bytes",
                 hint="keep what is large in a file, and name it",
             )
+        if (where := manifest.open_secret(spec.config)) is not None:
+            field = ".".join(map(str, ("config", *where)))
+            raise errors.InvalidInput(f"{spec.name!r}: {field} holds a secret's value", hint=manifest.REFER)
     known = {*state.resources, *(spec.name for spec in specs)}
     for spec in specs:
         missing = [one for one in spec.depends_on if one not in known]

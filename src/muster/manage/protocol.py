@@ -7,7 +7,9 @@
     muster.manage.to.<manager>.poke                  something changed: renew now
     muster.manage.to.<manager>.execute               operations that users asked for
     muster.manage.from.<agent>.hello                 an agent says what it is and has
+    muster.manage.from.<agent>.request.secret        … and asks for a secret of what it starts
     muster.manage.from.<manager>.vouch.<agent>       … which a manager passes on that has a line to it
+    muster.manage.from.<manager>.vouch.<agent>.secret
     muster.manage.to.<agent>.claim                   a manager takes resources over
     muster.manage.to.<agent>.operation.<resource>    a manager has something done
     muster.manage.from.<agent>.beat.<manager>        heartbeats of an agent's resources, many in a message
@@ -36,6 +38,8 @@ OPERATION_TIMEOUT_S = 30.0
 NOT_MANAGED = "not-managed"  # an order's resource is with another manager, or with none
 TOPOLOGY = "topology"  # the label of brokers that a topology unfolded into
 CHANGED = "changed"  # the event of a resource whose state is not what it was
+SECRET = "secret"  # the verb of an agent that needs one
+RENEW, HELLO = "renew", "hello"
 
 Values = dict[str, Any]
 
@@ -264,16 +268,17 @@ def read(user: str, verb: str) -> str:
 
 REQUESTS = subjects.said_by(PART, "*", "request", "*")
 READS = subjects.said_by(PART, "*", "read", "*")
-RENEWALS = subjects.said_by(PART, "*", "renew")
+RENEWALS = subjects.said_by(PART, "*", RENEW)
 CHECKPOINTS = subjects.said_by(PART, "*", "checkpoint")
-HELLOS = subjects.said_by(PART, "*", "hello")
+HELLOS = subjects.said_by(PART, "*", HELLO)
 VOUCHES = subjects.said_by(PART, "*", "vouch", "*")
+SECRETS_VOUCHED = subjects.said_by(PART, "*", "vouch", "*", SECRET)
 STATES = subjects.announced(PART, "state", "*")
 EVENTS = subjects.announced(PART, "event", "*")
 
 
 def renew(manager: str) -> str:
-    return subjects.said_by(PART, manager, "renew")
+    return subjects.said_by(PART, manager, RENEW)
 
 
 def checkpoint(manager: str) -> str:
@@ -285,11 +290,11 @@ def to_manager(manager: str, kind: str) -> str:
 
 
 def hello(agent: str) -> str:
-    return subjects.said_by(PART, agent, "hello")
+    return subjects.said_by(PART, agent, HELLO)
 
 
-def vouch(manager: str, agent: str) -> str:
-    return subjects.said_by(PART, manager, "vouch", agent)
+def vouch(manager: str, agent: str, *what: str) -> str:
+    return subjects.said_by(PART, manager, "vouch", agent, *what)
 
 
 def claim(agent: str) -> str:

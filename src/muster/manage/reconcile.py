@@ -14,11 +14,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from muster.core import health
+from muster.core import health, messages
 from muster.manage import protocol
 
 LATE_PERIODS = 2.5
 SILENT_PERIODS = 6.0
+RETRY_S = 1.0
 FLAPS_MAX = 4  # times down within the restart window before it is called flapping
 RUNNING = (health.State.UP, health.State.STARTING, health.State.LATE, health.State.DRAINING)
 
@@ -135,7 +136,9 @@ def observe(
             return happen(runtime, health.Event.BEAT, observed.reason, now_ms)
         case health.State.DRAINING:
             return happen(runtime, health.Event.DRAIN, observed.reason, now_ms)
-        case health.State.STARTING | health.State.LATE | health.State.UNKNOWN:
+        case health.State.LATE:  # it runs and does not get on, says its adapter
+            return happen(runtime, health.Event.OVERDUE, observed.reason, now_ms)
+        case health.State.STARTING | health.State.UNKNOWN:
             return False
         case _:
             return _fell(assignment, runtime, before, observed, now, now_ms)
@@ -229,6 +232,35 @@ def decide(assignment: protocol.Assignment, runtime: Runtime, now: float) -> Ste
             if not running or observed.state is health.State.DRAINING:
                 return None
             return Step(Act.DRAIN, "drained by a user")
+
+
+def failed(
+    assignment: protocol.Assignment,
+    runtime: Runtime,
+    act: Act,
+    answer: protocol.Answer,
+    now: float,
+    now_ms: int,
+) -> bool:
+    """A step came to nothing: when is the next attempt, and is there one? Whether its state changed."""
+    restart = assignment.spec.restart
+    runtime.fault, runtime.dirty = f"{act.value}: {answer.reason}", True
+    if answer.outcome is messages.Outcome.IN_DOUBT or answer.code in ("unavailable", "timed-out"):
+        runtime.retry_at = now + RETRY_S
+        runtime.observed = None  # look again before anything else is done
+        return False
+    if act not in (Act.CREATE, Act.START, Act.PUT):
+        runtime.retry_at = now + RETRY_S
+        return False
+    cut = now_ms - int(restart.window_s * 1000)
+    runtime.failures_ms = [at for at in runtime.failures_ms if at > cut] + [now_ms]
+    count = len(runtime.failures_ms)
+    runtime.retry_at = now + min(restart.delay_s_max, max(0.1, restart.delay_s) * 2 ** (count - 1))
+    changed = happen(runtime, health.Event.DIED, runtime.fault, now_ms)
+    if count > restart.attempts:
+        why = f"{runtime.fault}; given up after {restart.attempts} attempts"
+        changed |= happen(runtime, health.Event.GIVE_UP, why, now_ms)
+    return changed
 
 
 def settle(assignment: protocol.Assignment, runtime: Runtime) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 
 from muster.bus import api, leases
 from muster.core import errors, log, messages, subjects
-from muster.manage import processor, protocol, requests, verbs
+from muster.manage import processor, protocol, requests, secrecy, verbs
 from muster.store import database
 
 events = log.Events("manage")
@@ -31,11 +31,18 @@ RESOURCES, OWNERS, STATUSES = "manage.resources", "manage.owners", "manage.statu
 AGENTS, META = "manage.agents", "manage.meta"
 BATCH = 1_000  # records in a commit
 
-Authorize = Callable[[str, str, bool], Awaitable[None]]
+#: (sender, verb, whether it changes anything): raises, or says whether only for what the sender hosts.
+Authorize = Callable[[str, str, bool], Awaitable[bool]]
 
 
-async def allow_all(sender: str, verb: str, changes: bool) -> None:
+async def allow_all(sender: str, verb: str, changes: bool) -> bool:
     """For tests and simulations: no broker that knows who is who."""
+    return False
+
+
+async def allow_own(sender: str, verb: str, changes: bool) -> bool:
+    """An agent that a manager vouches for."""
+    return True
 
 
 class Registry:
@@ -49,7 +56,9 @@ class Registry:
         authorize: Authorize = allow_all,
         replicas: int = 1,
         audit_bytes_max: int = 256 << 20,
+        open_key: secrecy.OpenKey | None = None,
     ) -> None:
+        """``open_key`` reads the key of secrets; without it none are kept here."""
         self.name = bus.identity
         self.processor: processor.Processor | None = None  # while it acts
         self.acting = asyncio.Event()
@@ -60,6 +69,7 @@ class Registry:
         self._authorize = authorize
         self._replicas = replicas
         self._audit_bytes_max = audit_bytes_max
+        self._open_key = open_key
         self._lease: leases.Lease | None = None
         self._leases: leases.Leases | None = None
         self._write = asyncio.Lock()
@@ -119,7 +129,7 @@ class Registry:
     async def _act(self, lease: leases.Lease) -> None:
         self._lease = lease
         self.processor = await self._load(lease.epoch)
-        self._verbs = verbs.Verbs(self)
+        self._verbs = verbs.Verbs(self, self._open_key)
         self._audit = await self._open_audit()
         async with contextlib.AsyncExitStack() as stack:
             for subject, handler in (
@@ -129,6 +139,7 @@ class Registry:
                 (protocol.CHECKPOINTS, self._checkpointed),
                 (protocol.HELLOS, self._greeted),
                 (protocol.VOUCHES, self._greeted),
+                (protocol.SECRETS_VOUCHED, self._secret_asked),
             ):
                 await stack.enter_async_context(
                     await self._bus.subscribe(subject, handler=self._in_background(handler))
@@ -246,7 +257,13 @@ class Registry:
         if not requests.own_inbox(message):
             return
         said = messages.decode(message.data, protocol.Renew)
-        manager, acting = subjects.sender_of(message.subject), self._acting()
+        manager = subjects.sender_of(message.subject)
+        try:
+            await self._authorize(manager, protocol.RENEW, True)
+        except errors.Forbidden as error:
+            events.warning("renewal-refused", manager=manager, error=error)
+            return
+        acting = self._acting()
         if acting.renew(manager, said, asyncio.get_running_loop().time()):
             self._changed.set()
         await message.respond(messages.encode(acting.granted(manager, said), "msgpack"))
@@ -268,9 +285,9 @@ class Registry:
             said = messages.decode(message.data, protocol.Hello)
             name = subjects.sender_of(message.subject)
             if message.subject.split(".")[4] == "vouch":
-                if name not in self._acting().managers:
-                    raise errors.Forbidden(f"{name} is no manager, and vouches for nobody")
-                name = message.subject.rpartition(".")[2]
+                name = self._vouched(message)
+            else:
+                await self._authorize(name, protocol.HELLO, True)
             async with self._write:
                 acting = self._acting()
                 before = acting.agents.get(name)
@@ -287,6 +304,22 @@ class Registry:
             return {}
 
         await requests.answer(message, store, typed=True)
+
+    async def _secret_asked(self, message: api.Message) -> None:
+        """By an agent that comes by way of a manager's line."""
+
+        async def obey(arguments: dict[str, Any]) -> Any:
+            agent = self._vouched(message)
+            return await self._verbs.obey(agent, protocol.SECRET, "request", arguments, allow_own)
+
+        await requests.answer(message, obey)
+
+    def _vouched(self, message: api.Message) -> str:
+        """The agent for which a manager speaks."""
+        manager = subjects.sender_of(message.subject)
+        if manager not in self._acting().managers:
+            raise errors.Forbidden(f"{manager} is no manager, and vouches for nobody")
+        return message.subject.split(".")[5]
 
     def _closed(self, message: api.Message) -> None:
         """A broker's report of a closed connection: a manager's, perhaps."""

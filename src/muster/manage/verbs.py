@@ -14,29 +14,33 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from muster.core import errors, messages
-from muster.manage import orders, placement, plans, processor, protocol, rollout, rollouts, views
+from muster.manage import orders, placement, plans, processor, protocol, rollout, rollouts, secrecy, views
 
 if TYPE_CHECKING:
     from muster.manage import service
 
-READS = ("plan", "get", "describe", "enumerate", "summary", "agents", "managers", "rollouts")
+READS = (
+    *("plan", "get", "describe", "enumerate", "summary", "agents", "managers", "rollouts"),
+    *("secrets", "secret-key"),
+)
 CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
-    *("exec", "rollout", "pause", "resume"),
+    *("exec", "rollout", "pause", "resume", "secret-set", "secret-delete", protocol.SECRET),
 )
 PAGE = 200  # rows in one answer: with long reasons it stays below a message's limit
 
 
 class Verbs:
-    def __init__(self, registry: service.Registry) -> None:
+    def __init__(self, registry: service.Registry, open_key: secrecy.OpenKey | None = None) -> None:
         self._registry = registry
         self.rollouts = rollouts.Rollouts(registry)
+        self._keeper = secrecy.Secrets(registry, open_key)
 
     async def obey(self, sender: str, verb: str, kind: str, arguments: dict[str, Any], authorize: Any) -> Any:
         known = READS if kind == "read" else CHANGES
         if verb not in known:
             raise errors.NotFound(f"no verb {verb[:40]!r} to {kind}", hint=f"there are: {', '.join(known)}")
-        function = getattr(self, f"_{verb}")
+        function = getattr(self, f"_{verb.replace('-', '_')}")
         on_behalf_of = str(arguments.pop("on_behalf_of", ""))[:256]
         try:
             if kind == "read":
@@ -55,28 +59,41 @@ class Verbs:
         arguments: dict[str, Any],
         authorize: Any,
     ) -> Any:
-        facts: dict[str, Any] = {"who": sender, "on_behalf_of": on_behalf_of, "id": secrets.token_hex(8)}
-        why, targets = f"{on_behalf_of or sender} asked", _targets(arguments)
-        if operation := arguments.get("operation"):
-            why = f"{why} for {str(operation)[:100]}"
+        facts: dict[str, Any] = {"who": sender, "id": secrets.token_hex(8)}
+        by, targets = sender, _targets(arguments)
+
+        def why() -> str:
+            operation = arguments.get("operation")
+            return f"{by} asked for {str(operation)[:100]}" if operation else f"{by} asked"
+
         try:
-            await authorize(sender, verb, True)
-            result = await function(on_behalf_of or sender, **arguments)
-        except errors.MusterError as error:
-            refused = isinstance(error, errors.Refused | errors.InvalidInput | errors.NotFound)
-            outcome = messages.Outcome.REFUSED if refused else messages.Outcome.FAILED
-            await self._registry.record(
-                verb, targets, why, outcome=outcome, error=error.message[:1000], **facts
-            )
+            if await authorize(sender, verb, True):
+                self._require_own(sender, arguments)
+            elif verb != protocol.SECRET:  # whom it speaks for is believed of those who may act
+                by, facts["on_behalf_of"] = on_behalf_of or sender, on_behalf_of
+            result = await function(by, **arguments)
+        except (errors.MusterError, TypeError) as error:
+            refused = isinstance(error, errors.Refused | errors.InvalidInput | errors.NotFound | TypeError)
+            facts["outcome"] = messages.Outcome.REFUSED if refused else messages.Outcome.FAILED
+            await self._registry.record(verb, targets, why(), error=str(error)[:1000], **facts)
             raise
-        await self._registry.record(verb, targets, why, **facts, **_outcome(result))
+        await self._registry.record(verb, targets, why(), **facts, **_outcome(result))
         return result
+
+    def _require_own(self, agent: str, arguments: dict[str, Any]) -> None:
+        """What an agent may ask for concerns what it hosts."""
+        resources = self._registry.state.resources
+        for name in arguments.get("names") or ():
+            known = resources.get(name)
+            if known is not None and known.spec.agent != agent:
+                raise errors.Forbidden(f"{agent} is an agent, and {name!r} is not one of its resources")
 
     # What should be
 
     async def _apply(self, by: str, entries: list[Any]) -> dict[str, Any]:
         async with self._registry.writing() as state:
             specs = placement.specifications(state, entries)
+            await self._keeper.check(specs)
             lines = plans.plan(state.resources, specs)
             changed: set[str] = set()
             for changes in (state.apply(specs, by), state.delete(plans.leftover(state.resources, specs), by)):
@@ -93,6 +110,7 @@ class Verbs:
         """One resource, which must not be there yet."""
         async with self._registry.writing() as state:
             (spec,) = placement.specifications(state, [entry])
+            await self._keeper.check([spec])
             if spec.name in state.resources:
                 raise errors.AlreadyExists(f"there is a resource {spec.name!r} already")
             await self._registry.commit(state.apply([spec], by))
@@ -114,6 +132,7 @@ class Verbs:
             before = msgspec.to_builtins(known.spec)
             before.pop("digest", None)
             (spec,) = placement.specifications(state, [before | changes | {"name": name}])
+            await self._keeper.check([spec])
             wanted = state.apply([spec], by)
             if wanted:
                 await self._registry.commit(wanted)
@@ -202,17 +221,9 @@ class Verbs:
         timeout_s: float = protocol.OPERATION_TIMEOUT_S,
         id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """On each of them at once. The same ``id`` again does nothing again.
-
-        An agent may ask only for what it hosts.
-        """
+        """On each of them at once. The same ``id`` again does nothing again."""
         id = id or secrets.token_hex(8)
         selected = self._named(names)
-        if by in self._registry.state.agents:
-            resources = self._registry.state.resources
-            others = [name for name in selected if resources[name].spec.agent != by]
-            if others:
-                raise errors.Forbidden(f"{by} is an agent, and {others[0]!r} is not one of its resources")
         wanted = [
             protocol.Order(
                 id=f"{id}-{name}",
@@ -254,6 +265,27 @@ class Verbs:
 
     async def _resume(self, by: str, id: str) -> dict[str, Any]:
         return await self.rollouts.turn(id, rollout.RUNNING, "")
+
+
+    # Secrets
+
+    async def _secrets(self) -> list[dict[str, Any]]:
+        return await self._keeper.listed()
+
+    async def _secret_key(self) -> str:
+        """For which `secret-set` wants the value sealed."""
+        return await self._keeper.public_key()
+
+    async def _secret_set(self, by: str, name: str, box: str) -> dict[str, Any]:
+        return {"name": name, "used_by": await self._keeper.keep(by, name, box)}
+
+    async def _secret_delete(self, by: str, name: str) -> dict[str, Any]:
+        await self._keeper.delete(name)
+        return {"deleted": name}
+
+    async def _secret(self, by: str, resource: str, name: str, key: str) -> dict[str, str]:
+        """What the agent ``by`` asks when it starts what it hosts."""
+        return await self._keeper.give(by, resource, name, key)
 
 
 def _targets(arguments: dict[str, Any]) -> str:

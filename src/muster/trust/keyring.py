@@ -8,6 +8,7 @@
     accounts/<domain>/roles/*.seed   one for each role; what it signs can have that role only
     accounts/<domain>/grants.seed    the root of authorities: appoints those who grant restricted attributes
     accounts/<domain>/grants.public  its public half, against which grants are verified
+    accounts/<domain>/secrets.key    opens the secrets in the store; made when the first one is wanted
     accounts/<domain>/account.jwt    what brokers enforce: role templates, revocations, imports
     accounts/<domain>/revoked.json   user key -> when it was revoked and when it would have expired
     accounts/<domain>/users/<identity>.jwt, .creds
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 import msgspec
 
 from muster.core import errors, subjects
-from muster.trust import accounts, credentials, files, grants, jwt, nkeys, passwords, roles
+from muster.trust import accounts, credentials, files, grants, jwt, nkeys, passwords, roles, sealing
 
 SYSTEM = "SYS"
 
@@ -129,6 +130,12 @@ class Trust:
         """The public key that `grants.verify` is given; needs no secret to be on this machine."""
         path = self._account(domain or self.domain) / "grants.public"
         return nkeys.require(files.read_text(path, "the root of authorities"), nkeys.Kind.ACCOUNT)
+
+    def key_of_secrets(self, *, domain: str | None = None) -> sealing.Key:
+        """Opens the secrets that the domain's store keeps sealed."""
+        self._existing(domain or self.domain)
+        with files.locked(self.folder):
+            return sealing.Key.kept_in(self._account(domain or self.domain) / "secrets.key")
 
     def passwords(self, *, domain: str | None = None) -> passwords.Passwords:
         """The verifiers of those who log in with a name and a password."""

@@ -16,9 +16,10 @@ may rely on:
 from __future__ import annotations
 
 import abc
+import asyncio
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -41,10 +42,18 @@ class Place:
     happened: Callable[..., None] = lambda *_, **__: None  # (what, **details): an event, for who subscribes
     neighbour: Callable[[str], Adapter | None] = lambda _: None  # another resource of the same agent
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    stored: Callable[[str], Awaitable[str]] | None = None  # the secret of this name in the domain's store
 
-    def secret(self, reference: Mapping[str, str]) -> str:
-        """The value behind ``{"secret": "file:…"}``; blocking."""
-        return settings.read_secret(reference["secret"], self.environment, folder=self.folder)
+    async def secret(self, reference: Mapping[str, str]) -> str:
+        """The value behind ``{"secret": "file:…"}`` (or env, or store): to be used, and not to be kept."""
+        kind, _, name = reference.get("secret", "").partition(":")
+        if kind != "store":
+            return await asyncio.to_thread(
+                settings.read_secret, reference.get("secret", ""), self.environment, folder=self.folder
+            )
+        if self.stored is None:
+            raise errors.Unavailable("there is no domain here whose store could have it")
+        return await self.stored(name)
 
 
 class Adapter(abc.ABC):

@@ -23,6 +23,7 @@ from muster.manage import pids, protocol
 from muster.manage.adapters import base
 
 OUTPUT_BYTES_MAX = 8 << 20
+OUTPUT_LOOK_S = 10.0
 LOG_BYTES = 64 << 10
 
 
@@ -131,7 +132,8 @@ class Process(base.Adapter):
         if self._pid is not None:
             return
         environment = dict(os.environ) if config.user_environment else {}
-        environment |= await asyncio.to_thread(self._environment, config)
+        for name, value in config.environment.items():
+            environment[name] = value if isinstance(value, str) else await self.place.secret(value)
         try:
             pid = await asyncio.to_thread(self._spawn, config, environment)
         except (OSError, ValueError) as error:
@@ -207,15 +209,8 @@ class Process(base.Adapter):
         path = self._output_path()
         if self.place.folder is not None:
             self.place.folder.mkdir(parents=True, exist_ok=True)
-            if path.exists() and path.stat().st_size > OUTPUT_BYTES_MAX:
-                path.write_text(_tail(path, OUTPUT_BYTES_MAX // 2))
+            _cut(path)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-    def _environment(self, config: Config) -> dict[str, str]:
-        return {
-            name: value if isinstance(value, str) else self.place.secret(value)
-            for name, value in config.environment.items()
-        }
 
     async def _adopt_from_file(self) -> None:
         config = self._require()
@@ -238,13 +233,25 @@ class Process(base.Adapter):
             self._checking.cancel()
             self._checking = None
         if self._require().health.kind == "exit":
-            self._be(health.State.UP, "")
+            self._be(*self._when_it_runs())
         else:
             self._be(health.State.STARTING, "not checked yet")
             self._checking = asyncio.create_task(self._check_always(), name=f"check {self.place.name}")
 
+    def _when_it_runs(self) -> tuple[health.State, str]:
+        """What it is, where that it runs is all that counts."""
+        return health.State.UP, ""
+
     async def _until_it_ends(self, pid: int) -> None:
-        code = await pids.end_of(pid)
+        end = asyncio.ensure_future(pids.end_of(pid))
+        try:
+            while not (await asyncio.wait([end], timeout=OUTPUT_LOOK_S))[0]:
+                if self.place.folder is not None:
+                    await asyncio.to_thread(_cut, self._output_path())
+            code = end.result()
+        finally:
+            end.cancel()
+            await asyncio.gather(end, return_exceptions=True)
         how = "it ended" if code is None else f"ended by signal {-code}" if code < 0 else f"exit code {code}"
         if self._problem:
             how, self._problem = f"it was ended because it did not work: {self._problem}", ""
@@ -338,6 +345,19 @@ async def _command_problem(command: tuple[str, ...]) -> str | None:
         await process.wait()
         raise
     return None if code == 0 else f"{command[0]} exits with {code}"
+
+
+def _cut(path: pathlib.Path) -> None:
+    """To its last half if it is too long; whoever writes to it appends, and goes on."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > OUTPUT_BYTES_MAX:
+            kept = _tail(path, OUTPUT_BYTES_MAX // 2).encode()
+            file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            try:
+                os.ftruncate(file, 0)
+                os.write(file, kept)
+            finally:
+                os.close(file)
 
 
 def _tail(path: pathlib.Path, bytes_max: int) -> str:

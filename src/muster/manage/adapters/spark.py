@@ -1,7 +1,8 @@
 """A Spark streaming query: a process of its own, which works as long as its checkpoint goes on.
 
 A query's process may live while the query does not; what it has committed lies in its checkpoint, so that is
-what is watched.  With ``progress_s`` 0 the process alone counts.
+what is watched: it is up from the first batch that this process commits, and late when the last one is older
+than ``progress_s``.  With ``progress_s`` 0 the process alone counts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import pathlib
 import sys
+import time
 from typing import Annotated, Any
 
 import msgspec
@@ -46,6 +48,7 @@ class Query(process.Process):
         super().__init__(place)
         self._query: Config | None = None
         self._progress: asyncio.Task[None] | None = None
+        self._since_s = 0.0  # when its process was started; a batch of before says nothing about it
 
     async def create(self, config: Any, *, start: bool) -> None:
         self._query = config
@@ -60,6 +63,7 @@ class Query(process.Process):
     async def resume(self, config: Any) -> None:
         self._query = config
         await super().resume(_as_process(config))
+        self._since_s = 0.0  # it ran on meanwhile
         self._watch_progress()
 
     async def delete(self) -> None:
@@ -76,6 +80,12 @@ class Query(process.Process):
             raise errors.NotFound(f"{self.place.name} does not exist")
         return await asyncio.to_thread(_last_commit, self._query.checkpoint)
 
+    def _when_it_runs(self) -> tuple[health.State, str]:
+        self._since_s = time.time()
+        if self._query is None or not self._query.progress_s:
+            return super()._when_it_runs()
+        return health.State.STARTING, "no batch was committed yet"
+
     def _watch_progress(self) -> None:
         if self._progress is not None:
             self._progress.cancel()
@@ -91,16 +101,13 @@ class Query(process.Process):
 
     async def _look_always(self) -> None:
         assert self._query is not None
-        loop = asyncio.get_running_loop()
-        last, at = None, loop.time()
         while True:
-            found = (await asyncio.to_thread(_last_commit, self._query.checkpoint)).get("batch")
-            if found != last:
-                last, at = found, loop.time()
-            silent_s = loop.time() - at
-            if silent_s > self._query.progress_s and self._state is health.State.UP:
-                self._be(health.State.LATE, f"no batch was committed for {silent_s:.0f} s")
-            elif silent_s <= self._query.progress_s and self._state is health.State.LATE:
+            at_s = (await asyncio.to_thread(_last_commit, self._query.checkpoint)).get("at_s", 0.0)
+            silent_s = time.time() - max(at_s, self._since_s)
+            if silent_s > self._query.progress_s:
+                if self._state in (health.State.STARTING, health.State.UP):
+                    self._be(health.State.LATE, f"no batch was committed for {silent_s:.0f} s")
+            elif at_s > self._since_s and self._state in (health.State.STARTING, health.State.LATE):
                 self._be(health.State.UP, "")
             await asyncio.sleep(WATCH_S)
 

@@ -1,0 +1,130 @@
+"""``muster agent`` as a machine runs it: by WebSocket through a proxy, and without any broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.testing.eventually import eventually
+from tests.cli import driver
+from tests.manage import test_ways
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.may_block(reason="commands are run as a shell does"),
+]
+
+PATIENCE_S = 60.0
+MANIFEST = 'resources: [{name: far, type: process, agent: host-b, config: {command: [sleep, "1000"]}}]'
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+class Domain:
+    def __init__(self, home: Path, direct: list[int]) -> None:
+        self.home = home
+        home.mkdir()
+        (home / "muster.toml").write_text(
+            f'[domain]\nname = "work"\ndata_dir = "."\n[bus]\nport = 0\ntls = "on"\nwebsocket = true\n'
+            f'[manage]\nbeat_s = "500ms"\ndirect_ports = {direct}\n'
+        )
+
+    async def __call__(self, *words: str | Path, stdin: str = "") -> Any:
+        answer = await asyncio.to_thread(driver.run, "-o", "json", *words, home=self.home, stdin=stdin)
+        assert answer.code == 0, f"{words}: {answer.out} {answer.err}"
+        return json.loads(answer.out) if answer.out.strip() else None
+
+    async def pid(self) -> int:
+        """Of the far process, as its adapter sees it now."""
+        (seen,) = await self("exec", "far", "get")
+        return int(seen["result"]["properties"]["pid"])
+
+
+@pytest.fixture
+async def domain(tmp_path):
+    made = Domain(tmp_path / "home", free_ports(2))
+    try:
+        await made("up", "--detach")
+        yield made
+    finally:
+        await asyncio.to_thread(driver.run, "down", home=made.home, timeout_s=PATIENCE_S)
+
+
+@contextlib.asynccontextmanager
+async def agent(folder: Path, *words: str) -> Any:
+    line = driver.command_line("-o", "json", "agent", "--folder", folder, "--beat", "500ms", *words)
+    process = await asyncio.create_subprocess_exec(
+        *line, env=driver.environment(folder.parent), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            assert json.loads(await process.stdout.readline())["agent"] == "host-b"
+        yield process
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+async def test_through_a_proxy_by_websocket_then_without_any_broker(domain, tmp_path):
+    folder, manifest = tmp_path / "agent", tmp_path / "fleet.yaml"
+    manifest.write_text(MANIFEST)
+    door = (await domain("status"))["brokers"][0]["websocket_url"]
+    assert door.startswith("wss://")
+    token = (await domain("agent", "token", "host-b", "--address", door))["token"]
+    async with test_ways.Proxy() as proxy:
+        address = f"http://127.0.0.1:{proxy.port}"
+        async with agent(folder, "--join", token, "--proxy", address):
+            await domain("apply", "-f", manifest, "--wait", f"{PATIENCE_S:g}s")
+            first = await domain.pid()
+            assert set(proxy.asked) == {door.rpartition("/")[2]}, "by the proxy, to that door, nowhere else"
+            asked = len(proxy.asked)
+            assert asked >= 2, "once to enrol, once to work"
+        # The next time it knows the way, and finds its process again.
+        async with agent(folder):
+            await eventually(lambda: len(proxy.asked) > asked)
+            await _works(domain, first)
+            await domain("exec", "far", "restart")
+            second = await domain.pid()
+            assert second != first
+        asked = len(proxy.asked)
+
+        # By lines to the managers.
+        managers = [f"127.0.0.1:{port}" for port in json.loads(_ports(domain.home))]
+        async with agent(folder, *(word for one in managers for word in ("--direct", one))):
+            await _works(domain, second)
+            await domain("exec", "far", "restart")
+            assert await domain.pid() != second
+            assert len(proxy.asked) == asked
+            await domain("delete", "far", "--wait", f"{PATIENCE_S:g}s")
+
+
+def _ports(home: Path) -> str:
+    text = (home / "muster.toml").read_text()
+    return text.partition("direct_ports = ")[2].strip()
+
+
+async def _works(domain: Domain, pid: int) -> None:
+    """It answers, and has the process it had."""
+
+    async def answers() -> bool:
+        answer = await asyncio.to_thread(driver.run, "-o", "json", "exec", "far", "get", home=domain.home)
+        if answer.code != 0:
+            return False
+        (seen,) = answer.json()
+        return bool(seen["result"]["properties"]["pid"] == pid)
+
+    await eventually(answers, timeout_s=PATIENCE_S)

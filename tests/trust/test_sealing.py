@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import base64
+import stat
+
+import pytest
+
+from muster.core import errors
+from muster.trust import keyring, sealing
+
+
+def test_only_its_key_opens_a_box_and_only_as_what_it_is_about():
+    mine, other = sealing.Key.create(), sealing.Key.create()
+    box = sealing.seal(mine.public, b"swordfish", "kept/db")
+    assert b"swordfish" not in base64.b64decode(box)
+    assert mine.open(box, "kept/db") == b"swordfish"
+    assert sealing.seal(mine.public, b"swordfish", "kept/db") != box
+    with pytest.raises(errors.InvalidInput, match="another key"):
+        other.open(box, "kept/db")
+    with pytest.raises(errors.InvalidInput, match="not about"):
+        mine.open(box, "kept/web")
+    assert "swordfish" not in repr(mine)
+
+
+def test_whatever_was_touched_stays_shut():
+    mine = sealing.Key.create()
+    raw = base64.b64decode(sealing.seal(mine.public, b"swordfish", "x"))
+    for place in range(len(raw)):
+        touched = raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
+        with pytest.raises(errors.InvalidInput):
+            mine.open(base64.b64encode(touched).decode(), "x")
+    for nonsense in ("", "é", "AQ==", base64.b64encode(raw[:33]).decode(), base64.b64encode(raw[:40]).decode()):
+        with pytest.raises(errors.InvalidInput):
+            mine.open(nonsense, "x")
+    for public in ("", "AQ==", base64.b64encode(bytes(32)).decode()):  # the last: a point of no use
+        with pytest.raises(errors.InvalidInput):
+            sealing.seal(public, b"swordfish", "x")
+
+
+def test_a_domain_s_key_is_made_once_and_nobody_else_may_read_it(tmp_path):
+    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    first = trust.key_of_secrets()
+    assert keyring.Trust.open(tmp_path / "keys").key_of_secrets().public == first.public
+    (file,) = (tmp_path / "keys").rglob("secrets.key")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    trust.add_domain("south")
+    assert trust.key_of_secrets(domain="south").public != first.public

@@ -50,9 +50,9 @@ class Unit(base.Adapter):
 
     async def put(self, config: Config) -> None:
         self._config = config
-        if config.definition:
-            await asyncio.to_thread(_write, config)
+        if config.definition and await asyncio.to_thread(_write, config):
             await self._systemctl("daemon-reload")
+            await self._systemctl("try-restart", unit=True)  # what runs is of the old definition
         await self.close()
         self._watching = asyncio.create_task(self._watch(), name=f"unit {self.place.name}")
 
@@ -146,7 +146,11 @@ def _path(config: Config) -> pathlib.Path:
     return (folder or pathlib.Path("/etc/systemd/system")) / config.unit
 
 
-def _write(config: Config) -> None:
+def _write(config: Config) -> bool:
+    """Whether it is another than before."""
     path = _path(config)
+    if path.exists() and path.read_text() == config.definition:
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(config.definition)
+    return True

@@ -66,7 +66,8 @@ async def _obey(hosts: list[agent.Agent]) -> None:
             case "count":
                 say(_owners(hosts))
             case "wait":
-                say(await _wait(hosts, wish["total"], wish.get("not", "")))
+                await _wait(hosts, wish["total"], wish.get("not", ""))
+                say({})
             case "burst":
                 say(await _burst(hosts))
             case "steady":
@@ -82,12 +83,12 @@ def _owners(hosts: list[agent.Agent]) -> dict[str, int]:
     return found
 
 
-async def _wait(hosts: list[agent.Agent], total: int, gone: str) -> dict[str, float]:
+async def _wait(hosts: list[agent.Agent], total: int, gone: str) -> None:
     """Until so many are up under a manager that is not the one that is gone."""
     while True:
         owners = _owners(hosts)
         if sum(owners.values()) - owners.get(gone, 0) >= total:
-            return {"at": time.time()}
+            return
         await asyncio.sleep(0.05)
 
 

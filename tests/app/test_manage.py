@@ -140,7 +140,11 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                 with pytest.raises(errors.Forbidden, match="sleeper"):
                     await client.Client(bus, on_behalf_of="admin").exec("restart", "sleeper")
                 for asker in (bus, admin):
-                    asked = {"resource": "sleeper", "name": "word", "key": sealing.Key.create().public}
+                    asked: dict[str, Any] = {
+                        "resource": "sleeper",
+                        "name": "word",
+                        "key": sealing.Key.create().public,
+                    }
                     with pytest.raises(errors.Forbidden):
                         await requests.ask(asker, protocol.request(asker.identity, protocol.SECRET), **asked)
                 await fleet.delete("sleeper", "dozer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -117,15 +118,15 @@ def on_a_terminal(shell: Shell, *words: str) -> str:
         start_new_session=True,
     )
     os.close(theirs)
-    seen, deadline = b"", time.monotonic() + WAIT_S
+    seen, asked, deadline = b"", False, time.monotonic() + WAIT_S
     try:
-        while b"web-2" not in seen and time.monotonic() < deadline:
-            if select.select([ours], [], [], 0.5)[0]:
-                seen += os.read(ours, 65536)
-        running.send_signal(signal.SIGINT)
         while running.poll() is None and time.monotonic() < deadline:
-            if select.select([ours], [], [], 0.1)[0]:
-                seen += os.read(ours, 65536)
+            with contextlib.suppress(OSError):  # its end of the terminal is closed
+                if select.select([ours], [], [], 0.2)[0]:
+                    seen += os.read(ours, 65536)
+            if b"web-2" in seen and not asked:
+                running.send_signal(signal.SIGINT)
+                asked = True
         assert running.returncode in (0, 130), seen
     finally:
         running.kill()

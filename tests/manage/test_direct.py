@@ -123,8 +123,8 @@ async def test_a_secret_comes_by_the_line(lines, tmp_path):
         await lines.client.wait("r", "up")
         await eventually(lambda: (tmp_path / "given").exists() and (tmp_path / "given").read_text())
         assert (tmp_path / "given").read_text() == "swordfish"
+        subject = protocol.vouch("ann", "host-b", protocol.SECRET)
         with pytest.raises(errors.Forbidden):  # a manager vouches for agents, and nobody else does
-            subject = protocol.vouch("ann", "host-b", protocol.SECRET)
             await requests.ask(lines.client._bus, subject, resource="r", name="key", key="")
         await lines.client.delete("r")
         await lines.client.wait_gone("r")

@@ -131,7 +131,7 @@ async def test_one_that_is_missing_used_or_not_sealed_for_us_is_refused(small, t
 
 
 async def test_a_value_never_stands_in_what_is_applied_whoever_asks(small):
-    plain = {"name": "a", "type": "process", "agent": "host-a"}
+    plain: dict[str, Any] = {"name": "a", "type": "process", "agent": "host-a"}
     plain["config"] = {"command": ["true"], "environment": {"DB_PASSWORD": VALUE}}
     with pytest.raises(manifest.Fault, match="must not stand"):
         await small.client.create(plain)

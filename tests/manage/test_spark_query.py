@@ -22,7 +22,8 @@ QUERY = """
 import os, sys
 from pyspark.sql import SparkSession
 
-spark = SparkSession.builder.master(os.environ["SPARK_MASTER"]).config("spark.ui.enabled", "false").getOrCreate()
+builder = SparkSession.builder.master(os.environ["SPARK_MASTER"])
+spark = builder.config("spark.ui.enabled", "false").getOrCreate()
 lines = spark.readStream.text(sys.argv[1])
 (
     lines.writeStream.format("parquet")
@@ -99,7 +100,7 @@ async def test_it_is_up_when_it_commits_late_when_it_does_not_and_goes_on_after_
 
     await eventually(went_on, timeout_s=PATIENCE_S)
     await fleet.client.wait("query", "up", timeout_s=PATIENCE_S)
-    assert await asyncio.to_thread(_lines_in, sink) == sorted(f"line {number}" for number in range(1, lines + 1))
+    assert await asyncio.to_thread(_lines_in, sink) == [f"line {number}" for number in range(1, lines + 1)]
 
     # Deleted: nothing of it runs on.
     pid = (await fleet.client.observe("query"))["properties"]["pid"]

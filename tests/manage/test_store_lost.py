@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import signal
 from typing import Any
@@ -35,6 +36,10 @@ async def test_managers_go_on_and_what_was_learnt_meanwhile_is_stored_afterwards
             await fleet.stack.aclose()
 
 
+def _is_up(adapter: Any) -> bool:
+    return bool(adapter.state is health.State.UP)
+
+
 async def _story(fleet: Any, server: postgres.Server) -> None:
     await fleet.registry("registry-1")
     await fleet.registry("registry-2")
@@ -63,7 +68,7 @@ async def _story(fleet: Any, server: postgres.Server) -> None:
         adapter = host.hosted[name].adapter
         adapter.die("oops")
         falls[name] += 1
-        await eventually(lambda one=adapter: one.state is health.State.UP, timeout_s=30)  # type: ignore[misc]
+        await eventually(functools.partial(_is_up, adapter), timeout_s=30)
         # … operations are carried out, and questions answered.
         assert (await impatient.exec("echo", names[1], arguments={"text": "x"}))[0]["result"] == "x"
         assert len(await impatient.get()) == RESOURCES
@@ -89,6 +94,8 @@ async def _story(fleet: Any, server: postgres.Server) -> None:
         return all(rows[name]["restarts"] == falls[name] for name in mine)
 
     await eventually(caught_up, timeout_s=PATIENCE_S)
-    assert (await fleet.client.describe(names[0]))["spec"].get("config", {}) == {}, "what was refused was not done"
+    assert (await fleet.client.describe(names[0]))["spec"].get("config", {}) == {}, (
+        "what was refused was not done"
+    )
     await fleet.client.put(names[0], config={"value": "now"})
     await eventually(lambda: host.hosted[names[0]].adapter.config.value == "now", timeout_s=PATIENCE_S)

@@ -20,7 +20,7 @@ from muster.manage.adapters import systemd
 from muster.testing.eventually import eventually
 from tests.manage import contract
 
-SYSTEMD = next((path for path in ("/lib/systemd/systemd", "/usr/lib/systemd/systemd") if os.path.exists(path)), "")
+SYSTEMD = shutil.which("systemd", path="/lib/systemd:/usr/lib/systemd")
 BOOTED = "mount -t tmpfs none /run && mkdir -p /run/systemd/system"
 
 pytestmark = [

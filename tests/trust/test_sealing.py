@@ -29,7 +29,13 @@ def test_whatever_was_touched_stays_shut():
         touched = raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
         with pytest.raises(errors.InvalidInput):
             mine.open(base64.b64encode(touched).decode(), "x")
-    for nonsense in ("", "é", "AQ==", base64.b64encode(raw[:33]).decode(), base64.b64encode(raw[:40]).decode()):
+    for nonsense in (
+        "",
+        "é",
+        "AQ==",
+        base64.b64encode(raw[:33]).decode(),
+        base64.b64encode(raw[:40]).decode(),
+    ):
         with pytest.raises(errors.InvalidInput):
             mine.open(nonsense, "x")
     for public in ("", "AQ==", base64.b64encode(bytes(32)).decode()):  # the last: a point of no use

@@ -274,7 +274,10 @@ def _discard(_: object) -> None:
 
 
 #: What an agent says to the registry, and how its manager's word for it ends.
-_PASSED_ON: dict[str, tuple[str, ...]] = {protocol.HELLO: (), f"request.{protocol.SECRET}": (protocol.SECRET,)}
+_PASSED_ON: dict[str, tuple[str, ...]] = {
+    protocol.HELLO: (),
+    f"request.{protocol.SECRET}": (protocol.SECRET,),
+}
 
 #: From an agent's document, a challenge and its signature to the agent's identity; raises our errors.
 Check = Callable[[str, str, bytes], Awaitable[str]]

@@ -81,7 +81,7 @@ class Secrets:
     async def keep(self, by: str, name: str, box: str) -> list[str]:
         """Returns the resources that use it; they get the new value when they are started next."""
         subjects.token(name)
-        if not isinstance(box, str) or len(box) > BOX_CHARACTERS_MAX:
+        if len(box) > BOX_CHARACTERS_MAX:
             raise errors.LimitExceeded(f"a secret has at most {settings.MAX_SECRET_BYTES} bytes")
         key = await self._opened_key()
         key.open(box, kept_about(name))  # a box that does not open now never would

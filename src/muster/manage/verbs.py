@@ -266,7 +266,6 @@ class Verbs:
     async def _resume(self, by: str, id: str) -> dict[str, Any]:
         return await self.rollouts.turn(id, rollout.RUNNING, "")
 
-
     # Secrets
 
     async def _secrets(self) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ class Unit(base.Adapter):
 
     async def put(self, config: Config) -> None:
         self._config = config
-        if config.definition and await asyncio.to_thread(_write, config):
+        if await asyncio.to_thread(_write, config):
             await self._systemctl("daemon-reload")
             await self._systemctl("try-restart", unit=True)  # what runs is of the old definition
         await self.close()
@@ -147,8 +147,10 @@ def _path(config: Config) -> pathlib.Path:
 
 
 def _write(config: Config) -> bool:
-    """Whether it is another than before."""
+    """The definition, if there is one; whether it is another than before."""
     path = _path(config)
+    if not config.definition:
+        return False
     if path.exists() and path.read_text() == config.definition:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)

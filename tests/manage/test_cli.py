@@ -232,8 +232,9 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     # A secret: kept, used, never shown.
     told = driver.quick("secret", "set", "word", home=shell.home, stdin="swordfish\n")
     assert (told.code, told.out) == (0, "word is kept\n")
-    manifest.write_text(SECRET)
-    shell("apply", "-f", manifest, "--wait", "60s")
+    with_secret = tmp_path / "secret.yaml"
+    with_secret.write_text(SECRET)
+    shell("apply", "-f", with_secret, "--wait", "60s")
     shell.until(lambda: "it has 9 letters" in json.dumps(shell("logs", "keeper")))
     assert [one["used_by"] for one in rows(shell("secret", "list"))] == [["keeper"]]
     refused = driver.quick("secret", "delete", "word", home=shell.home)

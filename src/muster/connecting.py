@@ -24,6 +24,7 @@ async def connect(
     tls: ssl.SSLContext | None = None,
     proxy: str | None = None,
     measure: metrics.Metrics | None = None,
+    echo: bool = True,
 ) -> client.Client:
     """A connection to the bus: ``async with await muster.connect("nats://…") as bus: …``.
 
@@ -35,7 +36,7 @@ async def connect(
     the one in the credentials.
     ``tls``: whom to believe, where the system's certificate authorities are not meant.  ``proxy``: an HTTP
     proxy (``http://HOST:PORT``) by way of which brokers are reached.  ``measure``: where it counts what it
-    drops, refuses and renews.
+    drops, refuses and renews.  ``echo``: whether its subscriptions hear what it publishes itself.
     """
     addresses = [servers] if isinstance(servers, str) else list(servers or ())
     if locator is not None:
@@ -53,6 +54,7 @@ async def connect(
         measure=measure,
         in_order=locator is not None,
         proxy=proxy,
+        echo=echo,
     )
 
 

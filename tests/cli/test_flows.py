@@ -363,3 +363,62 @@ def test_the_demo_removes_nothing_that_is_not_its_own(fresh):
     answer = driver.quick("demo", "--home", fresh)
     assert answer.code == errors.AlreadyExists.exit_code
     assert (fresh / "muster.toml").exists()
+
+
+# -- JMS messages
+
+
+def test_queues_and_subscriptions_by_hand(up):
+    def message(*arguments: str, code: int = 0) -> driver.Answer:
+        answer = driver.quick("message", *arguments, "-o", "json", home=up)
+        assert answer.code == code, answer.err
+        return answer
+
+    def queue(name: str) -> dict[str, object]:
+        return next(row for row in message("queues").json() if row["queue"] == name)
+
+    for amount in range(5):
+        message("send", "queue:orders", f"chairs {amount}", "-p", f"amount={amount}")
+    shown = message("browse", "orders", "--where", "amount > 2").json()
+    assert [(row["body"], row["properties"]) for row in shown] == [
+        ("chairs 3", {"amount": 3}),
+        ("chairs 4", {"amount": 4}),
+    ]
+    assert queue("orders")["depth"] == 5
+    assert {"in_a_second", "out_a_second", "in_flight"} <= queue("orders").keys()
+
+    got = json.loads(message("receive", "queue:orders", "--where", "amount = 1", "--timeout", "30").out)
+    assert got["body"] == "chairs 1"
+    told = queue("orders")
+    assert (told["depth"], told["consumers"], told["delivered"], told["matched"]) == (4, 0, 1, 1)
+    assert told["rejected"] >= 1, "the one before it"
+    message(
+        "receive", "queue:orders", "--where", "amount = 9", "--timeout", "0.1", code=errors.TimedOut.exit_code
+    )
+
+    assert message("move", "orders", "--to", "queue:later", "--where", "amount > 2").json()["moved"] == 2
+    assert message("purge", "orders", "--where", "amount = 0").json()["purged"] == 1
+    assert [row["body"] for row in message("browse", "orders").json()] == ["chairs 2"]
+    assert [row["body"] for row in message("browse", "later").json()] == ["chairs 3", "chairs 4"]
+
+    reason = ("-p", "JMS_MUSTER_DEAD_REASON=nobody could", "-p", "JMS_MUSTER_DEAD_FROM=queue:orders")
+    message("send", "queue:dead-letters", "chairs 5", *reason)
+    (dead,) = message("dead-letters").json()
+    assert (dead["from"], dead["reason"], dead["body"]) == ("queue:orders", "nobody could", "chairs 5")
+    assert message("move", "dead-letters").json()["moved"] == 1
+    assert [row["body"] for row in message("browse", "orders").json()] == ["chairs 2", "chairs 5"]
+
+    durable = ("receive", "topic:news/sport", "--durable", "all", "--client-id", "desk", "--timeout")
+    selecting = ("--where", "place = 'home'")
+    message(*durable, "0.1", *selecting, code=errors.TimedOut.exit_code)
+    for place in ("home", "away"):
+        message("send", "topic:news/sport", f"won {place}", "-p", f"place={place}")
+    assert json.loads(message(*durable, "30", *selecting).out)["body"] == "won home"
+    told = next(row for row in message("subscriptions").json() if row["client_id"] == "desk")
+    assert (told["subscription"], told["topic"], told["consumers"]) == ("all", "news/sport", 0)
+    assert (told["delivered"], told["matched"], told["rejected"]) == (1, 1, 1)
+
+    for table in ("queues", "subscriptions"):
+        people = driver.quick("message", table, home=up)
+        assert "REJECTED" in people.out
+        assert "MATCHED" in people.out

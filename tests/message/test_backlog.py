@@ -98,6 +98,44 @@ def test_expired_messages_are_told_and_never_delivered():
     assert [type(found) for found in one.pump(1000)] == [backlog.Expired]
 
 
+def test_a_message_that_nobody_takes_costs_no_memory_for_what_is_done_after_it():
+    one = backlog.Backlog("q", window=8)
+    one.live = True
+    one.attach(backlog.Consumer(("c", 1), 1 << 30, "n = 1"))
+    one.arrive(1 << 10, _meta(n=2), "", b"")
+    last = 2000
+    for page in range(2, last + 1):  # a page of one message each: its numbers have gaps
+        one.arrive(page << 10, _meta(n=1), "", b"")
+        one.pump(0)
+        assert one.finish(page << 10)
+        assert not one.finish(page << 10), "it is done already"
+    assert len(one.entries) == 1
+    assert len(one.done) == 0
+    assert one.settle(last << 10) == (1 << 10) - 1
+    assert list(one.done) == [((1 << 10) + 1, last << 10)]
+    one.detach(("c", 1), seen=None)
+    one.unload()
+    assert len(one.done) == 1
+    one.attach(backlog.Consumer(("d", 1), 9))
+    for page in range(1, last + 2):  # loaded again: only what is not done comes
+        one.arrive(page << 10, _meta(n=2), "", b"")
+    assert [found.entry.sequence >> 10 for found in one.pump(0)] == [1, last + 1]
+
+
+def test_a_checkpoint_of_much_that_is_done_fits_into_messages():
+    first = ledger.Ledger()
+    count = ledger.SPANS + 5
+    first.apply(ledger.Record(stored={"q:x": count}), 1)
+    first.apply(ledger.Record(acked={"q:x": [number << 10 for number in range(count)][1:]}), 2)
+    first.reach(count, count << 10)
+    chunks = first.checkpoint()
+    assert len(chunks) == 2
+    assert all(sum(len(extent.done) for extent in one.extents.values()) <= ledger.SPANS for one in chunks)
+    second = ledger.Ledger()
+    second.restore(chunks)
+    assert list(second.backlogs["q:x"].done) == list(first.backlogs["q:x"].done)
+
+
 def test_a_checkpoint_says_what_the_records_said():
     first = ledger.Ledger()
     subscription = ledger.Subscription(key="s:c:n", name="n", topic="a/b", client_id="c")
@@ -111,7 +149,7 @@ def test_a_checkpoint_says_what_the_records_said():
     assert second.subscriptions == first.subscriptions
     assert second.depths == {"q:x": 2}
     assert list(second.works) == ["w1", "w2"]
-    assert second.backlogs["q:x"].done == {3}
+    assert list(second.backlogs["q:x"].done) == [(3, 3)]
     assert second.backlogs["s:c:n"].floor == 1
     second.suspect()
     second.backlogs["q:x"].arrive(2, _meta(), "", b"")

@@ -134,6 +134,7 @@ class Client:
         connect_timeout_s: float,
         in_order: bool,
         proxy: str | None,
+        echo: bool,
     ) -> None:
         self._may_ask = creds is None or creds().sees_connections
         order = list(servers)
@@ -151,6 +152,7 @@ class Client:
                     tls_hostname=tls_hostname,
                     connect_timeout_s=connect_timeout_s,
                     proxy=proxy,
+                    echo=echo,
                 )
             except errors.Unavailable as error:
                 failure = error
@@ -473,18 +475,20 @@ async def connect(
     measure: metrics.Metrics | None = None,
     in_order: bool = False,
     proxy: str | None = None,
+    echo: bool = True,
 ) -> Client:
     """Connect to one of ``servers``. Without ``identity``, the credentials' own name, or a random one.
 
     They are tried in random order, so that clients spread, or ``in_order`` where somebody has ranked them.
     ``creds`` may be a function, which is asked again for each new connection.  ``proxy`` is the address of an
-    HTTP proxy (``http://HOST:PORT``) by way of which every broker is reached.
+    HTTP proxy (``http://HOST:PORT``) by way of which every broker is reached.  Without ``echo`` its
+    subscriptions do not hear what it publishes itself.
     """
     ask = creds if callable(creds) or creds is None else functools.partial(_given, creds)
     if identity is None:
         identity = ask().identity if ask is not None else f"anonymous-{secrets.token_hex(4)}"
     client = Client(subjects.token(identity), audit_s=audit_s, counts=counting.Counts(measure))
-    await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s, in_order, proxy)
+    await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s, in_order, proxy, echo)
     return client
 
 

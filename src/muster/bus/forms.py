@@ -75,15 +75,16 @@ def decode_headers(raw: bytes | None) -> dict[str, str]:
     """The pairs; a status line's number is under ``Status`` and its words under ``Description``."""
     if not raw:
         return {}
-    first, *lines = raw.decode("utf-8", "replace").split("\r\n")
+    lines = raw.decode("utf-8", "replace").split("\r\n")
     found: dict[str, str] = {}
-    status = first[8:].strip()
+    status = lines[0][8:].strip()
     if status:
         found["Status"], _, found["Description"] = status.partition(" ")
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if colon:
-            found[name] = value.strip()
+    for line in lines[1:]:
+        if line:
+            name, colon, value = line.partition(":")
+            if colon:
+                found[name] = value.strip()
     return found
 
 

@@ -1,9 +1,9 @@
 """The thin layer on nats-py: one connection that keeps itself alive, read and written our way.
 
-nats-py keeps what it is good at: the socket, TLS, WebSocket, the parser, the handshake, resubscribing.
-Replaced are the parts on the path of every message (its queue and task for each subscription, its message
-class) and those whose answer to trouble is not ours (an error of the broker closes its client for good).
-All use of its inner names is here and in `sockets`; the contract suite tells when they move.
+nats-py keeps what it is good at: the socket, TLS, WebSocket, the handshake, resubscribing.  Replaced are the
+parts on the path of every message (its parser, its queue and task for each subscription, its message class)
+and those whose answer to trouble is not ours (an error of the broker closes its client for good).  All use of
+its inner names is here, in `parsing` and in `sockets`; the contract suite tells when they move.
 
 Subscriptions here are *readers*: a plain function called for each message while the socket is read.
 """
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import nats.errors
 from nats.aio import client as nats_client
 
-from muster.bus import counting, forms, refusals, sockets
+from muster.bus import counting, forms, parsing, refusals, sockets
 from muster.core import errors, log
 
 events = log.Events("bus")
@@ -75,6 +75,7 @@ class Line(nats_client.Client):
         counts: counting.Counts,
     ) -> None:
         super().__init__()
+        self._ps = parsing.Parser(self)
         self._readers: dict[int, Reader] = {}
         self._inbox = inbox
         self._refused_subjects: set[str] = set()
@@ -101,6 +102,7 @@ class Line(nats_client.Client):
         tls_hostname: str | None,
         connect_timeout_s: float,
         proxy: str | None = None,
+        echo: bool = True,
     ) -> None:
         """Connect to ``server``. From then on the connection keeps itself alive, also by way of others."""
         self._proxy = proxy
@@ -153,6 +155,7 @@ class Line(nats_client.Client):
                     max_outstanding_pings=2,
                     pending_size=MAX_UNSENT_BYTES,
                     reconnect_to_server_handler=self._next_server,
+                    no_echo=not echo,
                     **options,
                 )
         except (OSError, nats.errors.Error, ImportError) as error:
@@ -283,10 +286,9 @@ class Line(nats_client.Client):
 
     # Receiving.
 
-    async def _process_msg(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
-    ) -> None:
-        reader = self._readers.get(sid)
+    def hear(self, number: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        """A message for the subscription of this number."""
+        reader = self._readers.get(number)
         if reader is not None:
             try:
                 reader(subject, reply, data, headers)

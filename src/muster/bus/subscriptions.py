@@ -83,7 +83,9 @@ class Subscription:
         if self._handler is not None and self._pump is None:
             # Invariant: without a pump the queue of a handler's subscription is empty.
             self._delivered += 1
-            before = trace.current.set(message.trace)
+            before, current = None, trace.current
+            if (found := message.trace) is not None or current.get() is not None:
+                before = current.set(found)
             try:
                 waiting = self._handler(message)
                 if waiting is not None:  # the task takes the trace with it
@@ -91,7 +93,8 @@ class Subscription:
             except Exception as error:  # noqa: BLE001 - it must not end the connection's read loop
                 self._handler_failed(message, error)
             finally:
-                trace.current.reset(before)
+                if before is not None:
+                    current.reset(before)
             return
         size = len(message.data)
         if self._is_full_for(size) and not self._make_room(size):

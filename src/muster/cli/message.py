@@ -35,6 +35,7 @@ _SUBSCRIPTIONS = (
     "waiting",
     "behind",
     "delivered",
+    "matched",
     "rejected",
 )
 

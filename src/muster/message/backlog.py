@@ -5,9 +5,11 @@ loaded until it is done.  At most ``window`` of them are held, whatever the back
 in the log.
 
     floor      everything up to here is done
-    done       sequences above it that are done
+    done       what is done above it, as far as it cannot be told from the next line
     position   everything up to here is held, done or not ours; loading goes on after it
     live       position is the end of the log: new messages are handed in as they are stored
+
+So memory grows neither with the backlog nor with what was done beyond a message that nobody takes.
 
 Order is by priority, then by sequence; what comes back goes to its old place.  A message that no present
 consumer selects is parked and looked at again only when the consumers change.  Messages of a group go to one
@@ -21,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from muster.message import messages, selectors
+from muster.message import messages, selectors, spans
 
 WINDOW = 2000
 PRIORITIES = 10
@@ -72,7 +74,7 @@ class Backlog:
     def __init__(self, key: str, *, floor: int = 0, window: int = WINDOW, max_deliveries: int = 0) -> None:
         self.key = key
         self.floor = floor
-        self.done: set[int] = set()
+        self.done = spans.Spans()
         self.position = floor
         self.live = False
         self.generation = 0  # of loading: one that began before an `unload` is not to go on
@@ -103,6 +105,13 @@ class Backlog:
             parked = [entry for entry in self._parked if _level(entry) == priority]
             yield from sorted([*self._ready[priority], *parked], key=lambda entry: entry.sequence)
 
+    def is_done(self, sequence: int) -> bool:
+        return (
+            sequence <= self.floor
+            or (sequence <= self.position and sequence not in self.entries)
+            or sequence in self.done
+        )
+
     def arrive(self, sequence: int, meta: messages.Meta, raw: str, data: bytes) -> None:
         """A message of the log. Those of one batch may come out of order, where several topics are ours."""
         self.position = max(self.position, sequence)
@@ -129,6 +138,7 @@ class Backlog:
         for entry in self.entries.values():
             if entry.count:
                 self.counts[entry.sequence] = entry.count
+        self._note_done()
         self.position = self.floor
         self.live = False
         self.generation += 1
@@ -143,10 +153,15 @@ class Backlog:
         reached = head if self.live else self.position
         if first is not None:
             reached = min(reached, first - 1)
-        if reached > self.floor:
-            self.floor = reached
-            self.done = {sequence for sequence in self.done if sequence > reached}
+        self.floor = max(self.floor, reached)
+        self._note_done()
         return self.floor
+
+    def _note_done(self) -> None:
+        """Whatever is not held, up to the position, is done or not ours."""
+        if self.position > self.floor:
+            self.done.cover(self.floor + 1, self.position, sorted(self.entries))
+        self.done.cut(self.floor)
 
     # Consumers.
 
@@ -181,19 +196,20 @@ class Backlog:
 
     def holds(self, sequence: int, connection: str) -> bool:
         """Whether this connection may acknowledge it: it has it, or nobody has."""
-        if sequence <= self.floor or sequence in self.done:
+        if self.is_done(sequence):
             return False
         entry = self.entries.get(sequence)
         return entry is None or entry.holder is None or entry.holder[0] == connection
 
     def finish(self, sequence: int) -> bool:
         """It is done, and that is stored. False: it already was."""
-        if sequence <= self.floor or sequence in self.done:
+        if self.is_done(sequence):
             return False
-        self.done.add(sequence)
         self.counts.pop(sequence, None)
         entry = self.entries.pop(sequence, None)
-        if entry is not None:
+        if entry is None:
+            self.done.add(sequence)
+        else:
             if entry.holder is None:
                 self._forget(entry)
             self._let_go(entry)

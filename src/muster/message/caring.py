@@ -80,28 +80,32 @@ class Caring:
                     "behind": 0 if one.live else self._ledger.head - pages.sequence_of(one.position),
                     "delivered": one.delivered,
                     "matched": one.matched,
-                    "rejected": one.rejected,
+                    "rejected": self._deliver.rejected(one),
                 }
             )
         return rows
 
-    async def _waiting(self, queue: str, selector: str | None, after: int, limit: int) -> Waiting:
-        """What nobody has acknowledged, in the order of the log."""
+    async def _waiting(
+        self, queue: str, selector: str | None, after: int, limit: int
+    ) -> tuple[Waiting, list[int]]:
+        """What nobody has acknowledged, in the order of the log; and the numbers left out between them."""
         one = self._ledger.queue(queue)
         found: Waiting = []
+        left: list[int] = []
         begin = max(after, one.floor) + 1
         async for page in self._desk.read(pages.sequence_of(begin), protocol.queue_subject(queue)):
             for number, held in pages.read(page.sequence, page.data):
-                if number < begin or number in one.done or number <= one.floor:
+                if number < begin or one.is_done(number):
                     continue
                 meta = messages.decode_meta(held.raw)
-                if meta.expiration_ms and meta.expiration_ms <= self._desk.now_ms():
+                expired = meta.expiration_ms and meta.expiration_ms <= self._desk.now_ms()
+                if expired or not selectors.accepts(selector, meta):
+                    left.append(number)
                     continue
-                if selectors.accepts(selector, meta):
-                    found.append((number, meta, held))
-                    if len(found) >= limit:
-                        return found
-        return found
+                found.append((number, meta, held))
+                if len(found) >= limit:
+                    return found, left
+        return found, left
 
     async def browse(self, asked: protocol.Browse) -> protocol.Answer:
         if asked.selector:
@@ -110,8 +114,10 @@ class Caring:
         key = ledger.queue_key(asked.queue)
         found: list[protocol.Delivery] = []
         total = 0
+        await self._desk.store(journal.Item())  # what came before the question is stored first
         if key in self._ledger.backlogs:
-            for number, _, held in await self._waiting(asked.queue, asked.selector, asked.after, limit):
+            waiting, _ = await self._waiting(asked.queue, asked.selector, asked.after, limit)
+            for number, _, held in waiting:
                 total += len(held.data) + len(held.raw)
                 if found and total > delivering.BATCH_BYTES:
                     break
@@ -146,18 +152,22 @@ class Caring:
         """Acknowledge what waits and is in nobody's hands, each together with what ``to`` makes of it."""
         if selector:
             selectors.compiled(selector)
+        await self._desk.store(journal.Item())  # what came before the question is stored first
         key = ledger.queue_key(queue)
         one = self._ledger.backlogs.get(key)
         count = after = 0
         while one is not None and count < limit:
-            found = await self._waiting(queue, selector, after, min(TOGETHER, limit - count))
+            found, left = await self._waiting(queue, selector, after, min(TOGETHER, limit - count))
             if not found:
                 break
-            after = found[-1][0]
+            before, after = after, found[-1][0]
             taken: list[int] = []
             copies: list[journal.Copy] = []
             for number, meta, held in found:
+                if one.is_done(number):
+                    continue  # since it was read
                 if not one.withdraw(number):
+                    left.append(number)
                     continue
                 taken.append(number)
                 if (copy := to(meta, held)) is not None:
@@ -166,6 +176,7 @@ class Caring:
                 continue
             record = ledger.Record(acked={key: taken}, stored=journal.counts(copies))
             self._deliver.stored(copies, await self._desk.store(journal.Item(copies, record)))
+            one.done.cover(max(before, one.floor) + 1, after, sorted(left))
             count += len(taken)
         self._deliver.refill(key)
         return count

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.core import subjects
+from muster.core import errors, subjects
 from muster.message import desk, destinations, journal, ledger, messages, pages, protocol
 
 
 async def recover(over: desk.Desk) -> None:
-    """What the log says, from the last checkpoint on."""
-    state = await over.stream.state()
+    """What the log says, from the last checkpoint on.
+
+    It begins with a page of ours.  From then on whoever had the log before us cannot write, and what it wrote
+    lies before our page: a broker that has just begun to lead the log may not know the end of it otherwise.
+    """
+    try:
+        head = await over.stream.publish(protocol.RECORD, pages.encode(pages.Page()))
+    except errors.LimitExceeded:
+        head = (await over.stream.state()).last_sequence
     last = await over.stream.last_for(protocol.CHECKPOINT)
     start = 1
     if last is not None:
@@ -26,8 +33,8 @@ async def recover(over: desk.Desk) -> None:
     async for page in over.read(start):
         if (record := pages.record_of(page.sequence, page.data)) is not None:
             over.ledger.apply(record, pages.end(page.sequence))
-    over.journal.head = state.last_sequence
-    over.ledger.reach(state.last_sequence, pages.end(state.last_sequence))
+    over.journal.head = head
+    over.ledger.reach(head, pages.end(head))
     over.ledger.suspect()
     for subscription in over.ledger.subscriptions.values():
         over.patterns.add(subscription.topic)

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, Self
 
 from muster import connecting
+from muster.bus import api
 from muster.core import errors
 from muster.message import connection as connection_
 from muster.message import consuming, destinations, faults, messages, producing, protocol, selectors
@@ -50,8 +51,12 @@ class ConnectionFactory:
         self._options = options
 
     async def connect(self, *, client_id: str | None = None) -> Connection:
-        bus = await connecting.connect(self._servers, locator=self._locator, **self._options)
-        return Connection(bus, client_id=client_id, owns_bus=True)
+        return Connection(
+            await self._dial(), client_id=client_id, owns_bus=True, quiet=lambda: self._dial(echo=False)
+        )
+
+    async def _dial(self, *, echo: bool = True) -> api.Bus:
+        return await connecting.connect(self._servers, locator=self._locator, echo=echo, **self._options)
 
     async def context(self, mode: Mode = Mode.AUTO, *, client_id: str | None = None) -> Context:
         """A connection and a session of it in one; see `Context`."""
@@ -70,6 +75,7 @@ class Session:
         self.connection = connection
         self.mode = mode
         self.transacted = mode is Mode.TRANSACTED
+        self.keeps = mode in (Mode.CLIENT, Mode.TRANSACTED)  # what was received, until it is acknowledged
         self.closed = False
         self.consumers: list[consuming.Consumer] = []
         self.unacknowledged: list[consuming.Received] = []
@@ -78,6 +84,7 @@ class Session:
         self._lazy_count = 0
         self._temporary: list[destinations.Destination] = []
         connection.on_close(self.close)
+        connection.on_doubt(self._held)
 
     async def __aenter__(self) -> Self:
         return self
@@ -163,6 +170,7 @@ class Session:
     ) -> AsyncIterator[messages.Message]:
         """What waits in a queue; nothing is taken."""
         self.check_open()
+        await self.connection.idle()  # what we sent and acknowledged before counts
         after = 0
         while True:
             found = await self.connection.ask(protocol.Browse(queue.name, selector, after))
@@ -252,6 +260,12 @@ class Session:
                 received.message._acknowledge = self._acknowledge
             case Mode.TRANSACTED:
                 self.unacknowledged.append(received)
+
+    def _held(self) -> dict[str, list[int]]:
+        found = consuming.by_key(self.unacknowledged)
+        for key, sequences in self._lazy.items():
+            found.setdefault(key, []).extend(sequences)
+        return found
 
     def flush_lazy(self) -> None:
         if self._lazy:

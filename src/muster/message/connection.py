@@ -2,8 +2,8 @@
 
 What its sessions send and acknowledge at one time becomes one `protocol.Work`, and one is under way at a
 time: order is kept, and concurrent senders share a sync.  A work whose answer does not come is repeated with
-the same id, to this dispatcher or the next one.  When a dispatcher begins, or does not know us, all
-consumers attach anew.
+the same id, to this dispatcher or the next one.  While the log is full, senders wait and acknowledgements,
+which make room, overtake them.  When a dispatcher begins, or does not know us, all consumers attach anew.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, Self
 
 from muster.bus import api
@@ -25,7 +25,10 @@ PING_S = 4.0
 ASK_S = 5.0
 CLOSE_S = 3.0  # closing waits no longer than that for a dispatcher
 IN_DOUBT_S = 60.0  # how long a work is repeated before its sender hears that it is in doubt
-UNSENT_MAX = 20_000  # messages that senders may have waiting in one connection
+FULL_S = 10.0  # how long senders wait for room in a full log before they hear that it is full
+FULL_RETRY_S = 0.25
+UNSENT_MAX = 20_000  # messages that senders may have waiting in one connection before they wait,
+UNSENT_BYTES_MAX = 32 << 20  # and their bytes; those who do not wait are refused at twice that
 
 
 class Fed(Protocol):
@@ -38,7 +41,7 @@ class Fed(Protocol):
 
 
 class _Waiting:
-    __slots__ = ("acks", "alone", "future", "sends")
+    __slots__ = ("acks", "alone", "future", "sends", "size")
 
     def __init__(
         self,
@@ -51,22 +54,42 @@ class _Waiting:
         self.acks = acks
         self.alone = alone
         self.future = future
+        self.size = sum(len(send.data) + len(send.meta) for send in sends)
 
 
 class Connection:
-    """``client_id`` names the client whose durable subscriptions these are; no two connections share one."""
+    """``client_id`` names the client whose durable subscriptions these are; no two connections share one.
 
-    def __init__(self, bus: api.Bus, *, client_id: str | None = None, owns_bus: bool = False) -> None:
+    ``quiet`` makes another bus, which does not hear itself.  Consumers that do not want what their own
+    connection says listen there, and from the first of them on the connection speaks there: so no copy
+    travels to be dropped.  Without it they drop what they do not want.
+    """
+
+    def __init__(
+        self,
+        bus: api.Bus,
+        *,
+        client_id: str | None = None,
+        owns_bus: bool = False,
+        quiet: Callable[[], Awaitable[api.Bus]] | None = None,
+    ) -> None:
         self.bus = bus
+        self.speaks = bus  # over which messages go straight to a topic
         self.client_id = client_id
         self.name = secrets.token_hex(8)
         self.closed = False
         self.on_error: Callable[[errors.MusterError], None] | None = None
+        self.full_s = FULL_S
         self._owns_bus = owns_bus
         self._loop = asyncio.get_running_loop()
         self._known = False
+        self._epoch = 0  # of the dispatcher that knows us
         self._hello = asyncio.Lock()
         self._hearing: list[api.Subscription] = []
+        self._end_state: Callable[[], None] = lambda: None
+        self._cut_off = False  # since everything was attached last
+        self._deaf: set[int] = set()  # consumers not attached anew: what comes for them comes again
+        self._holders: list[Callable[[], dict[str, list[int]]]] = []
         self._greeted = False
         self._hears_slow = False
         self._consumers: dict[int, Fed] = {}
@@ -76,6 +99,7 @@ class Connection:
         self._id_head = f"ID:{self.name}-"
         self._waiting: deque[_Waiting] = deque()
         self._unsent = 0
+        self._unsent_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
         self._wake = asyncio.Event()
@@ -83,9 +107,14 @@ class Connection:
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._worker: asyncio.Task[None] | None = None
         self._current: list[_Waiting] = []
+        self._full_since: float | None = None
+        self._full_until = 0.0  # when to try again
         self._complaints = slowing.Complaints(self._complain, self.spawn)
         self.holds = slowing.Holds(self._ease)
         self.ears = listening.Ears(bus, listening.Heard)
+        self._quiet = quiet
+        self._quiet_ears: listening.Ears[listening.Heard] | None = None
+        self._quieting = asyncio.Lock()
         self.on_ease: Callable[[], None] | None = None
 
     @property
@@ -108,6 +137,10 @@ class Connection:
     def on_close(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._closers.append(closer)
 
+    def on_doubt(self, holder: Callable[[], dict[str, list[int]]]) -> None:
+        """``holder`` says, by backlog, what the application has and has not acknowledged."""
+        self._holders.append(holder)
+
     async def close(self, *, lost: bool = False) -> None:
         """``lost``: whoever used it is gone, so what it held counts as delivered."""
         if self.closed:
@@ -116,14 +149,21 @@ class Connection:
             await closer()
         await self.idle(CLOSE_S)
         self.closed = True
+        self._end_state()
         if self._known:
             with contextlib.suppress(errors.MusterError):
                 await self._ask_once(protocol.Bye(self.name, lost))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._waiting:
+            if not (future := self._waiting.popleft().future).done():
+                future.set_exception(errors.NotConnected("the connection was closed before it was stored"))
+                future.exception()  # a sender who does not wait has chosen not to hear
         for one in self._hearing:
             await one.close()
+        if self.speaks is not self.bus:
+            await self.speaks.close()
         if self._owns_bus:
             await self.bus.close()
 
@@ -162,6 +202,16 @@ class Connection:
         else:
             events.warning("connection-error", connection=self.name, error=error)
 
+    async def ears_for(self, *, no_local: bool) -> listening.Ears[listening.Heard]:
+        if not no_local or self._quiet is None:
+            return self.ears
+        async with self._quieting:
+            if self._quiet_ears is None:
+                made = await self._quiet()
+                await self.bus.flush()  # what was said over the other comes first
+                self.speaks, self._quiet_ears = made, listening.Ears(made, listening.Heard)
+            return self._quiet_ears
+
     # The dispatcher.
 
     async def greet(self) -> None:
@@ -173,23 +223,49 @@ class Connection:
                 deliver = protocol.deliver_subject(self.bus.identity, self.name)
                 self._hearing.append(await self.bus.subscribe(deliver, handler=self._delivered))
                 self._hearing.append(await self.bus.subscribe(protocol.BEGAN, handler=self._began))
+                self._end_state = self.bus.on_state(self._bus_changed)
                 self.spawn(self._ping())
             if not self._known:
                 at = self.bus.connection
-                await self._ask_once(
-                    protocol.Hello(
-                        self.name,
-                        self.client_id,
-                        broker=at.broker if at else "",
-                        number=at.number if at else 0,
-                    )
+                hello = protocol.Hello(
+                    self.name,
+                    self.client_id,
+                    broker=at.broker if at else "",
+                    number=at.number if at else 0,
                 )
+                self._epoch = (await self._ask_once(hello)).epoch
                 self._known = True
                 self._attached.clear()
             for number, consumer in list(self._consumers.items()):
                 if number not in self._attached:
-                    await self._ask_once(consumer.request())
-                    self._attached.add(number)
+                    await self._attach_anew(number, consumer)
+            if self._known:
+                self._cut_off = False
+
+    async def _attach_anew(self, number: int, consumer: Fed) -> None:
+        request = consumer.request()  # from here on nothing more of before is handed out
+        if self._cut_off:
+            await self._ask_once(protocol.Detach(self.name, number, self._seen()))
+        self._deaf.discard(number)
+        await self._ask_once(request)
+        self._attached.add(number)
+
+    def _bus_changed(self, state: api.ConnectionState) -> None:
+        """What was on its way to us, or our credit, may be lost: attach anew, and have it sent again."""
+        if state is not api.ConnectionState.CONNECTED:
+            self._known, self._cut_off = False, True
+            self._deaf.update(self._consumers)
+        elif self._cut_off and not self.closed:
+            self.spawn(self._greet_again())
+
+    def _seen(self) -> dict[str, list[int]]:
+        """What the application got: by backlog, what it holds and what it acknowledges just now."""
+        found: dict[str, list[int]] = {}
+        under_way = [one.acks for one in (*self._current, *self._waiting)]
+        for acks in (*under_way, *(holder() for holder in self._holders)):
+            for key, sequences in acks.items():
+                found.setdefault(key, []).extend(sequences)
+        return found
 
     async def ask(self, asked: protocol.Ask, *, timeout_s: float = IN_DOUBT_S) -> protocol.Answer:
         """Ask until there is an answer: a dispatcher that dies has a successor."""
@@ -244,8 +320,12 @@ class Connection:
                 await self.ask(protocol.Detach(self.name, number, seen), timeout_s=CLOSE_S)
 
     def _delivered(self, message: api.Message) -> None:
-        for delivery in protocol.decode_deliveries(message.data).deliveries:
-            if consumer := self._consumers.get(delivery.consumer):
+        found = protocol.decode_deliveries(message.data)
+        if found.epoch != self._epoch:
+            return  # of a dispatcher that is no more: its successor delivers the same
+        for delivery in found.deliveries:
+            consumer = self._consumers.get(delivery.consumer)
+            if consumer is not None and delivery.consumer not in self._deaf:
                 consumer.deliver(delivery)
 
     async def hear_slow(self) -> None:
@@ -291,21 +371,44 @@ class Connection:
     def submit(
         self, sends: list[protocol.Send], acks: dict[str, list[int]] | None = None, *, alone: bool = False
     ) -> asyncio.Future[None]:
-        """Done when it is stored. ``alone``: a transaction, which shares its fate with nothing else."""
+        """Done when it is stored. ``alone``: a transaction, which shares its fate with nothing else.
+
+        Whoever sends waits for `room` first; who does not is refused one day (`errors.Overloaded`).
+        """
         self.check_open()
         if len(sends) > protocol.SENDS_MAX:
             raise errors.LimitExceeded(
                 f"{len(sends)} messages in one transaction: the most is {protocol.SENDS_MAX}"
             )
+        if sends and (self._unsent >= 2 * UNSENT_MAX or self._unsent_bytes >= 2 * UNSENT_BYTES_MAX):
+            raise errors.Overloaded(
+                f"{self._unsent} messages of this connection wait to be stored: wait for some of them",
+                retry_after_s=1.0,
+            )
         future: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(_Waiting(sends, acks or {}, alone, future))
+        waiting = _Waiting(sends, acks or {}, alone, future)
+        self._waiting.append(waiting)
         self._unsent += len(sends)
-        if self._unsent >= UNSENT_MAX:
+        self._unsent_bytes += waiting.size
+        if self.is_full:
             self._room.clear()
         if self._worker is None:
             self._worker = self.spawn(self._work())
         self._wake.set()
         return future
+
+    def acknowledges(self, key: str, sequence: int) -> bool:
+        """Whether that is under way."""
+        return any(sequence in one.acks.get(key, ()) for one in (*self._current, *self._waiting))
+
+    @property
+    def log_is_full(self) -> bool:
+        """Whether senders wait for somebody to consume something."""
+        return self._full_since is not None
+
+    @property
+    def is_full(self) -> bool:
+        return self._unsent >= UNSENT_MAX or self._unsent_bytes >= UNSENT_BYTES_MAX
 
     async def room(self) -> None:
         """Back-pressure: waits while too much is on its way."""
@@ -321,21 +424,42 @@ class Connection:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._waiting:
-                taken = self._current = self._take()
+            while taken := self._take():
+                self._current = taken
                 await self._carry_out(taken)
+                self._current = []
 
     def _take(self) -> list[_Waiting]:
+        """What makes up the next work; nothing if there is nothing, or the log is full."""
+        if self._loop.time() < self._full_until:
+            taken = [one for one in self._waiting if not one.sends and not one.alone]
+            taken = taken or [one for one in self._waiting if not one.sends][:1]
+            chosen = set(taken)
+            self._waiting = deque(one for one in self._waiting if one not in chosen)
+            return taken
+        if not self._waiting:
+            return []
         taken = [self._waiting.popleft()]
-        size = len(taken[0].sends)
-        total = sum(len(send.data) for send in taken[0].sends)
+        size, total = len(taken[0].sends), taken[0].size
         while not taken[0].alone and self._waiting and not self._waiting[0].alone:
             size += len(self._waiting[0].sends)
-            total += sum(len(send.data) + len(send.meta) for send in self._waiting[0].sends)
+            total += self._waiting[0].size
             if size > protocol.SENDS_MAX or total > 512 << 10:
                 break
             taken.append(self._waiting.popleft())
         return taken
+
+    def _put_back(self, taken: list[_Waiting]) -> bool:
+        """The log is full: try again in a while. False: it has been full for too long."""
+        now = self._loop.time()
+        self._full_since = now if self._full_since is None else self._full_since
+        if self.closed or now - self._full_since >= self.full_s:
+            self._full_since = None
+            return False
+        self._waiting.extendleft(reversed(taken))
+        self._full_until = now + FULL_RETRY_S
+        self._loop.call_at(self._full_until + 0.001, self._wake.set)
+        return True
 
     async def _carry_out(self, taken: list[_Waiting]) -> None:
         acks: dict[str, list[int]] = {}
@@ -347,14 +471,19 @@ class Connection:
         error: errors.MusterError | None = None
         try:
             await self.ask(work)
+            if sends:
+                self._full_since = None
         except errors.MusterError as found:
+            if isinstance(found, faults.LogFull) and self._put_back(taken):
+                return
             error = found
         except BaseException:
             for one in taken:
                 one.future.cancel()
             raise
         self._unsent -= len(sends)
-        if self._unsent < UNSENT_MAX:
+        self._unsent_bytes -= sum(one.size for one in taken)
+        if not self.is_full:
             self._room.set()
         for one in taken:
             if one.future.done():

@@ -40,6 +40,8 @@ class Delivering:
         self.delays = delays.Delays(over, self)
         self.tail = tail.Tail()
         self._loading: set[str] = set()
+        self._heard_of: dict[str, int] = {}  # messages by the pattern of subscriptions
+        self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: heard and matched till then
         self._dirty: set[str] = set()
         self._heard: list[tuple[str, bytes, dict[str, str]]] = []
         self._answers: list[tuple[str, protocol.Answer]] = []
@@ -88,12 +90,14 @@ class Delivering:
             topic = copy.destination.topic
             if number:
                 for pattern in self._desk.patterns.matching(topic):
+                    self._heard_of[pattern] = self._heard_of.get(pattern, 0) + 1
                     if index := self._desk.indexes.get(pattern):
                         for key in list(index.matching(copy.meta)):
                             if self._ledger.wants(key, copy.meta):
                                 one = self._ledger.backlogs[key]
                                 if self._arrived(one, number, copy):
                                     touched[key] = one
+                                    one.matched += 1
             if copy.republish:
                 headers = {messages.HEADER: copy.raw, protocol.LOGGED: str(number)}
                 self._heard.append((topic.subject, copy.data, headers))
@@ -107,6 +111,8 @@ class Delivering:
         if one.room <= 0:
             one.overflow(number)
             self.set_live(one, live=False)
+            if one.key in self._ledger.subscriptions:
+                one.rejected -= 1  # this one: it is looked at again when it is loaded
             return False
         one.arrive(number, copy.meta, copy.raw, copy.data)
         return True
@@ -114,11 +120,26 @@ class Delivering:
     def set_live(self, one: backlog.Backlog, *, live: bool) -> None:
         one.live = live
         if subscription := self._ledger.subscriptions.get(one.key):
+            one.rejected = self.rejected(one)
+            self._live_since.pop(one.key, None)
             if live:
                 index = self._desk.indexes.setdefault(subscription.topic, selectors.Index())
                 index.add(one.key, subscription.selector)
+                self._live_since[one.key] = (self._heard_of.get(subscription.topic, 0), one.matched)
             elif subscription.topic in self._desk.indexes:
                 self._desk.indexes[subscription.topic].remove(one.key)
+
+    def rejected(self, one: backlog.Backlog) -> int:
+        """How many it was not given for what they are.
+
+        Who does not select a message is not asked about it: a live subscription has rejected what was said
+        on its topic and did not arrive.
+        """
+        subscription = self._ledger.subscriptions.get(one.key)
+        if subscription is None or one.key not in self._live_since:
+            return one.rejected
+        heard, matched = self._live_since[one.key]
+        return one.rejected + self._heard_of.get(subscription.topic, 0) - heard - (one.matched - matched)
 
     # Out of backlogs.
 
@@ -203,16 +224,17 @@ class Delivering:
         for number, copy in self.tail.after(one.position):
             if subscription is None:
                 wanted = copy.destination.is_queue and ledger.queue_key(copy.destination.name) == one.key
+            elif copy.destination.is_queue or not subscription.pattern.matches(copy.destination.topic):
+                wanted = False
             else:
-                wanted = (
-                    not copy.destination.is_queue
-                    and subscription.pattern.matches(copy.destination.topic)
-                    and self._ledger.wants(one.key, copy.meta)
-                    and selectors.accepts(subscription.selector, copy.meta)
+                wanted = self._ledger.wants(one.key, copy.meta) and selectors.accepts(
+                    subscription.selector, copy.meta
                 )
+                one.rejected += not wanted
             if wanted:
                 if one.room <= 0:
                     return
+                one.matched += subscription is not None
                 one.arrive(number, copy.meta, copy.raw, copy.data)
             one.position = number
         one.position = max(one.position, self._ledger.end)
@@ -243,8 +265,10 @@ class Delivering:
                 if subscription is not None and not (
                     self._ledger.wants(one.key, meta) and selectors.accepts(subscription.selector, meta)
                 ):
+                    one.rejected += 1
                     one.position = number
                     continue
+                one.matched += subscription is not None
                 one.arrive(number, meta, held.raw, held.data)
         return False
 

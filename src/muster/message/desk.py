@@ -6,11 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from muster.bus import api
 from muster.core import errors
 from muster.message import journal, ledger, pages, protocol, selectors, settings
+
+LAG_S: Final = 0.05
+LAG_TRIES: Final = 100
 
 #: Whether an identity may publish on (``"pub"``), or subscribe to (``"sub"``), a users' subject.
 May = Callable[[str, str, str], bool]
@@ -106,7 +109,13 @@ class Desk:
 
     async def read(self, first: int, subject: str | None = None) -> AsyncIterator[api.StoredMessage]:
         """The pages there are now from sequence ``first`` on."""
+        head = self.journal.head
         state = await self.stream.state()
+        for _ in range(LAG_TRIES):
+            if state.last_sequence >= head:
+                break
+            await asyncio.sleep(LAG_S)  # a broker that leads only now does not know the end of the log yet
+            state = await self.stream.state()
         first = max(first, state.first_sequence)
         if first <= state.last_sequence:
             async for one in self.stream.read(first, state.last_sequence, subject=subject, gaps=True):

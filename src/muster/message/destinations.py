@@ -96,6 +96,7 @@ def topic(name: str) -> Destination:
     return Destination(Kind.TOPIC, name)
 
 
+@functools.lru_cache(8192)
 def token(name: str) -> str:
     """Any text as one token of a subject."""
     return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=") or "_"

@@ -59,6 +59,7 @@ class Dispatcher:
         self._checkpoint_bytes = 0  # the log's size after the last checkpoint
         self._clients: dict[str, str] = {}  # client id -> connection
         self._working: dict[str, list[desk.Answer]] = {}
+        self._cut_off = False
         self._began_at = self._desk.loop.time()
 
     # Life.
@@ -66,6 +67,20 @@ class Dispatcher:
     async def run(self) -> None:
         """Until it fails or is cancelled."""
         bus = self._desk.bus
+        end_state = bus.on_state(self._bus_changed)
+        try:
+            await self._dispatch(bus)
+        finally:
+            end_state()
+
+    def _bus_changed(self, state: api.ConnectionState) -> None:
+        """Deliveries on their way when the connection broke may be lost: a new epoch sends them again."""
+        if state is not api.ConnectionState.CONNECTED:
+            self._cut_off = True
+        elif self._cut_off and not self._desk.failure.done():
+            self._desk.failure.set_exception(errors.NotConnected("the connection to the brokers was lost"))
+
+    async def _dispatch(self, bus: api.Bus) -> None:
         await checkpoints.recover(self._desk)
         await self._deliver.delays.recover()
         self._deliver.tail.start = self._ledger.end
@@ -213,14 +228,15 @@ class Dispatcher:
         other = self._clients.get(asked.client_id) if asked.client_id else None
         if other is not None and other != asked.connection:
             raise faults.InvalidClientId(f"the client id {asked.client_id!r} is in use by another connection")
+        at = api.ConnectionId(asked.broker, asked.number) if asked.broker else None
         known = self._desk.connections.get(asked.connection)
         if known is not None:
             if known.identity != sender:
                 raise errors.Forbidden(f"the connection {asked.connection!r} is somebody else's")
+            known.at = at  # it may have roamed
             if asked.client_id and known.client_id is None and not known.consumers:
                 known.client_id = asked.client_id
         else:
-            at = api.ConnectionId(asked.broker, asked.number) if asked.broker else None
             known = self._desk.connections[subjects.token(asked.connection)] = desk.Connection(
                 asked.connection, sender, asked.client_id, self._desk.loop.time(), at
             )
@@ -272,7 +288,9 @@ class Dispatcher:
                 f"{len(work.sends)} messages in one transaction: the most is {protocol.SENDS_MAX}"
             )
         if work.sends and self._full:
-            raise errors.LimitExceeded("the log of messages is full: consume some, or raise its budget")
+            raise faults.LogFull("the log of messages is full: consume some, or raise its budget")
+        if work.sends and self._desk.journal.bytes > journal.QUEUED_BYTES_MAX:
+            raise errors.Overloaded("too much waits to be stored already", retry_after_s=0.1)
         acked: dict[str, list[int]] = {}
         for key, sequences in work.acks.items():
             one = self._ledger.backlogs.get(key)

@@ -4,7 +4,8 @@ InvalidInput   └── FormatError          a value cannot be read or set as t
 Refused        ├── IllegalState         not now: the object is closed, or the wrong mode
                ├── NotReadable / NotWriteable
                ├── TransactionRolledBack
-               └── InvalidClientId      in use by another connection
+               ├── InvalidClientId      in use by another connection
+               └── LogFull              of LimitExceeded: nothing is stored until something is consumed
 NotFound       └── InvalidDestination
 """
 
@@ -35,6 +36,10 @@ class TransactionRolledBack(errors.Refused):
 
 class InvalidClientId(errors.Refused):
     code = "invalid-client-id"
+
+
+class LogFull(errors.LimitExceeded):
+    code = "log-full"
 
 
 class InvalidDestination(errors.NotFound):

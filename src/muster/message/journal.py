@@ -8,6 +8,7 @@ refused.  That is the fence.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ from muster.message import destinations, ledger, messages, pages, protocol
 
 BATCH = 1000  # messages, and so pages, in one batch: the broker takes no more
 BATCH_BYTES = 4 << 20
+STORE_S = 10.0  # after that it is in doubt, and the log is read anew
 QUEUED_MAX = 50_000
+QUEUED_BYTES_MAX = 64 << 20
 _APART = (protocol.DELAY, protocol.CHECKPOINT)
 
 
@@ -59,9 +62,11 @@ class Journal:
 
     def __init__(self, stream: api.Stream, head: int, on_batch: Callable[[ledger.Record, int], None]) -> None:
         self._stream = stream
+        self._name = secrets.token_hex(6)
         self._on_batch = on_batch
         self.head = head
         self.batches = 0
+        self.bytes = 0  # of what waits
         self._items: deque[Item] = deque()
         self._wake = asyncio.Event()
 
@@ -70,6 +75,7 @@ class Journal:
 
     def add(self, item: Item) -> None:
         self._items.append(item)
+        self.bytes += item.bytes
         self._wake.set()
 
     def abandon(self, error: errors.MusterError) -> None:
@@ -97,6 +103,7 @@ class Journal:
             taken.append(self._items.popleft())
             size += item.size
             total += item.bytes
+            self.bytes -= item.bytes
             closed = closed or item.alone
         return taken
 
@@ -110,10 +117,13 @@ class Journal:
                         api.Outgoing(
                             subject,
                             pages.encode(page),
+                            # A page alone can be sent again when its acknowledgement stays away.
+                            message_id=f"{self._name}-{self.head}" if len(batch) == 1 else None,
                             expected_last_sequence=self.head if not place else None,
                         )
                         for place, (subject, page) in enumerate(batch)
-                    ]
+                    ],
+                    timeout_s=STORE_S,
                 )
             else:
                 last = self.head

@@ -18,7 +18,8 @@ from muster.core import topics
 from muster.message import backlog, messages
 
 WORKS_KEPT = 20_000  # ids of works: a repeat may come as long as its sender waits for the answer
-CHUNK = 2_000  # backlogs in one message of a checkpoint
+CHUNK = 2_000  # backlogs in one message of a checkpoint,
+SPANS = 10_000  # and spans of what they have done
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,13 +51,13 @@ class Record(msgspec.Struct, omit_defaults=True):
 
 class Extent(msgspec.Struct, array_like=True):
     floor: int
-    done: list[int]
+    done: list[tuple[int, int]]
     depth: int
     created: int = 0
 
 
 class Checkpoint(msgspec.Struct, omit_defaults=True):
-    """One of ``chunks`` messages that stand next to each other in the log."""
+    """One of ``chunks`` messages that stand next to each other in the log. An extent may be in several."""
 
     chunks: int
     head: int  # records up to here are in the sum
@@ -134,27 +135,25 @@ class Ledger:
             del self.works[next(iter(self.works))]
 
     def checkpoint(self) -> list[Checkpoint]:
-        extents = {
-            key: Extent(
-                one.settle(self.end), sorted(one.done), self.depths.get(key, 0), self.created.get(key, 0)
-            )
-            for key, one in self.backlogs.items()
-        }
-        keys = list(extents)
-        parts = [keys[at : at + CHUNK] for at in range(0, len(keys), CHUNK)] or [[]]
-        found = [
-            Checkpoint(
-                chunks=len(parts),
-                head=self.head,
-                extents={key: extents[key] for key in part},
-                subscriptions=[self.subscriptions[key] for key in part if key in self.subscriptions],
-            )
-            for part in parts
-        ]
-        found[0].works = list(self.works)
-        found[0].consumed = sorted(self.consumed)
+        first = Checkpoint(chunks=0, head=self.head, works=list(self.works), consumed=sorted(self.consumed))
         if self.delayed_done:
-            found[0].extents[DELAY_KEY] = Extent(0, sorted(self.delayed_done), 0)
+            first.extents = {DELAY_KEY: Extent(0, [(one, one) for one in sorted(self.delayed_done)], 0)}
+        found = [first]
+        size = len(self.works) + len(self.delayed_done)
+        for key, one in self.backlogs.items():
+            floor, done = one.settle(self.end), list(one.done)
+            for at in range(0, len(done) or 1, SPANS):
+                part = done[at : at + SPANS]
+                if size + len(part) > SPANS or len(found[-1].extents) >= CHUNK:
+                    found.append(Checkpoint(chunks=0, head=self.head, extents={}, subscriptions=[]))
+                    size = 0
+                size += len(part)
+                depth, created = self.depths.get(key, 0), self.created.get(key, 0)
+                found[-1].extents[key] = Extent(floor, part, depth, created)
+            if key in self.subscriptions:
+                found[-1].subscriptions.append(self.subscriptions[key])
+        for chunk in found:
+            chunk.chunks = len(found)
         return found
 
     def restore(self, chunks: Iterable[Checkpoint]) -> None:
@@ -163,10 +162,11 @@ class Ledger:
                 self.subscriptions[subscription.key] = subscription
             for key, extent in chunk.extents.items():
                 if key == DELAY_KEY:
-                    self.delayed_done.update(extent.done)
+                    self.delayed_done.update(number for number, _ in extent.done)
                     continue
                 one = self.backlog(key, extent.floor)
-                one.done.update(extent.done)
+                for span in extent.done:
+                    one.done.add(*span)
                 if extent.created:
                     self.created[key] = extent.created
                 if key.startswith(QUEUE_MARK):

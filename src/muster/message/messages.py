@@ -26,7 +26,7 @@ DEFAULT_PRIORITY: Final = 4
 JSON: Final = "application/json"
 
 
-class Meta(msgspec.Struct, omit_defaults=True, kw_only=True):
+class Meta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     """What a message has besides its body. ``t``: t(ext) b(ytes) m(ap) s(tream) o(bject), n(one)."""
 
     kind: str = msgspec.field(default="b", name="t")
@@ -114,10 +114,17 @@ class Message:
     origin: str | None = None
     amqp: str | None = None
     frozen = False  # the body is read-only
+    properties: values.Properties
     _acknowledge: Callable[[], Any] | None = None
 
     def __init__(self, *, properties: Mapping[str, values.Value] | None = None) -> None:
         self.properties = values.Properties(properties)
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "properties":
+            raise AttributeError(f"a {type(self).__name__} has no {name}")
+        self.properties = values.Properties.received({})  # it was received with none
+        return self.properties
 
     async def acknowledge(self) -> None:
         """In a session that acknowledges by its client: this and all that the session received before."""
@@ -371,26 +378,30 @@ def rebuild(meta: Meta, data: bytes, destination: destinations.Destination | Non
     if meta.destination is not None:
         destination = destinations.Destination.parse(meta.destination)
     message.destination = destination
-    for name in _SELDOM:
-        value = getattr(meta, name)
-        if value is not None and value != 0:
-            setattr(message, name, value)
     if meta.priority != DEFAULT_PRIORITY:
         message.priority = meta.priority
+    if meta.correlation_id is not None:
+        message.correlation_id = meta.correlation_id
     if meta.reply_to is not None:
         message.reply_to = destinations.Destination.parse(meta.reply_to)
-    kinds = meta.kinds
-    message.properties = values.Properties.received(
-        {name: _rich(value, kinds.get(name)) for name, value in meta.properties.items()}
-    )
+    if meta.type is not None:
+        message.type = meta.type
+    if meta.expiration_ms:
+        message.expiration_ms = meta.expiration_ms
+    if meta.delivery_time_ms:
+        message.delivery_time_ms = meta.delivery_time_ms
+    if meta.amqp is not None:
+        message.amqp = meta.amqp
+    if meta.properties:
+        kinds = meta.kinds
+        message.properties = values.Properties.received(
+            {name: _rich(value, kinds.get(name)) for name, value in meta.properties.items()}
+        )
     try:
         message._read(meta, data)
     except UnicodeDecodeError as error:
         raise faults.FormatError(f"the text is not UTF-8: {error}") from error
     return message
-
-
-_SELDOM: Final = ("correlation_id", "type", "expiration_ms", "delivery_time_ms", "amqp")
 
 
 def from_plain(data: bytes, headers: Mapping[str, str]) -> Meta:

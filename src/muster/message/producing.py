@@ -1,7 +1,7 @@
 """Producers: what a session sends with.
 
-Most of what is sent is a text or some bytes on a topic, non-persistent, with nothing special about it.  That
-goes a short way: no message object, and a header of which all but the id and the time is written once.
+Most of what is sent is a text or some bytes with nothing special about it.  That goes a short way: no message
+object, and a header of which all but the id and the time is written once.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class Producer:
         self.priority = priority
         self.ttl_s = ttl_s
         self.delay_s = delay_s
+        self._name = str(destination)
         self._subject = destination.subject if destination and not destination.is_queue else None
-        self._heads: dict[tuple[type, int], str] = {}
+        self._heads: dict[tuple[type, int, bool], str] = {}
         self._hears = False
 
     async def _wait(self, destination: destinations.Destination | None) -> None:
@@ -75,20 +76,14 @@ class Producer:
         kind = body.__class__
         if (
             (kind is str or kind is bytes)
-            and self._subject is not None
-            and not (self.persistent or self.delay_s or options)
+            and self.destination is not None
+            and not (self.delay_s or options)
             and to is None
             and not self._session.transacted
         ):
             self._session.check_open()
-            if not self._hears or self._connection.holds:
-                await self._wait(self.destination)
-            data = body.encode() if kind is str else body  # type: ignore[union-attr]
-            await self._connection.bus.publish(
-                self._subject,
-                data,  # type: ignore[arg-type]
-                headers={messages.HEADER: self._quick(kind)},
-            )
+            data: bytes = body.encode() if kind is str else body  # type: ignore[union-attr,assignment]
+            await self._send_plain(kind, data)
             return
         await self._connection.room()
         destination = to or self.destination
@@ -97,13 +92,26 @@ class Producer:
         straight, future = self._send(message_of(body), to, options)
         if straight is not None:
             subject, data, headers = straight
-            await self._connection.bus.publish(subject, data, headers=headers)
+            await self._connection.speaks.publish(subject, data, headers=headers)
         elif future is not None and options.get("persistent", self.persistent):
+            await future
+
+    async def _send_plain(self, kind: type, data: bytes) -> None:
+        connection, subject = self._connection, self._subject
+        if subject is not None and (not self._hears or connection.holds):
+            await self._wait(self.destination)
+        if subject is not None and not self.persistent:
+            await connection.speaks.publish(subject, data, headers={messages.HEADER: self._quick(kind)})
+            return
+        if connection.is_full:
+            await connection.room()
+        future = connection.submit([protocol.Send(self._name, self._quick(kind), data)])
+        if self.persistent:
             await future
 
     def _quick(self, kind: type) -> str:
         """The header of a plain text (or bytes): `messages.Meta` in JSON."""
-        head = self._heads.get((kind, self.priority)) or self._head(kind)
+        head = self._heads.get((kind, self.priority, self.persistent)) or self._head(kind)
         now_ms = time.time_ns() // 1_000_000
         expires = f',"exp":{now_ms + round(self.ttl_s * 1000)}' if self.ttl_s else ""
         return f'{head},"id":"{self._connection.next_message_id()}","at":{now_ms}{expires}}}'
@@ -111,11 +119,12 @@ class Producer:
     def _head(self, kind: type) -> str:
         meta = messages.Meta(
             kind="t" if kind is str else "b",
-            destination=str(self.destination),
+            destination=self._name,
             priority=_checked(self.priority),
+            persistent=self.persistent,
             origin=self._connection.origin,
         )
-        head = self._heads[kind, self.priority] = messages.encode_meta(meta).decode()[:-1]
+        head = self._heads[kind, self.priority, self.persistent] = messages.encode_meta(meta).decode()[:-1]
         return head
 
     def submit(
@@ -135,7 +144,7 @@ class Producer:
         straight, future = self._send(message, to, options)
         if straight is not None:
             subject, data, headers = straight
-            future = self._connection.spawn(self._connection.bus.publish(subject, data, headers=headers))
+            future = self._connection.spawn(self._connection.speaks.publish(subject, data, headers=headers))
         if future is None:
             future = asyncio.get_running_loop().create_future()
             future.set_result(None)

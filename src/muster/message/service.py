@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from muster.bus import api, leases
 from muster.core import errors, log
 from muster.message import desk, dispatcher, protocol, settings
 
 events = log.Events("message")
+
+RETRY_S: Final = 0.5
 
 
 class Service:
@@ -40,12 +43,19 @@ class Service:
         self.acting = asyncio.Event()  # set while this one has the log
 
     async def run(self) -> None:
-        async with await leases.Leases.open(
-            self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas
-        ) as all_leases:
-            while True:
-                async with await all_leases.acquire(protocol.LEASE) as lease:
-                    await self._act(lease)
+        while True:
+            try:
+                async with await leases.Leases.open(
+                    self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas
+                ) as all_leases:
+                    while True:
+                        async with await all_leases.acquire(protocol.LEASE) as lease:
+                            await self._act(lease)
+            except errors.Unavailable as error:  # brokers without a leader, for example: that passes
+                if self._bus.state is api.ConnectionState.CLOSED:
+                    raise
+                events.warning("dispatcher-waits", error=error)
+            await asyncio.sleep(RETRY_S)
 
     async def _act(self, lease: leases.Lease) -> None:
         stream = await self._bus.stream(self._stream)

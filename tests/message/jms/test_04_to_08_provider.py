@@ -8,6 +8,7 @@ import time
 import pytest
 
 from muster.bus import api
+from muster.bus.brokers import broker as brokers
 from muster.core import errors
 from muster.message import client, consuming, destinations, faults, messages, service, settings
 from muster.testing import eventually, fixtures
@@ -229,6 +230,27 @@ async def test_8_3_1_no_local(dispatcher: service.Service, dial: conftest.Dial):
     assert await _texts(tap, 1) == ["yours"]
 
 
+async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_drop_it(
+    broker: brokers.Broker, dial: conftest.Dial
+):
+    async with await client.ConnectionFactory(broker.url).connect() as connection:
+        session = connection.session()
+        mine = session.producer(NEWS, persistent=False)
+        others = (await dial()).session().producer(NEWS, persistent=False)
+        hears_all = await session.consumer(NEWS)
+        await mine.send("first")
+        tap = await session.consumer(NEWS, no_local=True)
+        assert isinstance(tap, consuming.TapConsumer)
+        for number in range(3):
+            await mine.send(f"mine {number}")
+        await connection.speaks.flush()
+        await others.send("yours")
+        assert await _texts(tap, 1) == ["yours"]
+        assert tap.rejected == 0, "it came and was dropped"
+        assert await _texts(hears_all, 5) == ["first", "mine 0", "mine 1", "mine 2", "yours"]
+        await tap.close()
+
+
 async def test_8_3_4_shared_durable_subscription(dispatcher: service.Service, dial: conftest.Dial):
     one = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
     two = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
@@ -304,6 +326,20 @@ async def test_4_1_6_a_browser_takes_nothing_and_selects(dispatcher: service.Ser
     assert await _texts(await session.consumer(ORDERS), 5) == ["0", "1", "2", "3", "4"]
 
 
+async def test_4_1_6_a_browser_sees_what_its_session_did_before(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    session = (await dial()).session()
+    producer = session.producer(ORDERS, persistent=False)
+    consumer = await session.consumer(ORDERS, "n = 0")
+    for number in range(20):
+        await producer.send(messages.TextMessage(str(number), properties={"n": 0}))
+        await producer.send(messages.TextMessage(f"kept {number}", properties={"n": 1}))
+        assert await _texts(consumer, 1) == [str(number)]
+        shown = [one.body() async for one in session.browse(ORDERS)]
+        assert shown == [f"kept {other}" for other in range(number + 1)]
+
+
 async def test_a_backlog_larger_than_the_window_is_delivered_whole(
     dial: conftest.Dial, connect: fixtures.Connect
 ):
@@ -327,6 +363,7 @@ async def test_a_full_log_refuses_messages_and_takes_acknowledgements(
 ):
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
+        connection.full_s = 0.3
         session = connection.session(client.Mode.CLIENT)
         producer = session.producer(ORDERS)
 

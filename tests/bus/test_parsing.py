@@ -1,0 +1,88 @@
+"""The parser of what a broker says: however it is cut into blocks, the same comes of it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import nats.errors
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.bus import parsing
+
+SAID = (
+    b"+OK\r\nPING\r\n"
+    b"MSG a.b 7 5\r\nhello\r\n"
+    b"MSG a.b 7 _INBOX.x 0\r\n\r\n"
+    b"HMSG c 8 16 18\r\nNATS/1.0\r\nA: b\r\nhi\r\n"
+    b"HMSG c 8 back 12 12\r\nNATS/1.0\r\n\r\n\r\n"
+    b"INFO {\"a\": 1}\r\nPONG\r\n-ERR 'Some Trouble'\r\n"
+    b"MSG a.b 7 8\r\nMSG 1\r\n2\r\n"
+)
+HEARD = [
+    "ping",
+    (7, b"a.b", b"", b"hello", None),
+    (7, b"a.b", b"_INBOX.x", b"", None),
+    (8, b"c", b"", b"hi", b"NATS/1.0\r\nA: b\r\n"),
+    (8, b"c", b"back", b"", b"NATS/1.0\r\n\r\n"),
+    {"a": 1},
+    "pong",
+    "'some trouble'",
+    (7, b"a.b", b"", b"MSG 1\r\n2", None),
+]
+
+
+class Wire:
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def hear(self, *message: Any) -> None:
+        self.heard.append(message)
+
+    async def _process_ping(self) -> None:
+        self.heard.append("ping")
+
+    async def _process_pong(self) -> None:
+        self.heard.append("pong")
+
+    async def _process_info(self, info: Any) -> None:
+        self.heard.append(info)
+
+    async def _process_err(self, text: str) -> None:
+        self.heard.append(text)
+
+
+def _parse(parser: parsing.Parser, data: bytes) -> None:
+    work = parser.parse(data)
+    with pytest.raises(StopIteration):  # it never waits here
+        work.send(None)
+
+
+@given(st.lists(st.integers(0, len(SAID)), max_size=20))
+def test_blocks_of_any_size(cuts: list[int]):
+    wire = Wire()
+    parser = parsing.Parser(wire)  # type: ignore[arg-type]
+    edges = [0, *sorted(cuts), len(SAID)]
+    for begin, end in itertools.pairwise(edges):
+        _parse(parser, SAID[begin:end])
+    assert wire.heard == HEARD
+
+
+def test_what_an_old_connection_left_is_forgotten():
+    wire = Wire()
+    parser = parsing.Parser(wire)  # type: ignore[arg-type]
+    _parse(parser, SAID[:30])
+    parser.reset()
+    _parse(parser, b"PONG\r\n")
+    assert wire.heard == ["ping", "pong"]
+
+
+@pytest.mark.parametrize(
+    "said", [b"HELLO\r\n", b"\r\n", b"MSG a\r\n", b"MSG a b c\r\n", b"INFO {\r\n", b"x" * (2 << 20)]
+)
+def test_what_no_broker_says(said: bytes):
+    parser = parsing.Parser(Wire())  # type: ignore[arg-type]
+    with pytest.raises(nats.errors.ProtocolError):
+        parser.parse(said).send(None)

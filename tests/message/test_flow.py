@@ -1,0 +1,76 @@
+"""Whatever is too much slows those who send, and memory stays bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from muster.core import errors
+from muster.message import client, destinations, journal, service
+from muster.message import connection as connection_
+from muster.testing import eventually, fixtures
+from tests.message import conftest
+
+ORDERS = destinations.queue("orders")
+
+
+async def test_a_full_log_holds_senders_until_something_is_consumed(
+    dial: conftest.Dial, connect: fixtures.Connect
+):
+    total = 120
+    async with conftest.serving(connect, max_bytes=2 << 20):
+        connection = await dial()
+        connection.full_s = 60
+        session = connection.session(client.Mode.CLIENT)
+        sent = 0
+
+        async def fill() -> None:
+            nonlocal sent
+            producer = session.producer(ORDERS)
+            for _ in range(total):
+                await producer.send(bytes(20_000))
+                sent += 1
+
+        working = asyncio.create_task(fill())
+        await eventually.eventually(lambda: connection.log_is_full, timeout_s=30)
+        assert sent < total, "the sender waits"
+        consumer = await session.consumer(ORDERS)  # over the same connection: acknowledgements overtake
+        for number in range(total):
+            message = await consumer.receive(30)
+            assert message is not None, f"only {number} of {total} came"
+            await message.acknowledge()
+        await working
+        await connection.close()
+
+
+async def test_senders_who_do_not_wait_are_refused_before_memory_is_full(
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(connection_, "UNSENT_MAX", 50)
+    connection = await dial()
+    producer = connection.session().producer(ORDERS)
+    accepted = [producer.submit(f"{number}") for number in range(100)]
+    with pytest.raises(errors.Overloaded):
+        producer.submit("one too many")
+    waiting = asyncio.create_task(producer.send("one that waits"))
+    async with conftest.serving(connect):
+        await asyncio.gather(*accepted, waiting)
+        found = [one.body() async for one in connection.session().browse(ORDERS)]
+        assert found == [*(f"{number}" for number in range(100)), "one that waits"]
+        await connection.close()
+
+
+async def test_a_flood_of_producers_waits_for_the_dispatcher(
+    dispatcher: service.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journal, "QUEUED_BYTES_MAX", 2_000)
+    sessions = [(await dial()).session() for _ in range(8)]
+
+    async def send(session: client.Session) -> None:
+        producer = session.producer(ORDERS)
+        await asyncio.gather(*(producer.send("x" * 1000) for _ in range(10)))
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(send, sessions))
+    assert len([one async for one in sessions[0].browse(ORDERS)]) == 80

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -374,7 +375,7 @@ def test_queues_and_subscriptions_by_hand(up):
         assert answer.code == code, answer.err
         return answer
 
-    def queue(name: str) -> dict[str, object]:
+    def queue(name: str) -> dict[str, Any]:
         return next(row for row in message("queues").json() if row["queue"] == name)
 
     for amount in range(5):

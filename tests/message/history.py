@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 
 from muster.message import client, consuming, destinations, faults
+from muster.testing import eventually
 
 IN = destinations.queue("in")
 LEFT, RIGHT = destinations.queue("left"), destinations.queue("right")
@@ -23,6 +24,12 @@ class History:
         self.read: dict[str, None] = {}
         self.rolled_back = 0
         self.again: list[str] = []  # came although its acknowledgement had been confirmed
+
+    async def reached(self, count: int) -> None:
+        """Until so many were moved and read."""
+        await eventually.eventually(
+            lambda: min(len(self.moved), len(self.read)) >= count, timeout_s=2 * WAIT_S
+        )
 
     async def send(self, connection: client.Connection, name: str, count: int) -> None:
         producer = connection.session().producer()

@@ -11,7 +11,6 @@ import pytest
 from muster.bus import client as bus_client
 from muster.bus.brokers import network
 from muster.message import client, protocol, service, settings
-from muster.testing import eventually
 from tests.message import history
 
 Connect = Callable[[str], Awaitable[bus_client.Client]]
@@ -69,17 +68,10 @@ async def _kill_under_load(cluster: network.Network, *, kills: int, between: int
 
             async def kill() -> None:
                 for number in range(kills):
-                    reached = senders * between * number + between
-                    await eventually.eventually(
-                        lambda reached=reached: min(len(told.moved), len(told.read)) >= reached,
-                        timeout_s=60,
-                    )
+                    await told.reached(senders * between * number + between)
                     leader = await _leader(watching)
                     await cluster[leader].kill()
-                    before = len(told.moved)
-                    await eventually.eventually(
-                        lambda before=before: len(told.moved) > before + 5, timeout_s=60
-                    )
+                    await told.reached(len(told.moved) + 5)
                     await cluster[leader].start()
                     await cluster[leader].wait_healthy(timeout_s=60)
 

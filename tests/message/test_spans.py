@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ _step = st.one_of(
 
 
 @given(st.lists(_step, max_size=12))
-def test_spans_are_the_sets_they_stand_for(steps: list[tuple]):
+def test_spans_are_the_sets_they_stand_for(steps: list[tuple[Any, ...]]):
     kept, plain = spans.Spans(), set[int]()
     for what, *arguments in steps:
         match what:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.inform import services
-from muster.inform.uddi import schema
+from muster.inform.uddi import wsdl
 from tests.inform.uddi.conftest import U, Uddi
 
 GENERATOR = """<tModel tModelKey="uddi:example.org:keygenerator"><name>keys of example.org</name><categoryBag>
@@ -384,4 +384,4 @@ async def test_hostile_envelopes_are_refused(uddi):
 async def test_the_door_describes_itself(uddi):
     response = await uddi.http.get(f"{uddi.url}/uddi/inquiry?wsdl")
     assert f"{uddi.url}/uddi/publication" in response.text
-    assert schema.xml_schema() == (await uddi.http.get(f"{uddi.url}/uddi?xsd")).content
+    assert wsdl.xml_schema() == (await uddi.http.get(f"{uddi.url}/uddi?xsd")).content

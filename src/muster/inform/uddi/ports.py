@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from muster.core import errors, metrics
-from muster.inform.uddi import faults, inquiry, publication, registry, schema, tokens
+from muster.inform.uddi import faults, inquiry, publication, registry, schema, tokens, wsdl
 from muster.soap import door, envelope, xml
 
 U = schema.UDDI
@@ -54,9 +54,9 @@ class Ports:
         async def handle(call: door.Call) -> door.Answer:
             return await self._answer(call, operations)
 
-        def wsdl(location: str) -> bytes:
+        def described(location: str) -> bytes:
             root = next((location[: -len(path)] for path in PATHS if location.endswith(path)), location)
-            return schema.wsdl(f"{root}/uddi")
+            return wsdl.wsdl(f"{root}/uddi")
 
         return door.Door(
             name="uddi",
@@ -64,7 +64,7 @@ class Ports:
             versions=(envelope.Version.V11,),
             prefixes=schema.PREFIXES,
             fault_of=faults.of,
-            documents={"wsdl": wsdl, "xsd": lambda _: schema.xml_schema()},
+            documents={"wsdl": described, "xsd": lambda _: wsdl.xml_schema()},
             measure=self._measure,
         )
 

@@ -1,5 +1,5 @@
-"""The words of UDDI v3: one table says what each element holds; the check of what comes in and the WSDL are
-made from it.
+"""The words of UDDI v3: one table says what each element holds; the check of what comes in is made from it,
+and so is the WSDL (`muster.inform.uddi.wsdl`).
 
 A line is ``element = content ; attributes``.  Content is read as in a DTD (``,`` a sequence, ``|`` a choice,
 ``? * +`` how often) or is one simple type, marked with ``#``; an attribute with ``!`` is required.  A
@@ -11,7 +11,6 @@ in lower case.  So equal things are equal texts, whoever wrote them.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,10 +20,7 @@ from muster.soap import datatypes, xml
 
 UDDI = xml.Namespace("urn:uddi-org:api_v3")
 SIGNATURE = xml.Namespace("http://www.w3.org/2000/09/xmldsig#")
-XSD = xml.Namespace("http://www.w3.org/2001/XMLSchema")
-WSDL = xml.Namespace("http://schemas.xmlsoap.org/wsdl/")
-WSDL_SOAP = xml.Namespace("http://schemas.xmlsoap.org/wsdl/soap/")
-PREFIXES = {str(UDDI): "uddi", str(XSD): "xsd", str(WSDL): "wsdl", str(WSDL_SOAP): "soap"}
+PREFIXES = {str(UDDI): "uddi"}
 
 
 class Invalid(errors.InvalidInput):
@@ -42,7 +38,7 @@ class _Text:
     folds: bool = False
 
 
-_TEXTS = {
+TEXTS = {
     "key": _Text("anyURI", 0, 255, folds=True),
     "uri": _Text("anyURI", 1, 4096),
     "string50": _Text("string", 1, 50),
@@ -56,7 +52,7 @@ _TEXTS = {
     "text": _Text("string", collapses=False),
 }
 
-_ENUMERATIONS = {
+ENUMERATIONS = {
     "completionStatus": (
         "status:complete",
         "status:fromKey_incomplete",
@@ -68,7 +64,7 @@ _ENUMERATIONS = {
     "keyType": ("businessKey", "tModelKey", "serviceKey", "bindingKey", "subscriptionKey"),
 }
 
-_ATTRIBUTES = {
+ATTRIBUTES = {
     "bindingKey": "key",
     "businessKey": "key",
     "completionStatus": "completionStatus",
@@ -244,12 +240,12 @@ _TOKEN = re.compile(r"\s*([A-Za-z_]+|[(),|?*+])")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """A node of a content model."""
 
     kind: str  # element, sequence, choice
     name: str = ""
-    parts: tuple[_Part, ...] = ()
+    parts: tuple[Part, ...] = ()
     often: str = ""
 
     def pattern(self) -> str:
@@ -258,20 +254,6 @@ class _Part:
             return f"(?:{self.name} ){self.often}"
         inner = ("|" if self.kind == "choice" else "").join(part.pattern() for part in self.parts)
         return f"(?:{inner}){self.often}"
-
-    def declaration(self) -> xml.Element:
-        attributes: dict[str, str] = {}
-        if self.often and self.often in "?*":
-            attributes["minOccurs"] = "0"
-        if self.often and self.often in "*+":
-            attributes["maxOccurs"] = "unbounded"
-        if self.kind != "element":
-            inner = [part.declaration() for part in self.parts]
-            return xml.Element(XSD(self.kind), *inner, attributes=attributes)
-        if self.name == "Signature":
-            found = {"namespace": str(SIGNATURE), "processContents": "skip", **attributes}
-            return xml.Element(XSD("any"), attributes=found)
-        return xml.Element(XSD("element"), attributes={"ref": f"uddi:{self.name}", **attributes})
 
 
 class _Reader:
@@ -282,46 +264,46 @@ class _Reader:
     def _next(self) -> str:
         return self._tokens[self._place] if self._place < len(self._tokens) else ""
 
-    def choice(self) -> _Part:
+    def choice(self) -> Part:
         parts = [self._sequence()]
         while self._next() == "|":
             self._place += 1
             parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else _Part("choice", parts=tuple(parts))
+        return parts[0] if len(parts) == 1 else Part("choice", parts=tuple(parts))
 
-    def _sequence(self) -> _Part:
+    def _sequence(self) -> Part:
         parts = [self._item()]
         while self._next() == ",":
             self._place += 1
             parts.append(self._item())
-        return parts[0] if len(parts) == 1 else _Part("sequence", parts=tuple(parts))
+        return parts[0] if len(parts) == 1 else Part("sequence", parts=tuple(parts))
 
-    def _item(self) -> _Part:
+    def _item(self) -> Part:
         token = self._next()
         self._place += 1
         if token == "(":
             inner = self.choice()
             self._place += 1  # the closing one
         else:
-            inner = _Part("element", token)
+            inner = Part("element", token)
         often = self._next()
         if often and often in "?*+":
             self._place += 1
-            return _Part(inner.kind, inner.name, inner.parts, often)
+            return Part(inner.kind, inner.name, inner.parts, often)
         return inner
 
 
 @dataclass(frozen=True, slots=True)
-class _Declared:
+class Declared:
     name: str
     simple: str = ""  # its type, where it holds no elements
-    content: _Part | None = None
+    content: Part | None = None
     pattern: re.Pattern[str] = re.compile("")
     attributes: tuple[str, ...] = ()
     required: frozenset[str] = frozenset()
 
 
-def _declared() -> Iterator[_Declared]:
+def _declared() -> Iterator[Declared]:
     for line in _ELEMENTS.strip().splitlines():
         name, _, rest = line.partition(" =")
         inside, _, after = rest.partition(";")
@@ -330,26 +312,26 @@ def _declared() -> Iterator[_Declared]:
         attributes = tuple(word.rstrip("!") for word in words)
         required = frozenset(word[:-1] for word in words if word.endswith("!"))
         if inside.startswith("#"):
-            yield _Declared(name, simple=inside[1:], attributes=attributes, required=required)
+            yield Declared(name, simple=inside[1:], attributes=attributes, required=required)
         elif inside:
             part = _Reader(inside).choice()
-            yield _Declared(name, "", part, re.compile(part.pattern()), attributes, required)
+            yield Declared(name, "", part, re.compile(part.pattern()), attributes, required)
         else:
-            yield _Declared(name, attributes=attributes, required=required)
+            yield Declared(name, attributes=attributes, required=required)
 
 
-_BY_NAME = {one.name: one for one in _declared()}
+BY_NAME = {one.name: one for one in _declared()}
 
 
 def checked(element: xml.Element) -> xml.Element:
     """The same in its canonical form; `Invalid` names what is wrong and where."""
-    declared = _BY_NAME.get(element.local) if element.namespace == UDDI else None
+    declared = BY_NAME.get(element.local) if element.namespace == UDDI else None
     if declared is None:
         raise Invalid(f"UDDI v3 knows no element {element.name[:120]!r}")
     attributes = {name: value for name, value in element.attributes.items() if not _foreign(name)}
     _check_attributes(declared, attributes)
     made = {
-        name: value if name == xml.LANG else _value(_ATTRIBUTES[name], value, f"{name} of {element.local}")
+        name: value if name == xml.LANG else _value(ATTRIBUTES[name], value, f"{name} of {element.local}")
         for name, value in attributes.items()
     }
     if declared.simple:
@@ -374,7 +356,7 @@ def _foreign(name: str) -> bool:
     return name.startswith("{") and name != xml.LANG
 
 
-def _check_attributes(declared: _Declared, given: dict[str, str]) -> None:
+def _check_attributes(declared: Declared, given: dict[str, str]) -> None:
     for name in given:
         if (name if name != xml.LANG else "lang") not in declared.attributes:
             raise Invalid(f"{declared.name} has no attribute {name[:60]!r}")
@@ -383,10 +365,10 @@ def _check_attributes(declared: _Declared, given: dict[str, str]) -> None:
 
 
 def _value(kind: str, value: str, where: str) -> str:
-    if kind in _ENUMERATIONS:
+    if kind in ENUMERATIONS:
         word = value.strip()
-        if word not in _ENUMERATIONS[kind]:
-            raise Invalid(f"{where} is {word[:60]!r}: one of {', '.join(_ENUMERATIONS[kind])}")
+        if word not in ENUMERATIONS[kind]:
+            raise Invalid(f"{where} is {word[:60]!r}: one of {', '.join(ENUMERATIONS[kind])}")
         return word
     if kind in ("int", "boolean"):
         word = value.strip()
@@ -396,166 +378,8 @@ def _value(kind: str, value: str, where: str) -> str:
             return "true" if datatypes.parse_truth(word) else "false"
         except errors.InvalidInput as error:
             raise Invalid(f"{where}: {error.message}") from error
-    text = _TEXTS.get(kind, _TEXTS["text"])
+    text = TEXTS.get(kind, TEXTS["text"])
     made = " ".join(value.split()) if text.collapses else value
     if not text.shortest <= len(made) <= text.longest:
         raise Invalid(f"{where} has {len(made)} characters: from {text.shortest} to {text.longest}")
     return made.lower() if text.folds else made
-
-
-# Schema and WSDL.
-
-
-def _type(name: str) -> str:
-    if name == "text":
-        return "xsd:string"
-    return f"uddi:{name}" if name in _TEXTS or name in _ENUMERATIONS else f"xsd:{name}"
-
-
-def _simple_types() -> Iterator[xml.Element]:
-    def facet(name: str, value: object) -> xml.Element:
-        return xml.Element(XSD(name), attributes={"value": str(value)})
-
-    def declared(name: str, base: str, facets: list[xml.Element]) -> xml.Element:
-        limits = xml.Element(XSD("restriction"), *facets, attributes={"base": f"xsd:{base}"})
-        return xml.Element(XSD("simpleType"), limits, attributes={"name": name})
-
-    for name, text in _TEXTS.items():
-        if name == "text":
-            continue
-        facets = [facet("minLength", text.shortest)] if text.shortest else []
-        facets.append(facet("maxLength", text.longest))
-        if text.collapses:
-            facets.append(facet("whiteSpace", "collapse"))
-        yield declared(name, text.base, facets)
-    for name, values in _ENUMERATIONS.items():
-        yield declared(name, "token", [facet("enumeration", value) for value in values])
-
-
-def _declarations(declared: _Declared) -> Iterator[xml.Element]:
-    if declared.simple and not declared.attributes:
-        said = {"name": declared.name, "type": _type(declared.simple)}
-        yield xml.Element(XSD("element"), attributes=said)
-        return
-    yield xml.Element(XSD("element"), attributes={"name": declared.name, "type": f"uddi:{declared.name}"})
-    attributes = []
-    for name in declared.attributes:
-        if name == "lang":
-            attributes.append(xml.Element(XSD("attribute"), attributes={"ref": "xml:lang"}))
-            continue
-        said = {"name": name, "type": _type(_ATTRIBUTES[name])}
-        if name in declared.required:
-            said["use"] = "required"
-        attributes.append(xml.Element(XSD("attribute"), attributes=said))
-    if declared.simple:
-        base = {"base": _type(declared.simple)}
-        inside: list[xml.Element] = [
-            xml.Element(XSD("simpleContent"), xml.Element(XSD("extension"), *attributes, attributes=base))
-        ]
-    else:
-        inside = attributes
-        if declared.content is not None:
-            part = declared.content
-            if part.kind != "sequence" or part.often:
-                part = _Part("sequence", parts=(part,))
-            inside = [part.declaration(), *attributes]
-    yield xml.Element(XSD("complexType"), *inside, attributes={"name": declared.name})
-
-
-def xml_schema() -> bytes:
-    """The little of XML's own words that UDDI refers to. A door gives it out, so nobody fetches it."""
-    language = xml.Element(XSD("attribute"), attributes={"name": "lang", "type": "xsd:string"})
-    root = xml.Element(
-        XSD("schema"), language, attributes={"targetNamespace": xml.XML}, namespaces={"xsd": str(XSD)}
-    )
-    return b'<?xml version="1.0" encoding="UTF-8"?>' + xml.write(root, PREFIXES)
-
-
-def uddi_schema(xml_location: str) -> xml.Element:
-    """Of UDDI's messages and data."""
-    imported = {"namespace": xml.XML, "schemaLocation": xml_location}
-    return xml.Element(
-        XSD("schema"),
-        xml.Element(XSD("import"), attributes=imported),
-        *_simple_types(),
-        *(made for one in _BY_NAME.values() for made in _declarations(one)),
-        attributes={"targetNamespace": str(UDDI), "elementFormDefault": "qualified"},
-        namespaces={"xsd": str(XSD), "uddi": str(UDDI)},
-    )
-
-
-TARGET = xml.Namespace("urn:uddi-org:v3_service")
-
-
-@functools.cache
-def wsdl(address: str) -> bytes:
-    """The description of all ports, each at ``address`` and its name."""
-
-    def named(tag: str, name: str, *inside: xml.Element, **more: str) -> xml.Element:
-        return xml.Element(WSDL(tag), *inside, attributes={"name": name, **more})
-
-    def message(name: str, element: str) -> xml.Element:
-        part = [named("part", "body", element=f"uddi:{element}")] if element else []
-        return named("message", name, *part)
-
-    spoken = {operation: operation for port in PORTS.values() for operation in port}
-    spoken |= {answer: answer for port in PORTS.values() for answer in port.values() if answer}
-    messages = [message(f"{name}Message", name) for name in (*spoken, "dispositionReport")]
-    messages.append(message("successMessage", ""))
-    literal = xml.Element(WSDL_SOAP("body"), attributes={"use": "literal"})
-    fault = xml.Element(WSDL_SOAP("fault"), attributes={"name": "error", "use": "literal"})
-    kinds, bindings, ports = [], [], []
-    for port, operations in PORTS.items():
-        kinds.append(
-            named(
-                "portType",
-                f"UDDI_{port}_PortType",
-                *(
-                    named(
-                        "operation",
-                        name,
-                        xml.Element(WSDL("input"), attributes={"message": f"tns:{name}Message"}),
-                        xml.Element(
-                            WSDL("output"), attributes={"message": f"tns:{answer or 'success'}Message"}
-                        ),
-                        named("fault", "error", message="tns:dispositionReportMessage"),
-                    )
-                    for name, answer in operations.items()
-                ),
-            )
-        )
-        bindings.append(
-            named(
-                "binding",
-                f"UDDI_{port}_SoapBinding",
-                xml.Element(
-                    WSDL_SOAP("binding"),
-                    attributes={"style": "document", "transport": "http://schemas.xmlsoap.org/soap/http"},
-                ),
-                *(
-                    named(
-                        "operation",
-                        name,
-                        xml.Element(WSDL_SOAP("operation"), attributes={"soapAction": name}),
-                        xml.Element(WSDL("input"), literal),
-                        xml.Element(WSDL("output"), literal),
-                        named("fault", "error", fault),
-                    )
-                    for name in operations
-                ),
-                type=f"tns:UDDI_{port}_PortType",
-            )
-        )
-        where = xml.Element(WSDL_SOAP("address"), attributes={"location": f"{address}/{port.lower()}"})
-        ports.append(named("port", f"UDDI_{port}_Port", where, binding=f"tns:UDDI_{port}_SoapBinding"))
-    root = xml.Element(
-        WSDL("definitions"),
-        xml.Element(WSDL("types"), uddi_schema(f"{address}?xsd")),
-        *messages,
-        *kinds,
-        *bindings,
-        named("service", "UDDI_Service", *ports),
-        attributes={"name": "UDDI_Service", "targetNamespace": str(TARGET)},
-        namespaces={"tns": str(TARGET), "uddi": str(UDDI)},
-    )
-    return b'<?xml version="1.0" encoding="UTF-8"?>' + xml.write(root, PREFIXES)

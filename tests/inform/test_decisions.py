@@ -158,7 +158,7 @@ def test_late_and_doubled_records_change_nothing():
     assert held.apply(record("k", value=b"2"), 2, 0.0)
     assert not held.apply(record("k", value=b"1"), 1, 0.0)
     assert not held.apply(record("k", value=b"2"), 2, 0.0)
-    assert held.value("k") == b"2"
+    assert held.index["k"].value == b"2"
     assert (held.permanent, held.buckets) == (1, {protocol.bucket("k"): 1})
 
 
@@ -173,7 +173,7 @@ def test_a_temporary_copy_is_not_touched_by_the_log_until_it_is_permanent():
     held = copies.Copies("me", memory_bytes_max=1 << 20)
     held.install_temporary(record("k", ("other",), b"old"), 1, 0.0, fresh_at_s=0.0)
     assert not held.apply(record("k", ("other",), b"new"), 2, 1.0)
-    assert held.value("k") == b"old"
+    assert held.index["k"].value == b"old"
     assert held.apply(record("k", ("other", "me"), b"new"), 3, 1.0)
     assert (held.permanent, held.temporary) == (1, 0)
 
@@ -186,9 +186,39 @@ def test_memory_stays_within_its_bound_and_the_touched_stay_longer(steps):
     for sequence, (key, size, read) in enumerate(steps, 1):
         held.apply(record(key, value=b"x" * size), sequence, 0.0)
         if read:
-            held.value(key)
+            held.index[key].read()
         assert held.memory_bytes <= 1 << 20
-        assert held.value(key) is not None, "what was just written is there"
+        assert held.index[key].value is not None, "what was just written is there"
+
+
+def test_what_was_asked_for_outlives_what_was_not():
+    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    for number in range(9):
+        held.apply(record(f"k{number}", value=b"x" * 100_000), number + 1, 0.0)
+    held.index["k0"].read()
+    for number in range(9, 17):
+        held.apply(record(f"k{number}", value=b"x" * 100_000), number + 1, 0.0)
+    kept = [key for key, copy in held.index.items() if copy.value is not None]
+    assert kept == ["k0", *(f"k{number}" for number in range(8, 17))]
+    assert held.evicted == 7
+
+
+def test_a_value_read_again_is_not_put_into_a_newer_copy():
+    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    held.apply(record("k", value=b"old"), 1, 0.0)
+    before = held.index["k"]
+    held.apply(record("k", value=b"new"), 2, 0.0)
+    held.keep_value("k", before, b"old")
+    assert held.index["k"].value == b"new"
+
+
+def test_contexts_that_come_and_go_leave_nothing():
+    held = copies.Copies("me", memory_bytes_max=1 << 20)
+    for number in range(5_000):
+        held.apply(record("k"), 2 * number + 1, 0.0)
+        held.apply(record("k", ("other",)), 2 * number + 2, 0.0)
+    assert (held.memory_bytes, held.permanent, held.buckets) == (0, 0, {})
+    assert len(held._queue) <= 1_000
 
 
 # Rights.

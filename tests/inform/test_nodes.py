@@ -73,7 +73,7 @@ async def test_a_node_without_a_copy_asks_the_holders_and_only_they_answer(start
     found = await client.Client(inform._bus, node=other).get("k")
     assert found.value == b"v"
     assert found.source in holders(nodes, "k")
-    await eventually(lambda: nodes["n1"].desk.demand.get("k") == {other: 1})
+    await eventually(lambda: nodes["n1"].desk.demand.of("k") == {other: 1})
     with pytest.raises(errors.NotFound):
         await client.Client(inform._bus, node=other).get("no such")
 

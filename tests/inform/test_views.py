@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from muster.inform import contextlog, protocol, service, views
+from muster.inform import contextlog, protocol, unsaved, views
 from muster.store import api, database
 from muster.testing import postgres
 from muster.testing.eventually import eventually
@@ -67,7 +67,8 @@ async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, i
         for number in range(40):
             await inform.put(f"k{number}", b"x" * 2_000)
         assert (await inform.get("k39")).value == b"x" * 2_000
-        await eventually(lambda: len(node.desk.dirty) > 20, timeout_s=10)
+        await eventually(lambda: node.view_failure is not None, timeout_s=20)
+        assert len(node.desk.unsaved) > 20
         assert node.failure() is None
         await node.close()
         again = await start_node("n1", store=store)
@@ -75,7 +76,7 @@ async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, i
 
 
 async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, inform, tmp_path, monkeypatch):
-    monkeypatch.setattr(service, "UNSAVED_MAX", 50)
+    monkeypatch.setattr(unsaved, "BYTES_MAX", 100 * unsaved.ENTRY_BYTES)
     first = await start_node("n1")
     for number in range(300):
         await first.writer.write(protocol.Put(f"k{number}", b"v"), "ann")
@@ -92,7 +93,24 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
         await first.close()
         again = await start_node("n1", store=store)
         assert again.desk.copies.permanent == 300
-        assert 0 < most <= 50 + 200
+        assert 0 < most <= 100
         await again.close()
         position, _ = await views.View(store, "n1").position()
         assert position == 300
+
+
+def test_beyond_its_bytes_only_keys_are_remembered(monkeypatch):
+    monkeypatch.setattr(unsaved, "BYTES_MAX", 2 * unsaved.ENTRY_BYTES)
+    lacking = unsaved.Unsaved()
+    for number in range(4):
+        lacking.note(f"k{number}", entry(f"k{number}", number))
+    lacking.note("gone", None)
+    taken = lacking.first(10, 1 << 20)
+    known = {key: change for key, change in taken.items() if not isinstance(change, unsaved.Later)}
+    assert known == {"k0": entry("k0", 0), "k1": entry("k1", 1), "gone": None}
+    assert lacking.get("k2") is None
+    lacking.note("k2", entry("k2", 9))  # while they are being saved
+    lacking.saved(taken)
+    assert list(lacking.first(10, 1 << 20)) == ["k2"]
+    assert not lacking.is_full
+    assert list(lacking.first(1, 0)) == ["k2"], "one at least"

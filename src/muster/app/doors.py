@@ -39,7 +39,12 @@ class Doors:
         self._logins = logins.Logins(known)
         self._wsman = wsman_desk.Desk(self._fleet, callbacks=callbacks, measure=measure)
         self._context = context_desk.Desk(self._activities, callbacks=callbacks, measure=measure)
-        self._uddi = ports.Ports(registry.Registry(self._visitors.visit), self.authenticate, measure=measure)
+        self._uddi = ports.Ports(
+            registry.Registry(self._visitors.visit),
+            self.authenticate,
+            stands=self._logins.stands,
+            measure=measure,
+        )
         self.application = asgi.Application(
             {
                 "/wsman": self._wsman.opened(self.authenticate),

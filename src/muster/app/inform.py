@@ -53,6 +53,8 @@ class InformationNodes:
             failure = node.failure()
             if failure is not None:
                 return team.Health(health.State.FAILED, f"{node.name}: {failure}")
+            if node.view_failure is not None:
+                return team.Health(health.State.LATE, f"{node.name} cannot store: {node.view_failure}")
             age_s = node.desk.now_s() - node.desk.fresh_at_s
             if age_s > 3 * self._wanted.timeout_s:
                 return team.Health(health.State.LATE, f"{node.name} has not heard the log for {age_s:.0f} s")

@@ -1,8 +1,9 @@
 """The copies a node holds in memory.
 
-Of every copy there is a small entry; values are kept as far as the memory allows, and the ones that have
-not been asked for go first (a clock: what was touched since the hand last passed gets another round).  A
-value that went is read again from the view or the log by the caller.
+Of every copy there is an entry, as small as it can be: a node may have a million.  Values are kept in it as
+far as the memory allows, and the ones that have not been asked for go first (a clock: what was touched since
+the hand last passed gets another round).  A value that went is read again from the view or the log by the
+caller.
 
 A deleted context keeps its entry for a while, so that its log can be continued and late records of it are
 known to be late.  Pure: no clock, no I/O.
@@ -11,18 +12,21 @@ known to be late.  Pure: no clock, no I/O.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
 
 from muster.inform import demand, protocol
 
-ENTRY_BYTES = 420  # measured: an entry with its key, stamp and place in the tables
+ENTRY_BYTES = 440  # measured with the id of the last write: its numbers and its places in the tables, without its key
+VALUE_BYTES = 48  # what a value takes beyond its length
 
 
 class Copy(msgspec.Struct, gc=False):
-    """One context here, without its value."""
+    """One context here."""
 
+    value: bytes | None  # None: it was deleted, or the value was evicted
     sequence: int  # of the record it was made from
     version: int
     stamp: int
@@ -36,40 +40,36 @@ class Copy(msgspec.Struct, gc=False):
     temporary: bool
     since_s: float  # when it came here
     fresh_at_s: float = 0.0  # of a temporary copy: when it was known to be the newest
+    touched: bool = False  # asked for since the hand last passed
+    queued: bool = False  # the hand will pass; so it is with everything that has a value
 
     def is_live(self, now_ns: int) -> bool:
         return not self.deleted and (self.expires_at_ns == 0 or self.expires_at_ns > now_ns)
+
+    def read(self) -> bytes | None:
+        """The value; None where it was evicted."""
+        self.touched = True
+        return self.value
 
 
 class Copies:
     def __init__(self, me: str, *, memory_bytes_max: int) -> None:
         self.me = me
-        self.values: dict[str, bytes] = {}
         self.index: dict[str, Copy] = {}
         self.permanent = 0
         self.temporary = 0
         self.evicted = 0
         self.buckets: dict[int, int] = {}
+        self.memory_bytes = 0
         self._memory_bytes_max = memory_bytes_max
-        self._value_bytes = 0
-        self._touched: set[str] = set()
+        self._values = 0
+        self._queue: deque[str] = deque()  # where the hand passes; may name what is gone
         self._holders: dict[tuple[str, ...], tuple[str, ...]] = {}  # one tuple for all contexts placed alike
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._value_bytes + len(self.index) * ENTRY_BYTES
 
     def kind(self, copy: Copy) -> demand.Kind:
         if copy.temporary:
             return demand.Kind.TEMPORARY
         return demand.Kind.PRIMARY if copy.holders[0] == self.me else demand.Kind.PERMANENT
-
-    def value(self, key: str) -> bytes | None:
-        """None where it has been evicted."""
-        value = self.values.get(key)
-        if value is not None:
-            self._touched.add(key)
-        return value
 
     def apply(self, record: protocol.Record, sequence: int, now_s: float) -> bool:
         """Take note of a record of the log: whether it is news here. Older ones than what we have are not."""
@@ -99,8 +99,9 @@ class Copies:
         key = record.key
         known = self.index.get(key)
         if known is not None:
-            self._count(key, known, -1)
+            self._weigh(key, known, -1)
         copy = Copy(
+            value=None,
             sequence=sequence,
             version=record.version or sequence,
             stamp=record.stamp,
@@ -114,37 +115,63 @@ class Copies:
             temporary=temporary,
             since_s=since_s,
             fresh_at_s=fresh_at_s,
+            queued=known is not None and known.queued,
         )
         self.index[key] = copy
-        self._count(key, copy, +1)
-        self.keep_value(key, record.value)
+        self._weigh(key, copy, +1)
+        if known is None or known.temporary != temporary:
+            if known is not None:
+                self._count(key, known, -1)
+            self._count(key, copy, +1)
+        if record.value is not None:
+            self.keep_value(key, copy, record.value)
 
-    def keep_value(self, key: str, value: bytes | None) -> None:
-        self._forget_value(key)
-        if value is None:
+    def keep_value(self, key: str, copy: Copy, value: bytes) -> None:
+        """Of a copy that has none, unless another has taken its place meanwhile."""
+        if self.index.get(key) is not copy or copy.value is not None:
             return
-        self.values[key] = value
-        self._value_bytes += len(value)
-        while self.memory_bytes > self._memory_bytes_max and len(self.values) > 1:
-            oldest = next(iter(self.values))
-            if oldest in self._touched:
-                self._touched.discard(oldest)
-                self.values[oldest] = self.values.pop(oldest)
-            else:
-                self._forget_value(oldest)
-                self.evicted += 1
+        copy.value = value
+        self._values += 1
+        self.memory_bytes += len(value) + VALUE_BYTES
+        if not copy.queued:
+            copy.queued = True
+            self._queue.append(key)
+        self._make_room(copy)
 
-    def _forget_value(self, key: str) -> None:
-        old = self.values.pop(key, None)
-        if old is not None:
-            self._value_bytes -= len(old)
-            self._touched.discard(key)
+    def _make_room(self, newest: Copy) -> None:
+        while self.memory_bytes > self._memory_bytes_max and self._values > 1:
+            key = self._queue.popleft()
+            copy = self.index.get(key)
+            if copy is None or not copy.queued:
+                continue
+            if copy is newest or (copy.touched and copy.value is not None):
+                copy.touched = False
+                self._queue.append(key)
+                continue
+            copy.queued = False
+            if copy.value is not None:
+                self._forget_value(copy)
+                self.evicted += 1
+        if len(self._queue) > 2 * len(self.index) + 1_000:  # contexts came and went, and none was evicted
+            self._queue = deque(dict.fromkeys(key for key in self._queue if key in self.index))
+
+    def _forget_value(self, copy: Copy) -> None:
+        if copy.value is not None:
+            self.memory_bytes -= len(copy.value) + VALUE_BYTES
+            self._values -= 1
+            copy.value = None
 
     def drop(self, key: str) -> None:
         copy = self.index.pop(key, None)
         if copy is not None:
+            self._weigh(key, copy, -1)
             self._count(key, copy, -1)
-            self._forget_value(key)
+
+    def _weigh(self, key: str, copy: Copy, by: int) -> None:
+        """One entry more, or one less: then its value goes too."""
+        self.memory_bytes += by * (ENTRY_BYTES + len(key) + len(copy.attributes))
+        if by < 0:
+            self._forget_value(copy)
 
     def _count(self, key: str, copy: Copy, by: int) -> None:
         if copy.temporary:
@@ -159,9 +186,8 @@ class Copies:
             del self.buckets[bucket]
 
     def primaries(self) -> Iterator[tuple[str, Copy]]:
-        me = self.me
-        return (
-            (key, copy)
-            for key, copy in list(self.index.items())
-            if not copy.temporary and copy.holders[0] == me
-        )
+        """Those that are here when their turn comes."""
+        for key in list(self.index):
+            copy = self.index.get(key)
+            if copy is not None and not copy.temporary and copy.holders[0] == self.me:
+                yield key, copy

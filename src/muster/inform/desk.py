@@ -14,7 +14,7 @@ from typing import Protocol
 
 from muster.bus import api
 from muster.core import clock, errors, log
-from muster.inform import contextlog, copies, directory, protocol, rights, views
+from muster.inform import contextlog, copies, demand, directory, protocol, rights, unsaved, views
 from muster.inform import settings as settings_
 from muster.inform.mounts import base as mounts
 from muster.inform.mounts import kinds
@@ -22,6 +22,7 @@ from muster.inform.mounts import kinds
 events = log.Events("inform")
 
 OWN_MAX = 20_000
+DUE_SPARE = 10_000
 
 
 class RoleOf(Protocol):
@@ -57,11 +58,11 @@ class Desk:
         self.copies = copies.Copies(name, memory_bytes_max=settings.memory_bytes)
         self.directory = directory.Directory(name, lost_after_s=settings.lost_after_s)
         self.clock = clock.Clock(name)
-        self.demand: dict[str, dict[str, int]] = {}
+        self.demand = demand.Counts()
         self.requests = 0  # of users, since the load was last looked at
         self.load = protocol.Load()
         self.due: list[tuple[int, str]] = []  # when an expiry or the end of a tombstone is to be looked at
-        self.dirty: dict[str, contextlog.Entry | None] = {}  # not yet in the view
+        self.unsaved = unsaved.Unsaved()
         self.buckets_changed = asyncio.Event()
         self.short: set[str] = set()  # contexts of ours that have fewer copies than they should
         self.own: dict[int, str] = {}  # what we appended and applied ourselves and shall meet in the log
@@ -88,7 +89,9 @@ class Desk:
         held = record.key in self.copies.index
         self._note(record.key, entry if held else None)
         if held:
-            self._look_after(record)
+            if record.holders[0] == self.name and len(record.holders) < self.copies_wanted():
+                self.short.add(record.key)
+            self._expect_end(record)
 
     def restore(self, entries: list[contextlog.Entry]) -> None:
         """Copies as the view has them: nothing of it is news to anybody."""
@@ -98,21 +101,29 @@ class Desk:
             self.clock.observe(clock.Stamp(latest.stamp, latest.stamped_by), self.now_ns())
         for entry in entries:
             if self.copies.apply(entry.record, entry.sequence, now_s):
-                self._look_after(entry.record)
+                self._expect_end(entry.record)  # whether there are enough copies is looked at once, of all
 
-    def _look_after(self, record: protocol.Record) -> None:
-        """Remember what will have to be done about it: more copies, or its end."""
-        if record.holders[0] == self.name and len(record.holders) < self.copies_wanted():
-            self.short.add(record.key)
-        if record.value is None:
-            due_ns = (record.stamp >> 16) * 1_000_000 + int(self.settings.tombstone_s * 1e9)
-            heapq.heappush(self.due, (due_ns, record.key))
-        elif record.expires_at_ns:
-            heapq.heappush(self.due, (record.expires_at_ns, record.key))
+    def _expect_end(self, record: protocol.Record) -> None:
+        end_ns = self._ends_at_ns(record.value is None, record.stamp, record.expires_at_ns)
+        if end_ns:
+            heapq.heappush(self.due, (end_ns, record.key))
+            if len(self.due) > 2 * len(self.copies.index) + DUE_SPARE:  # leases that were renewed since
+                self.due = [
+                    (end_ns, key)
+                    for key, copy in self.copies.index.items()
+                    if (end_ns := self._ends_at_ns(copy.deleted, copy.stamp, copy.expires_at_ns))
+                ]
+                heapq.heapify(self.due)
+
+    def _ends_at_ns(self, deleted: bool, stamp: int, expires_at_ns: int) -> int:
+        """0: never."""
+        if deleted:
+            return (stamp >> 16) * 1_000_000 + int(self.settings.tombstone_s * 1e9)
+        return expires_at_ns
 
     def _note(self, key: str, entry: contextlog.Entry | None) -> None:
         if self.view is not None:
-            self.dirty[key] = entry
+            self.unsaved.note(key, entry)
         self.buckets_changed.set()
 
     def drop(self, key: str) -> None:
@@ -166,17 +177,17 @@ class Desk:
 
     async def value_of(self, key: str, copy: copies.Copy) -> bytes | None:
         """The value, from memory or from where it was put; None if the context changed meanwhile."""
-        value = self.copies.value(key)
+        value = copy.read()
         if value is not None:
             return value
-        entry = self.dirty.get(key)
+        entry = self.unsaved.get(key)
         if entry is None and self.view is not None and not copy.temporary:
             entry = await self.view.value(key)
         if entry is None or entry.sequence != copy.sequence:
             entry = await self.log.last(key)
-        if entry is None or entry.version != copy.version:
+        if entry is None or entry.version != copy.version or entry.record.value is None:
             return None
-        self.copies.keep_value(key, entry.record.value)
+        self.copies.keep_value(key, copy, entry.record.value)
         return entry.record.value
 
     # One writer of a key at a time.
@@ -209,12 +220,6 @@ class Desk:
         if name not in self.mounts:
             raise errors.NotFound(f"no context {key!r}: nothing is mounted as {name!r}")
         return self.mounts[name]
-
-    def count(self, key: str, origin: str) -> None:
-        counts = self.demand.get(key)
-        if counts is None:
-            counts = self.demand[key] = {}
-        counts[origin] = counts.get(origin, 0) + 1
 
     def information(self) -> protocol.ServerInformation:
         held = self.copies

@@ -20,7 +20,7 @@ from muster.inform.mounts import base as mounts
 from muster.predicates import closure, parser
 
 SCAN_CHUNK = 2_000
-FIND_TIMEOUT_S = 2.0
+WHERE_TIMEOUT_S = 2.0
 
 
 class Reader:
@@ -38,7 +38,7 @@ class Reader:
         age_s = shared.age_s(copy)
         if max_staleness_s is not None and age_s > max_staleness_s:
             return None
-        value = shared.copies.value(key)
+        value = copy.read()
         return None if value is None else self._context(key, copy, value, age_s)
 
     def _context(self, key: str, copy: copies.Copy, value: bytes, age_s: float) -> protocol.Context:
@@ -64,7 +64,7 @@ class Reader:
             return await self._desk.mounted(key).get(key)
         found = await self.held(asked)
         if found is not None:
-            self._desk.count(key, self._desk.name)
+            self._desk.demand.add(key, self._desk.name)
         else:
             found = await self._from_others(asked)
         self._desk.check(identity, "read", key, found.writer)
@@ -181,7 +181,10 @@ class Reader:
         question = protocol.encode(asked)
         told, (mounted, failed) = await asyncio.gather(
             shared.bus.gather(  # we are one of those asked
-                protocol.to_all("find"), question, enough=len(others) + 1, timeout_s=FIND_TIMEOUT_S
+                protocol.to_all("find"),
+                question,
+                enough=len(others) + 1,
+                timeout_s=shared.settings.timeout_s,
             ),
             self._find_mounted(asked),
         )
@@ -260,7 +263,7 @@ class Reader:
         question = protocol.encode(protocol.Name(protocol.check_key(key)))
         others = shared.directory.nodes
         told = await shared.bus.gather(
-            protocol.to_all("where"), question, enough=len(others) + 1, timeout_s=FIND_TIMEOUT_S
+            protocol.to_all("where"), question, enough=len(others) + 1, timeout_s=WHERE_TIMEOUT_S
         )
         order = {kind.value: place for place, kind in enumerate(demand.Kind)}
         found = [view for one in told for view in protocol.result_of(one.data, list[protocol.CopyView])]
@@ -275,7 +278,7 @@ class Reader:
         if copy is None or not copy.is_live(shared.now_ns()):
             return []
         kind = shared.copies.kind(copy).value
-        counts = dict(shared.demand.get(key, {}))
+        counts = shared.demand.of(key)
         return [protocol.CopyView(shared.name, kind, copy.version, shared.age_s(copy), counts)]
 
 

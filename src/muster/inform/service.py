@@ -17,16 +17,16 @@ from typing import Any, Self
 
 from muster.bus import api
 from muster.core import errors, subjects
-from muster.inform import contextlog, desk, protocol, reading, upkeep, views, writing
+from muster.inform import contextlog, desk, protocol, reading, unsaved, upkeep, views, writing
 from muster.inform import settings as settings_
 from muster.store import database
 
 IN_FLIGHT_MAX = 4_096
 RETRY_S = 0.5
 SAVE_EVERY_S = 0.5  # a commit syncs the disk on which the log syncs as well: few and large ones
+SAVE_AGAIN_S = 2.0  # where the view could not be written
 SAVE_ENTRIES = 5_000
 SAVE_BYTES = 16 << 20
-UNSAVED_MAX = 20_000
 DRAIN_S = 2.0
 AT_ONCE_BYTES_MAX = 64 << 10
 GROUP = "nodes"
@@ -76,6 +76,7 @@ class Node:
         self.upkeep = upkeep.Upkeep(shared, self.writer)
         self.refused = 0  # requests beyond what can be in flight
         self.malformed = 0
+        self.view_failure: errors.MusterError | None = None  # while its view cannot be written
         self._saved = 0  # the position of the view
         self._stored = asyncio.Event()  # something of what the view lacked
         self._subscriptions: list[api.Subscription] = []
@@ -220,7 +221,7 @@ class Node:
                         if told is not None:
                             await self._tell(*told)
                         number += 1
-                        if number % 200 == 0:
+                        if number % 200 == 0 or shared.unsaved.is_full:
                             await self._breathe()
             except errors.NotFound:  # older records have made room for newer ones, which are there
                 shared.position = max(shared.position, await self._before_first())
@@ -231,7 +232,7 @@ class Node:
     async def _breathe(self) -> None:
         """Let others have a turn, and the view keep up: what it lacks is held in memory."""
         await asyncio.sleep(0)
-        while len(self.desk.dirty) > UNSAVED_MAX and self.desk.view is not None:
+        while self.desk.unsaved.is_full and self.view_failure is None and self.desk.view is not None:
             self._stored.clear()
             await self._stored.wait()
 
@@ -272,35 +273,38 @@ class Node:
 
     async def _keep_view(self, view: views.View) -> None:
         while True:
-            await asyncio.sleep(SAVE_EVERY_S)
+            await asyncio.sleep(SAVE_EVERY_S if self.view_failure is None else SAVE_AGAIN_S)
             try:
                 await self._save(view)
             except errors.MusterError as error:  # a full disk: reads and writes go on without the view
-                desk.events.error("view-not-stored", node=self.name, error=error)
-                if len(self.desk.dirty) > UNSAVED_MAX // 2:
-                    # Too much to keep. The view stays where it is, and the next start reads on from there.
-                    self.desk.view = None
-                    self.desk.dirty.clear()
-                    self._stored.set()
-                    return
+                if self.view_failure is None:
+                    desk.events.error("view-not-stored", node=self.name, error=error)
+                self.view_failure = error
+                self._stored.set()
+            else:
+                if self.view_failure is not None:
+                    desk.events.warning("view-stored-again", node=self.name)
+                self.view_failure = None
 
     async def _save(self, view: views.View) -> None:
         shared = self.desk
-        while shared.dirty or self._saved < shared.position:
-            position, size = shared.position, 0
-            taken: dict[str, contextlog.Entry | None] = {}
-            for key, entry in shared.dirty.items():
-                size += len(entry.record.value or b"") if entry else 0
-                if taken and (size > SAVE_BYTES or len(taken) >= SAVE_ENTRIES):
-                    position = self._saved  # not all that the position promises is in this commit
-                    break
-                taken[key] = entry
-            await view.save(taken, position, shared.now_ns())
+        while shared.unsaved or self._saved < shared.position:
+            position = shared.position
+            taken = shared.unsaved.first(SAVE_ENTRIES, SAVE_BYTES)
+            if len(taken) < len(shared.unsaved):
+                position = self._saved  # not all that the position promises is in this commit
+            await view.save(await self._read_later(taken), position, shared.now_ns())
             self._saved = position
+            shared.unsaved.saved(taken)
             self._stored.set()
-            for key, entry in taken.items():
-                if shared.dirty.get(key) is entry:
-                    del shared.dirty[key]
+
+    async def _read_later(self, taken: dict[str, unsaved.Change]) -> dict[str, contextlog.Entry | None]:
+        """With what the log has in place of the marks."""
+        found: dict[str, contextlog.Entry | None] = {}
+        for key, change in taken.items():
+            entry = await self.desk.log.last(key) if isinstance(change, unsaved.Later) else change
+            found[key] = entry if entry is not None and self.name in entry.record.holders else None
+        return found
 
     # Topics of contexts.
 
@@ -336,7 +340,7 @@ class Node:
                 if found is None:
                     self._spawn(self._answer_access(message, asked))
                     return
-                self.desk.count(asked.key, asked.origin)
+                self.desk.demand.add(asked.key, asked.origin)
                 self._respond(message, protocol.reply(found))
             elif kind == "select":
                 name = protocol.decode(message.data, protocol.Name)
@@ -355,7 +359,7 @@ class Node:
         with contextlib.suppress(errors.Unavailable):
             found = await self.reader.held(asked)
             if found is not None:
-                self.desk.count(asked.key, asked.origin)
+                self.desk.demand.add(asked.key, asked.origin)
                 await message.respond(protocol.reply(found))
 
     # Questions.
@@ -389,7 +393,7 @@ class Node:
                 return False
         except errors.MusterError:
             return False
-        self.desk.count(asked.key, self.name)
+        self.desk.demand.add(asked.key, self.name)
         return True
 
     def _told(self, message: api.Message) -> None:

@@ -45,7 +45,7 @@ class Inform(settings.Section, frozen=True, kw_only=True):
         int,
         doc(
             "Memory for contexts on one node. Beyond it, values that are not asked for stay on disk only and "
-            "cost a read from there; an entry of some 420 bytes stays for each context.",
+            "cost a read from there; an entry of some 450 bytes stays for each context.",
             ge=_MIB,
         ),
     ] = _GIB

@@ -115,19 +115,20 @@ class Upkeep:
     async def follow_demand(self) -> None:
         """Look at the interval that has ended."""
         shared, thresholds = self._desk, self._desk.settings.thresholds
-        counts, shared.demand = shared.demand, {}
+        counts, shared.demand = shared.demand, demand.Counts()
         now_s = shared.now_s()
-        keys = set(counts)
+        keys = counts.keys()
         if shared.copies.temporary:
             keys |= {key for key, copy in shared.copies.index.items() if copy.temporary}
         work: list[Coroutine[Any, Any, None]] = []
-        for key in sorted(keys):
+        for number, key in enumerate(sorted(keys), 1):
+            if number % CHUNK == 0:
+                await asyncio.sleep(0)
             copy = shared.copies.index.get(key)
             if copy is None or not copy.is_live(shared.now_ns()):
                 continue
             kind = shared.copies.kind(copy)
-            found = counts.get(key, {})
-            for told in demand.decide(shared.name, kind, found, now_s - copy.since_s, thresholds):
+            for told in demand.decide(shared.name, kind, counts.of(key), now_s - copy.since_s, thresholds):
                 match told:
                     case demand.Delete():
                         shared.drop(key)

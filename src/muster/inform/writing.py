@@ -28,6 +28,7 @@ from muster.inform.mounts import base as mounts
 
 ATTEMPTS = 8
 HINTS_MAX = 10_000
+REQUEST_CHARACTERS_MAX = 64
 
 
 class _Base(NamedTuple):
@@ -338,20 +339,26 @@ def _is_silence(error: errors.Unavailable) -> bool:
 
 
 def _checked(asked: protocol.Put | protocol.Delete) -> protocol.Put | protocol.Delete:
-    request = asked.request or uuid.uuid4().hex
+    if not asked.request:
+        asked = msgspec.structs.replace(asked, request=uuid.uuid4().hex)
+    elif len(asked.request) > REQUEST_CHARACTERS_MAX:  # each context keeps its last one
+        raise errors.InvalidInput(f"the id of a request has at most {REQUEST_CHARACTERS_MAX} characters")
     if asked.key.startswith(mounts.PREFIX):
         raise errors.Refused(f"{asked.key!r} is of another registry, where we only read")
     if isinstance(asked, protocol.Delete):
         protocol.check_key(asked.key)
-        return msgspec.structs.replace(asked, request=request)
-    key = protocol.check_key(asked.key) if asked.key else str(uuid.uuid4())
+        return asked
+    if asked.key:
+        protocol.check_key(asked.key)
+    else:
+        asked = msgspec.structs.replace(asked, key=str(uuid.uuid4()))
     if len(asked.value) > protocol.VALUE_BYTES_MAX:
         raise errors.LimitExceeded(
             f"a context of {len(asked.value)} bytes: the most is {protocol.VALUE_BYTES_MAX}",
             hint="keep the large thing elsewhere, and its address in the context",
         )
-    if len(protocol.encode(asked.attributes)) > protocol.ATTRIBUTES_BYTES_MAX:
+    if asked.attributes and len(protocol.encode(asked.attributes)) > protocol.ATTRIBUTES_BYTES_MAX:
         raise errors.LimitExceeded(f"the attributes take over {protocol.ATTRIBUTES_BYTES_MAX} bytes")
     if not (asked.lease_s == 0 or 0.001 <= asked.lease_s <= 100 * 365 * 86400):
         raise errors.InvalidInput(f"a lease of {asked.lease_s!r} s: from a millisecond to a hundred years")
-    return msgspec.structs.replace(asked, key=key, request=request)
+    return asked

@@ -56,6 +56,11 @@ class Logins:
         self._right[name] = (found, digest)
         return login
 
+    async def stands(self, name: str) -> bool:
+        """Whether the password with which ``name`` was let in is still its password."""
+        remembered = self._right.get(name)
+        return remembered is not None and await self._stands(name, remembered[0])
+
     async def _stands(self, name: str, verifier: passwords.Password) -> bool:
         try:
             found = await asyncio.to_thread(self._known.get, name)

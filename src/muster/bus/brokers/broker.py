@@ -38,6 +38,7 @@ START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 5.0
 LINK_TIMEOUT_S = 5.0
+STORAGE_LOOK_S = 5.0
 POLL_S_MIN, POLL_S_MAX = 0.004, 0.05
 
 # $$ is the shell's number and, after exec, the server's. One line of input means: all is well, go.
@@ -362,12 +363,34 @@ class Broker:
         crashes_at_s: list[float] = []
         while True:
             assert self._process is not None
-            exit_code = await self._process.wait()
+            exit_code = await self._ended(self._process)
             self.failure = faults.explain(self.name, await self._said(), exit_code)
             await self._end()
             crashes_at_s.append(time.monotonic())
             if not await self._restart(crashes_at_s):
                 return
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """When it has; its exit code. One that ceased to store because its disk was full does not begin again
+        by itself: it is ended here, once there is room."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STORAGE_LOOK_S):
+                    return await process.wait()
+            problem = await self.problem()
+            if (
+                isinstance(problem, faults.BrokerFailed)
+                and problem.fault is faults.Fault.DISK_FULL
+                and await asyncio.to_thread(files.has_room, self.config)
+            ):
+                log.warning("broker %s: there is room on its disk again; it is started anew", self.name)
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_TIMEOUT_S):
+                        return await process.wait()
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
 
     async def _restart(self, crashes_at_s: list[float]) -> bool:
         """Start it again after a crash, however often that takes; False if it is given up."""

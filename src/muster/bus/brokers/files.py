@@ -23,6 +23,12 @@ def prepare(settings: config.BrokerConfig) -> None:
     write_config(settings)
 
 
+def has_room(settings: config.BrokerConfig) -> bool:
+    """Whether a broker would be started there as far as its disk goes."""
+    folders = filter(None, (settings.directory, settings.store_path))
+    return all(shutil.disk_usage(folder).free >= FREE_BYTES_MIN for folder in folders)
+
+
 def write_config(settings: config.BrokerConfig) -> None:
     """All of it or nothing, and for our eyes only: it may hold secrets."""
     text = config.render(settings)

@@ -27,6 +27,13 @@ PATHS = {
 #: From a name and a password to who that is; `errors.Unauthorized`.
 Login = Callable[[str, str], Awaitable[door.Caller]]
 
+#: Whether somebody who logged in with it still has that password.
+Stands = Callable[[str], Awaitable[bool]]
+
+
+async def _always(_: str) -> bool:
+    return True
+
 
 class Ports:
     def __init__(
@@ -34,12 +41,14 @@ class Ports:
         held: registry.Registry,
         login: Login,
         *,
+        stands: Stands = _always,
         measure: metrics.Metrics | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._inquiry = inquiry.Inquiry(held)
         self._publication = publication.Publication(held, self._inquiry)
         self._login = login
+        self._stands = stands
         self._measure = measure or metrics.Metrics()
         self._tokens = tokens.Tokens()
         self._now_s = now_s
@@ -88,12 +97,19 @@ class Ports:
             return None
         if name in schema.PORTS["Inquiry"]:
             if text:  # none is needed, but a wrong one is told
-                self._tokens.publisher(text, self._now_s())
+                await self._publisher(text)
             answer: xml.Element = await getattr(self._inquiry, name)(asked)
             return answer
-        publisher = self._tokens.publisher(text, self._now_s())
+        publisher = await self._publisher(text)
         done: xml.Element | None = await getattr(self._publication, name)(asked, publisher)
         return done
+
+    async def _publisher(self, text: str) -> registry.Publisher:
+        publisher = self._tokens.publisher(text, self._now_s())
+        if not await self._stands(publisher.name):
+            self._tokens.discard(text, self._now_s())
+            raise faults.fault(faults.Code.AUTH_TOKEN_EXPIRED, "the password has changed: get another authInfo")
+        return publisher
 
     async def _get_token(self, asked: xml.Element) -> xml.Element:
         try:

@@ -1,0 +1,129 @@
+"""Real disks that are full, the node's own and the broker's: a clear word, nothing acknowledged is lost, and
+all goes on when there is room again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from muster.bus import client as bus_client
+from muster.bus.brokers import broker as brokers
+from muster.bus.brokers import config, faults
+from muster.core import errors
+from muster.inform import client, views
+from muster.store import database
+from muster.testing import process
+from muster.testing.eventually import eventually
+from tests.cli import driver
+
+StartNode = Callable[[str, str], Awaitable[process.Child]]
+
+
+@pytest.fixture
+def start_one(start_process, tmp_path) -> StartNode:
+    """A node's process at that broker, with its view there."""
+
+    async def start(url: str, view: str) -> process.Child:
+        child: process.Child = await start_process(
+            *driver.command_line("inform", "node", "--name", "n1", "--store", view, "--server", url),
+            *("--set", "copies=1", "--set", "timeout_s=2"),
+            env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"},
+        )
+        await child.line("is up", timeout_s=60)
+        return child
+
+    return start
+
+
+def fill(disk: Path) -> Path:
+    """Not a byte more fits there. What to remove to make room again."""
+    ballast = disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    return ballast
+
+
+def value_of(number: int) -> bytes:
+    return b"%d" % number + b"x" * 50_000
+
+
+async def check(contexts: client.Client, numbers: range) -> None:
+    for number in numbers:
+        assert (await contexts.get(f"k{number}")).value == value_of(number)
+
+
+@pytest.mark.timeout(180)
+async def test_a_node_whose_own_disk_is_full_goes_on_and_its_view_catches_up(
+    broker, connect, start_one, small_disk
+):
+    view = f"sqlite:{small_disk / 'n1.db'}"
+    node = await start_one(broker.url, view)
+    contexts = client.Client(await connect("ann"))
+    for number in range(10):
+        await contexts.put(f"k{number}", value_of(number))
+    ballast = fill(small_disk)
+    last = 0
+    for number in range(10, 40):  # acknowledged: they stand in the log, which is on another disk
+        last = (await contexts.put(f"k{number}", value_of(number))).version
+    await node.line("view-not-stored", timeout_s=60)
+    await check(contexts, range(40))
+    ballast.unlink()
+    await node.line("view-stored-again", timeout_s=60)
+
+    async def caught_up() -> bool:
+        async with await database.open(view) as store:
+            return (await views.View(store, "n1").position())[0] >= last
+
+    await eventually(caught_up, timeout_s=60)
+    await node.kill()
+    await start_one(broker.url, view)
+    await check(contexts, range(40))
+
+
+@pytest.mark.timeout(180)
+async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
+    start_one, small_disk, tmp_path
+):
+    storage = config.Storage(directory=small_disk / "store")
+    settings = config.BrokerConfig(name="one", directory=tmp_path / "one", storage=storage)
+    async with (
+        brokers.Broker(settings) as one,
+        await bus_client.connect((one.url,), identity="ann") as bus,
+    ):
+        await start_one(one.url, f"sqlite:{tmp_path / 'n1.db'}")
+        contexts = client.Client(bus, timeout_s=30.0)
+        for number in range(10):
+            await contexts.put(f"k{number}", value_of(number))
+        ballast = fill(small_disk)
+        done, refusal = 10, None
+        while refusal is None and done < 200:
+            try:
+                await contexts.put(f"k{done}", value_of(done))
+                done += 1
+            except errors.MusterError as error:
+                refusal = error
+        assert refusal is not None, "there was no room for 10 MB"
+        assert not isinstance(refusal, errors.TimedOut), "refused, not forgotten"
+        problem = await eventually(one.problem, timeout_s=30)
+        assert isinstance(problem, faults.BrokerFailed)
+        assert problem.fault is faults.Fault.DISK_FULL
+        await check(contexts, range(done))  # the node lives, and reads go on
+        ballast.unlink()
+
+        async def written() -> bool:
+            try:
+                await contexts.put("after", b"v")
+            except errors.Unavailable:
+                return False
+            return True
+
+        await eventually(written, timeout_s=90)
+        assert await one.problem() is None
+        for number in range(done):
+            kept = [change.value for change in (await contexts.history(f"k{number}")).changes]
+            assert kept == [value_of(number)]
+        assert (await contexts.get(f"k{done - 1}", max_staleness_s=0)).value == value_of(done - 1)

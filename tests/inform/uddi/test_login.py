@@ -1,0 +1,107 @@
+"""UDDI in a domain as users start it: the tokens are got with the domain's own passwords, and roles count."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from muster.inform.uddi import schema
+from muster.soap import envelope, xml
+from tests.cli import driver
+
+U = schema.UDDI
+PASSWORDS = {"ann": "ann's own secret", "bob": "bob's own secret", "vera": "a viewer's secret"}
+BUSINESS = (
+    '<save_business>{}<businessEntity businessKey=""><name>Printing</name><businessServices>'
+    '<businessService serviceKey=""><name>printer seven</name></businessService></businessServices>'
+    "</businessEntity></save_business>"
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A domain with its SOAP doors, up."""
+    place = tmp_path / "home"
+    assert driver.quick("init", "--port", "0", home=place).code == 0
+    settings = place / "muster.toml"
+    settings.write_text(
+        f"{settings.read_text()}\n[manage]\nenabled = false\n[soap]\nenabled = true\nport = 0\n"
+    )
+    started = driver.run("up", "--detach", home=place)
+    assert started.code == 0, started.err
+    for name, password in PASSWORDS.items():
+        role = "viewer" if name == "vera" else "user"
+        told = driver.quick("gateway", "password", name, "--role", role, home=place, stdin=f"{password}\n")
+        assert told.code == 0, told.err
+    yield place
+    assert driver.run("down", home=place).code == 0
+
+
+def say(url: str, body: str) -> xml.Element | None:
+    """The element in the body of the answer."""
+    asked = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", body)
+    answer = httpx.post(
+        url,
+        content=f'<s:Envelope xmlns:s="{envelope.Version.V11.value}" xmlns:u="{U}"><s:Body>{asked}</s:Body>'
+        "</s:Envelope>",
+        headers={"content-type": "text/xml"},
+        timeout=40,
+    )
+    return envelope.read(xml.parse(answer.content)).first
+
+
+def ask(url: str, body: str) -> xml.Element:
+    found = say(url, body)
+    assert found is not None
+    assert found.local != "Fault", found
+    return found
+
+
+def fault(url: str, body: str) -> str | None:
+    """The code of the error; None where there is none."""
+    found = say(url, body)
+    said = found.walk() if found is not None else ()
+    return next((one.get("errCode") for one in said if one.local == "errInfo"), None)
+
+
+def token(url: str, name: str) -> str:
+    """As it stands in a message."""
+    found = ask(url, f'<get_authToken userID="{name}" cred="{PASSWORDS[name]}"/>')
+    return f"<authInfo>{found.text_of(U('authInfo'))}</authInfo>"
+
+
+@pytest.mark.timeout(180)
+def test_users_of_a_domain_log_in_and_own_what_they_publish(home: Path):
+    status: Any = json.loads(driver.run("status", "-o", "json", home=home).out)
+    url = next(one["url"] for one in status["soap"] if one["door"] == "/uddi")
+    assert fault(url, '<get_authToken userID="ann" cred="guessed"/>') == "E_unknownUser"
+    assert fault(url, '<get_authToken userID="eve" cred="ann\'s own secret"/>') == "E_unknownUser"
+
+    ann = token(url, "ann")
+    saved = ask(url, BUSINESS.format(ann))
+    key = next(one.get("businessKey") for one in saved.walk() if one.local == "businessEntity")
+    entries = driver.run("inform", "find", "name = 'printer seven'", "-o", "json", home=home)
+    assert [one["writer"] for one in entries.json()] == ["ann"]
+
+    bob, vera = token(url, "bob"), token(url, "vera")
+    delete = "<delete_business>{}<businessKey>" + str(key) + "</businessKey></delete_business>"
+    assert fault(url, delete.format(bob)) == "E_userMismatch"
+    assert fault(url, BUSINESS.format(vera)) == "E_userMismatch", "viewers publish nothing"
+    assert fault(url, delete.format("<authInfo>made up</authInfo>")) == "E_authTokenRequired"
+    found = ask(url, "<find_business><name>Printing</name></find_business>")
+    assert [one.get("businessKey") for one in found.walk() if one.local == "businessInfo"] == [key]
+
+    assert fault(url, f"<discard_authToken>{bob}</discard_authToken>") is None
+    assert fault(url, BUSINESS.format(bob)) == "E_authTokenExpired"
+    assert fault(url, delete.format(ann)) is None
+    assert driver.run("inform", "find", "name = 'printer seven'", "-o", "json", home=home).json() == []
+
+    changed = driver.quick("gateway", "password", "ann", home=home, stdin="another secret\n")
+    assert changed.code == 0
+    assert fault(url, BUSINESS.format(ann)) == "E_authTokenExpired", "with the password the token ends"

@@ -19,8 +19,10 @@ next append fails.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -251,6 +253,11 @@ _decode_record = msgspec.msgpack.Decoder(Record).decode
 _decode_attributes = msgspec.msgpack.Decoder(Attributes).decode
 
 
+@functools.cache
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    return msgspec.msgpack.Decoder(kind).decode
+
+
 def encode(message: object) -> bytes:
     try:
         return _encoder.encode(message)
@@ -260,9 +267,10 @@ def encode(message: object) -> bytes:
 
 def decode(data: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        found: T = _decoder(kind)(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"this is no {kind.__name__}: {error}") from error
+    return found
 
 
 def decode_record(data: bytes) -> Record:
@@ -307,6 +315,7 @@ def log_subject(key: str) -> str:
 LOG_SUBJECTS = subjects.logged(PART, "context", "*", "*")
 
 
+@functools.lru_cache(2 * BUCKETS)
 def topic(of_bucket: int, kind: str) -> str:
     return subjects.announced(PART, "context", str(of_bucket), kind)
 
@@ -315,10 +324,12 @@ def to_all(kind: str) -> str:
     return subjects.announced(PART, "nodes", kind)
 
 
+@functools.lru_cache(1024)
 def to_node(node: str, kind: str) -> str:
     return subjects.addressed_to(PART, node, kind)
 
 
+@functools.lru_cache(1024)
 def asked(identity: str, verb: str, node: str = ANY) -> str:
     return subjects.said_by(PART, identity, "read" if verb in READS else "write", node, verb)
 

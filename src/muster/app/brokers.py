@@ -207,6 +207,9 @@ async def _describe(one: broker.Broker) -> dict[str, Any]:
         "storage": str(one.config.store_path) if one.config.store_path else None,
         "log_file": str(one.config.log_path),
     }
+    problem = await one.problem()
+    if problem is not None:  # a full disk, above all: the broker itself runs on
+        described["problem"] = str(problem)
     with contextlib.suppress(errors.MusterError):
         seen = await one.ask("varz")
         described["version"] = seen["version"]

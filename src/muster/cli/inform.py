@@ -313,7 +313,7 @@ async def _run_node(
 ) -> None:
     import msgspec
 
-    from muster.core import errors, metrics
+    from muster.core import errors, log, metrics
     from muster.inform import service, settings
     from muster.store import database
     from muster.trust import roles
@@ -322,6 +322,7 @@ async def _run_node(
         wanted = msgspec.convert(given, settings.Inform, strict=False)
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"--set: {error}") from error
+    log.configure(sys.stderr, level="warning")
     measure = metrics.Metrics(process=True)
     async with (
         await monitoring.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE, measure) as bus,

@@ -237,10 +237,13 @@ class Writer:
         shared = self._desk
         try:
             sequence = await shared.log.append(record, after, timeout_s=shared.settings.timeout_s)
-        except errors.TimedOut:
+        except errors.TimedOut as error:
             entry = await shared.log.last(record.key)
             if entry is None or entry.record != record:
-                raise
+                raise errors.TimedOut(
+                    f"{record.key!r} was not stored within {shared.settings.timeout_s:g} s; it may yet be",
+                    hint="a broker without room on its disk does not answer: see `muster status`",
+                ) from error
             sequence = entry.sequence
         shared.apply(contextlog.Entry(record, sequence))
         shared.appended(sequence, record.key)

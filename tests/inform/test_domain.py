@@ -95,7 +95,7 @@ async def test_the_command(broker, start_node, tmp_path):
     await start_node("n1")
 
     def muster(*arguments: str, stdin: str = "") -> driver.Answer:
-        return driver.run(
+        return driver.quick(
             "inform", *arguments, "--server", broker.url, "-o", "json", home=tmp_path, stdin=stdin
         )
 

@@ -33,14 +33,14 @@ def home(tmp_path: Path) -> Iterator[Path]:
     settings.write_text(
         f"{settings.read_text()}\n[manage]\nenabled = false\n[soap]\nenabled = true\nport = 0\n"
     )
-    started = driver.run("up", "--detach", home=place)
+    started = driver.run("up", "--detach", "--timeout", "120", home=place, timeout_s=150)
     assert started.code == 0, started.err
     for name, password in PASSWORDS.items():
         role = "viewer" if name == "vera" else "user"
         told = driver.quick("gateway", "password", name, "--role", role, home=place, stdin=f"{password}\n")
         assert told.code == 0, told.err
     yield place
-    assert driver.run("down", home=place).code == 0
+    assert driver.run("down", home=place, timeout_s=150).code == 0
 
 
 def say(url: str, body: str) -> xml.Element | None:
@@ -76,9 +76,9 @@ def token(url: str, name: str) -> str:
     return f"<authInfo>{found.text_of(U('authInfo'))}</authInfo>"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_users_of_a_domain_log_in_and_own_what_they_publish(home: Path):
-    status: Any = json.loads(driver.run("status", "-o", "json", home=home).out)
+    status: Any = json.loads(driver.quick("status", "-o", "json", home=home).out)
     url = next(one["url"] for one in status["soap"] if one["door"] == "/uddi")
     assert fault(url, '<get_authToken userID="ann" cred="guessed"/>') == "E_unknownUser"
     assert fault(url, '<get_authToken userID="eve" cred="ann\'s own secret"/>') == "E_unknownUser"
@@ -86,7 +86,7 @@ def test_users_of_a_domain_log_in_and_own_what_they_publish(home: Path):
     ann = token(url, "ann")
     saved = ask(url, BUSINESS.format(ann))
     key = next(one.get("businessKey") for one in saved.walk() if one.local == "businessEntity")
-    entries = driver.run("inform", "find", "name = 'printer seven'", "-o", "json", home=home)
+    entries = driver.quick("inform", "find", "name = 'printer seven'", "-o", "json", home=home)
     assert [one["writer"] for one in entries.json()] == ["ann"]
 
     bob, vera = token(url, "bob"), token(url, "vera")
@@ -100,7 +100,7 @@ def test_users_of_a_domain_log_in_and_own_what_they_publish(home: Path):
     assert fault(url, f"<discard_authToken>{bob}</discard_authToken>") is None
     assert fault(url, BUSINESS.format(bob)) == "E_authTokenExpired"
     assert fault(url, delete.format(ann)) is None
-    assert driver.run("inform", "find", "name = 'printer seven'", "-o", "json", home=home).json() == []
+    assert driver.quick("inform", "find", "name = 'printer seven'", "-o", "json", home=home).json() == []
 
     changed = driver.quick("gateway", "password", "ann", home=home, stdin="another secret\n")
     assert changed.code == 0

@@ -19,7 +19,7 @@ import msgspec
 
 from muster.inform import demand, protocol
 
-ENTRY_BYTES = 440  # measured with the id of the last write: its numbers and its places in the tables, without its key
+ENTRY_BYTES = 440  # measured: with the id of the last write and its places in the tables, without its key
 VALUE_BYTES = 48  # what a value takes beyond its length
 
 

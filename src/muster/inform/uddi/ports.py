@@ -108,7 +108,7 @@ class Ports:
         publisher = self._tokens.publisher(text, self._now_s())
         if not await self._stands(publisher.name):
             self._tokens.discard(text, self._now_s())
-            raise faults.fault(faults.Code.AUTH_TOKEN_EXPIRED, "the password has changed: get another authInfo")
+            raise faults.fault(faults.Code.AUTH_TOKEN_EXPIRED, "the password has changed: get another token")
         return publisher
 
     async def _get_token(self, asked: xml.Element) -> xml.Element:

@@ -60,8 +60,10 @@ async def rows(url: str, folder: pathlib.Path, contexts: int, memory_bytes: int)
 def _written(number: int) -> api.Outgoing:
     key = f"many/{number:07}"
     stamp = (1_700_000_000_000 + number) << 16
-    written_by = {"writer": "filler", "request": f"{number:032x}"}  # as a client's would be
-    record = protocol.Record(key, ("big",), stamp, "big", inform_worlds.VALUE, **written_by)
+    request = f"{number:032x}"  # as a client's would be
+    record = protocol.Record(
+        key, ("big",), stamp, "big", inform_worlds.VALUE, writer="filler", request=request
+    )
     return api.Outgoing(protocol.log_subject(key), protocol.encode(record))
 
 

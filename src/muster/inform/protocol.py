@@ -253,9 +253,14 @@ _decode_record = msgspec.msgpack.Decoder(Record).decode
 _decode_attributes = msgspec.msgpack.Decoder(Attributes).decode
 
 
-@functools.cache
+_decoders: dict[Any, Callable[[bytes], Any]] = {}  # made once for each kind
+
+
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
-    return msgspec.msgpack.Decoder(kind).decode
+    found = _decoders.get(kind)
+    if found is None:
+        found = _decoders[kind] = msgspec.msgpack.Decoder(kind).decode
+    return found
 
 
 def encode(message: object) -> bytes:

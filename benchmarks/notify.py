@@ -8,7 +8,8 @@ Beside our figure stand, for the same receivers, events and addresses:
   are compared with ours;
 - the time that one core needs merely to read the bytes that a match touches.
 
-The goals are for events that up to 2.5 % of the receivers' policies accept; others are shown without one.
+Events to 0.01 % and 1 % come as they are drawn, and again only such as many policies accept: the goals are for
+both.  The goal at 50 % is for events that up to 2.5 % of the receivers' policies accept; more are shown without.
 Wall-clock figures suffer from neighbours; the 99th percentiles, and rates of CPU time, are of CPU time.
 """
 
@@ -38,8 +39,9 @@ from muster.predicates import ast, closure, parser, types
 WORKER = "benchmarks.notify_worker"
 SHARES = ("0.01%", "1%", "50%")
 GOALS = {"0.01%": 120.0, "1%": 120.0, "50%": 250.0}
-ACCEPTING_MAX = 0.025
-CLIENTS = 4
+ACCEPTING_MAX = 0.025  # of the receivers' policies, for the goal at 50 %
+CPU_P99_GOAL = 300.0  # not at 50 %
+CLIENTS, MATCHES = 4, 100
 EVENTS_S, UPDATES_S = 5_000, 50_000
 HASTE = 1.01  # so much faster than the goal are they due, so that it is met when we keep up
 
@@ -57,7 +59,8 @@ def run(quick: bool) -> list[harness.Row]:
     works = {share: _work(held, share) for share in SHARES}
     for share in SHARES:
         rows += _matching(held, share, works[share], many, quick, naive)
-    rows.append(_accepted_by_more(held, many))
+    for share in SHARES:
+        rows += _accepted_by_more(held, share, many, quick)
     rows.append(_floor(held))
     rows.append(_duckdb(held, works["1%"][: 10 if quick else 30]))
     rows += _sustained(held, works, 3.0 if quick else 60.0)
@@ -69,7 +72,7 @@ def run(quick: bool) -> list[harness.Row]:
     del held
     gc.unfreeze()
     gc.collect()
-    with measure.Worker(WORKER, "memory", max(receivers, 250_000)) as worker:
+    with measure.Worker(WORKER, "memory", max(receivers, 100_000)) as worker:
         rows.append(
             harness.Row(
                 metric="memory for each receiver",
@@ -79,18 +82,19 @@ def run(quick: bool) -> list[harness.Row]:
                 goal=200,
             )
         )
-    rows.append(asyncio.run(_restart(receivers)))
+    rows.append(asyncio.run(_restart(20_000 if quick else receivers)))
     rows += asyncio.run(_end_to_end(8_000 if quick else 100_000, 200 if quick else 2000))
     return rows
 
 
 def _work(held: engine.Engine, share: str, count: int = 200, *, more: bool = False) -> Work:
-    """Events of which up to `ACCEPTING_MAX` of the receivers' policies are true, or more."""
+    """Events as they are drawn, to 50 % only what few accept; ``more``: only what many do."""
     dice = random.Random(f"{share}{more}")
+    any_will_do = share != "50%" and not more
     found: Work = []
     while len(found) < count:
         event = notify_world.event(dice, plenty=more)
-        if (_accepting(held, event) > ACCEPTING_MAX) is more:
+        if any_will_do or (_accepting(held, event) > ACCEPTING_MAX) is more:
             found.append((event, parser.parse(notify_world.address(dice, share))))
     return found
 
@@ -140,19 +144,29 @@ def _matching(
         ours=measure.percentile(cpu, 99),
         unit="µs",
         better="lower",
-        goal=300.0 if share != "50%" else None,
+        goal=CPU_P99_GOAL if share != "50%" else None,
     )
 
 
-def _accepted_by_more(held: engine.Engine, policies: int) -> harness.Row:
-    work = _work(held, "50%", 50, more=True)
+def _accepted_by_more(held: engine.Engine, share: str, policies: int, quick: bool) -> Iterator[harness.Row]:
+    work = _work(held, share, 50, more=True)
     accepting = statistics.median(_accepting(held, event) for event, _ in work)
-    wall, _ = _timed(held, "50%", work, 3)
-    return harness.Row(
-        metric=f"match, 50% addressed, {policies:,} policies, {accepting:.0%} accepting: p50",
+    wall, cpu = _timed(held, share, work, 3 if quick else 20)
+    of = f"{share} addressed, {policies:,} policies, {accepting:.0%} accepting"
+    has_goal = share != "50%"
+    yield harness.Row(
+        metric=f"match, {of}: p50",
         ours=statistics.median(wall),
         unit="µs",
         better="lower",
+        goal=GOALS[share] if has_goal else None,
+    )
+    yield harness.Row(
+        metric=f"match, {of}: CPU p99",
+        ours=measure.percentile(cpu, 99),
+        unit="µs",
+        better="lower",
+        goal=CPU_P99_GOAL if has_goal else None,
     )
 
 
@@ -392,10 +406,10 @@ async def _end_to_end(receivers: int, events: int) -> list[harness.Row]:
         with contextlib.ExitStack() as stack:
             notifier = stack.enter_context(measure.Worker(WORKER, "notifier", broker.url))
             await asyncio.to_thread(notifier.hear)
-            each = receivers // CLIENTS
+            each, groups = receivers // CLIENTS, receivers // MATCHES
             clients = [
                 stack.enter_context(
-                    measure.Worker(WORKER, "client", broker.url, f"farm-{place}", place * each, each)
+                    measure.Worker(WORKER, "client", broker.url, f"farm-{place}", place * each, each, groups)
                 )
                 for place in range(CLIENTS)
             ]
@@ -405,16 +419,15 @@ async def _end_to_end(receivers: int, events: int) -> list[harness.Row]:
                 await bus_client.connect([broker.url], identity="watch", audit_s=0) as bus,
                 client.Parties(bus) as mine,
             ):
-                latencies = await _send(mine, clients, events)
+                latencies = await _send(mine, clients, events, groups)
                 before = await _delivered(clients)
                 started = time.perf_counter()
-                await _flood(mine, events)
+                await _flood(mine, events, groups)
                 total = await _until_quiet(clients)
                 rate = (total - before) / (time.perf_counter() - started)
-    matches = receivers / 1000
     return [
         harness.Row(
-            metric=f"end to end, {receivers:,} receivers, {matches:.0f} matches an event: p50",
+            metric=f"end to end, {receivers:,} receivers, {MATCHES} matches an event: p50",
             ours=statistics.median(latencies),
             unit="ms",
             better="lower",
@@ -424,17 +437,19 @@ async def _end_to_end(receivers: int, events: int) -> list[harness.Row]:
     ]
 
 
-async def _one(mine: client.Parties, number: int) -> None:
+async def _one(mine: client.Parties, number: int, groups: int) -> None:
     content: dict[str, types.Value] = {"threat_level": 5, "sent_ns": time.monotonic_ns()}
-    await mine.send("watch", "alert", content, to=f"region = 'region{number % 1000}'")
+    await mine.send("watch", "alert", content, to=f"region = 'region{number % groups}'")
 
 
-async def _send(mine: client.Parties, clients: list[measure.Worker], events: int) -> list[float]:
+async def _send(
+    mine: client.Parties, clients: list[measure.Worker], events: int, groups: int
+) -> list[float]:
     for number in range(50):
-        await _one(mine, number)
+        await _one(mine, number, groups)
     await _delivered(clients)
     for number in range(events):
-        await _one(mine, number)
+        await _one(mine, number, groups)
         await asyncio.sleep(0.002)
     await asyncio.sleep(0.5)
     found: list[float] = []
@@ -444,10 +459,10 @@ async def _send(mine: client.Parties, clients: list[measure.Worker], events: int
     return found
 
 
-async def _flood(mine: client.Parties, events: int) -> None:
+async def _flood(mine: client.Parties, events: int, groups: int) -> None:
     async def some(first: int) -> None:
         for number in range(first, first + events // 20):
-            await _one(mine, number)
+            await _one(mine, number, groups)
 
     await asyncio.gather(*(some(place * 50) for place in range(20)))
 

@@ -3,7 +3,7 @@
 python -m benchmarks.notify_worker memory RECEIVERS
 python -m benchmarks.notify_worker notifier URL
 python -m benchmarks.notify_worker fill URL RECEIVERS
-python -m benchmarks.notify_worker client URL NAME FIRST COUNT
+python -m benchmarks.notify_worker client URL NAME FIRST COUNT GROUPS
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from muster.predicates import types
 
 POLICY = "alert AND threat_level >= 4"
 ALERT = models.Model("alert", {"threat_level": types.INT, "sent_ns": types.INT}, models.Kind.EVENT)
-GROUPS = 1000  # of receivers: an address that names one means a thousandth of them
 
 
 def say(fact: Any) -> None:
@@ -85,8 +84,11 @@ async def fill(url: str, count: int) -> None:
     say("ready")
 
 
-async def receivers(url: str, name: str, first: int, count: int) -> None:
-    """Joins, and then tells how long each event took and how many deliveries there were."""
+async def receivers(url: str, name: str, first: int, count: int, groups: int) -> None:
+    """Joins, and then tells how long each event took and how many deliveries there were.
+
+    An address that names one of the groups means all receivers in it.
+    """
     latencies: list[float] = []
     delivered = 0
 
@@ -102,7 +104,7 @@ async def receivers(url: str, name: str, first: int, count: int) -> None:
     ):
         await mine.define(notify_world.WEB_SERVER)
         await mine.define(ALERT)
-        await join(mine, first, count, GROUPS)
+        await join(mine, first, count, groups)
         say("ready")
         while await asyncio.to_thread(sys.stdin.readline):
             say({"delivered": delivered, "latencies_ms": latencies[-2000:]})
@@ -118,4 +120,4 @@ if __name__ == "__main__":
     elif role == "notifier":
         asyncio.run(notifier(rest[0]))
     else:
-        asyncio.run(receivers(rest[0], rest[1], int(rest[2]), int(rest[3])))
+        asyncio.run(receivers(rest[0], rest[1], *map(int, rest[2:])))

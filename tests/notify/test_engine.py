@@ -75,6 +75,36 @@ def test_many_at_once_are_the_same_as_one_by_one(kernels):
             assert count == len(wanted) == int(np.bitwise_count(bits).sum())
 
 
+def test_both_sides_find_the_same_receivers(kernels):
+    """Whether addressed receivers ask for their policies, or true policies for the address, is only speed."""
+    dice = random.Random(9)
+    ours = engine.Engine(kernels=kernels)
+    names = [f"p{number}" for number in range(3000)]
+    # From one conjunction to as many as are indexed, so that they begin and end anywhere in a word.
+    wide = [
+        " OR ".join(f"(alert AND level = {dice.randrange(500)})" for _ in range(dice.choice([1, 2, 3, 40, 64])))
+        for _ in range(200)
+    ]
+    policies = [None, *map(parser.parse, wide)]
+    which = np.array([dice.randrange(len(policies)) for _ in names])
+    ours.join_many(names, WEB, {"load": [dice.random() for _ in names]}, policies, which)
+    for name in dice.sample(names, 500):
+        ours.leave(name)
+    table, index = ours.tables[0], ours.policies
+    some = 0
+    for level in range(500):
+        index.ask({"alert": True, "level": level})
+        means, hits = table.address(parser.parse(f"load < {dice.choice([0.01, 0.5, 2])}"))
+        one, other = np.zeros(hits + 1, np.int32), np.zeros(hits + 1, np.int32)
+        count = kernels.by_address(means, table.policy_of, index.parts, index.true, one)
+        again = kernels.by_policy(
+            index.true, index.owner, index.room, table.spans, table.members, means, other
+        )
+        assert sorted(one[:count]) == sorted(other[:again])
+        some += count
+    assert some > 1000
+
+
 def test_more_constants_than_a_byte_has_codes(kernels):
     ours, plainly = engine.Engine(kernels=kernels), reference.World()
     always = parser.parse("TRUE")

@@ -17,6 +17,7 @@ PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "notify.md").
 @pytest.mark.parametrize(
     ("kind", "left_out"),
     [
+        (protocol.Define, set()),
         (protocol.Kept, {"snapshot"}),
         (protocol.Entry, set()),
         (protocol.Join, set()),
@@ -33,9 +34,9 @@ def test_every_field_of_the_history_is_told(kind, left_out):
 
 
 def test_subjects_streams_and_kinds_are_as_told():
-    for what in ("change", "decision"):
+    for what in ("model", "change", "decision"):
         assert subjects.logged(protocol.PART, "history", what) in PAGE
-    for kind in (protocol.Kept, protocol.Decided):
+    for kind in (protocol.Define, protocol.Kept, protocol.Decided):
         assert str(kind.__struct_config__.tag) in PAGE
     assert f"`{protocol.STREAM_HISTORY}`" in PAGE
     assert models.RestrictedClaim.code in PAGE

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from muster.bus.memory import network
 from muster.core import errors, messages, subjects
-from muster.notify import client, fair, plain, protocol, service, summaries
+from muster.notify import client, fair, known, plain, protocol, service, summaries
 from muster.notify import model as models
 from muster.notify import settings as settings_
 from muster.predicates import parser
@@ -140,7 +141,7 @@ async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifi
 # -- several notifiers
 
 
-async def test_receivers_spread_move_and_come_back(notifier, parties):
+async def test_receivers_spread_move_and_come_back(notifier, parties, connect):
     first = await notifier("n1", PATIENT)
     mine = await parties("farm")
     await _define(mine)
@@ -155,6 +156,8 @@ async def test_receivers_spread_move_and_come_back(notifier, parties):
         assert {(await web.next(timeout_s=5))["threat_level"] for web in webs} == {level}
 
     await everybody_hears(1)
+    async with asyncio.timeout(30):  # a question ends when every shard was spoken for
+        assert (await client.parties(await connect("asker"), timeout_s=600)).count == 20
     await webs[0].policy("alert AND threat_level > 1")
     await second.stop()
     await first.serving()
@@ -251,26 +254,33 @@ async def test_a_log_is_replaced_by_a_snapshot_and_read_back(notifier, parties):
     assert second.engine.is_durable("farm/web")
 
 
-async def test_changes_and_decisions_are_kept_as_history(notifier, parties, connect):
+async def test_models_changes_and_decisions_are_kept_as_history(notifier, parties, connect):
     await notifier()
     mine = await parties("farm")
     await _define(mine)
     await mine.advertise("web", "WebServer", STATE, policy="alert")
-    sent = await mine.sender("s").send("alert", {"threat_level": 3}, to="load > 0.1")
-    bus = await connect("reader")
-    stream = await bus.open_stream(protocol.STREAM_HISTORY)
+    passing = await mine.sender("s").send("alert", {"threat_level": 3}, to="load > 0.1")
+    lasting = await mine.sender("s").send("alert", {"threat_level": 4}, durable=True)
+    stream = await (await connect("reader")).open_stream(protocol.STREAM_HISTORY)
 
-    async def kept():
-        state = await stream.state()
-        return [one async for one in stream.read(1, state.last_sequence)] if state.messages >= 2 else []
+    async def kept() -> dict[str, list[bytes]]:
+        found: dict[str, list[bytes]] = {"model": [], "change": [], "decision": []}
+        async for one in stream.read(1, (await stream.state()).last_sequence):
+            found[one.subject.rpartition(".")[2]].append(one.data)
+        assert [len(some) for some in found.values()] == [len(MODELS), 1, 2]
+        return found
 
-    change, decision = await eventually(kept)
-    join = messages.decode(change.data, protocol.Kept).entries[0].changes[0]
+    found = await eventually(kept)
+    defined = [messages.decode(data, protocol.Define) for data in found["model"]]
+    assert [known.model_of(one) for one in defined] == list(MODELS)
+    join = messages.decode(found["change"][0], protocol.Kept).entries[0].changes[0]
     assert isinstance(join, protocol.Join)
     assert join.policy == "alert"
-    decided = messages.decode(decision.data, protocol.Decided)
-    assert (decided.event.id, decided.to, decided.count) == (sent, ("farm/web",), 1)
-    assert decided.event.attributes["_process"] == "farm"
+    decided = {(one := messages.decode(data, protocol.Decided)).event.id: one for data in found["decision"]}
+    assert set(decided) == {passing, lasting}
+    for one in decided.values():  # a durable event's too, to a party that did not ask for durable delivery
+        assert (one.to, one.count, one.event.attributes["_process"]) == (("farm/web",), 1, "farm")
+    assert decided[lasting].sequence > decided[passing].sequence == 0
 
 
 # -- questions

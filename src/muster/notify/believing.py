@@ -22,7 +22,7 @@ from muster.bus import api
 from muster.core import errors, messages, subjects
 from muster.notify import common as common_
 from muster.notify import engine as engines
-from muster.notify import known, members, protocol
+from muster.notify import history, known, members, protocol
 from muster.notify import model as models
 from muster.predicates import types
 from muster.trust import documents
@@ -34,9 +34,10 @@ REGION = known.REGION
 
 
 class Believing:
-    def __init__(self, common: common_.Common, others: members.Members) -> None:
+    def __init__(self, common: common_.Common, others: members.Members, past: history.History) -> None:
         self._common = common
         self._members = others
+        self._history = past
         self._revision = 0
         self._changed = asyncio.Event()
         self._ends: dict[str, float] = {}  # party -> when the first of its grants does
@@ -83,7 +84,9 @@ class Believing:
         async def work() -> int:
             define = messages.decode(message.data, protocol.Define)
             key = self._common.known.model_key(define)
-            return await self._bucket.put(key, messages.encode(define))
+            revision = await self._bucket.put(key, messages.encode(define))
+            self._history.defined(define)
+            return revision
 
         await self._kept(message, work)
 

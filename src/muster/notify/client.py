@@ -9,8 +9,8 @@
             ...
 
 A durable event is acknowledged when the loop asks for the next one, so that one whose handling was cut short
-comes again.  Repeats are dropped here: the loop sees each event once, as long as the process lives.  What was
-received is remembered until its shard says that it will not come again.
+comes again.  Repeats are dropped here (`muster.notify.receipts`): the loop sees each event once, as long as
+the process lives.
 
 An event that breaks its schema is refused here, before it is sent, and again by the notifier.
 """
@@ -28,9 +28,9 @@ from typing import Any, Self
 
 import msgspec
 
-from muster.bus import api, leases
+from muster.bus import api
 from muster.core import errors, messages, subjects
-from muster.notify import known, protocol
+from muster.notify import known, protocol, receipts
 from muster.notify import model as models
 from muster.predicates import types
 
@@ -71,11 +71,8 @@ class Parties:
         self._queue_max = queue_max
         self._parties: dict[str, Party] = {}
         self._vocabulary: models.Vocabulary | None = None
-        self._received: dict[int, dict[int, set[str]]] = {}  # shard -> sequence -> parties
-        self._fences = collections.defaultdict[int, leases.Fence](leases.Fence)
+        self._receipts = receipts.Receipts(bus)
         self._subscription: api.Subscription | None = None
-        self._acks: dict[int, dict[int, list[str]]] = {}
-        self._acking: asyncio.Task[None] | None = None
         self.counts: collections.Counter[str] = collections.Counter()
 
     async def __aenter__(self) -> Self:
@@ -87,8 +84,7 @@ class Parties:
     async def __aexit__(self, *_: object) -> None:
         if self._subscription is not None:
             await self._subscription.close()
-        if self._acking is not None:
-            await asyncio.gather(self._acking, return_exceptions=True)
+        await self._receipts.close()
         for party in self._parties.values():
             party._close()
 
@@ -254,12 +250,9 @@ class Parties:
         except errors.MusterError:
             self.counts["malformed"] += 1
             return
-        if delivered.sequence:
-            try:
-                self._fences[delivered.shard].check(delivered.epoch)
-            except errors.StaleEpoch:
-                self.counts["stale-epoch"] += 1
-                return
+        if delivered.sequence and self._receipts.is_stale(delivered):
+            self.counts["stale-epoch"] += 1
+            return
         came = delivered.event
         event = Event(
             came.id,
@@ -280,9 +273,9 @@ class Parties:
                 party._take(event, delivered.shard)
             elif not self._is_repeat(name, delivered):
                 if party._take(event, delivered.shard):
-                    self._receive(name, delivered)
+                    self._receipts.add(name, delivered)
             elif not party._has(event.sequence):
-                self._acknowledge(delivered.shard, delivered.sequence, name)
+                self._receipts.acknowledge(delivered.shard, delivered.sequence, name)
 
     def _call(self, delivered: protocol.Delivered, event: Event) -> None:
         assert self._on_event is not None
@@ -294,37 +287,14 @@ class Parties:
             self.counts["delivered"] += len(names)
         if delivered.sequence:
             for name in names:
-                self._receive(name, delivered)
+                self._receipts.add(name, delivered)
             for name in delivered.to:
-                self._acknowledge(delivered.shard, delivered.sequence, name)
+                self._receipts.acknowledge(delivered.shard, delivered.sequence, name)
 
     def _is_repeat(self, name: str, delivered: protocol.Delivered) -> bool:
-        received = self._received.setdefault(delivered.shard, {})
-        while received and (first := next(iter(received))) < delivered.floor:
-            del received[first]
-        if name not in received.get(delivered.sequence, ()):
-            return False
-        self.counts["repeats"] += 1
-        return True
-
-    def _receive(self, name: str, delivered: protocol.Delivered) -> None:
-        self._received[delivered.shard].setdefault(delivered.sequence, set()).add(name)
-
-    def _acknowledge(self, shard: int, sequence: int, name: str) -> None:
-        self._acks.setdefault(shard, {}).setdefault(sequence, []).append(name)
-        if self._acking is None or self._acking.done():
-            self._acking = asyncio.create_task(self._send_acks(), name="acknowledge")
-
-    async def _send_acks(self) -> None:
-        while self._acks:
-            await asyncio.sleep(0)  # more may come in this turn of the loop
-            acks, self._acks = self._acks, {}
-            for shard, some in acks.items():
-                acked = protocol.Acked(events={sequence: tuple(names) for sequence, names in some.items()})
-                with contextlib.suppress(errors.Unavailable):  # it is delivered again, and acknowledged again
-                    await self._bus.publish(
-                        subjects.said_by(PART, self._bus.identity, "ack", str(shard)), messages.encode(acked)
-                    )
+        repeated = self._receipts.has(name, delivered)
+        self.counts["repeats"] += repeated
+        return repeated
 
 
 class Party:
@@ -402,7 +372,7 @@ class Party:
             self._handled = None
             if event.sequence:
                 self._waiting.discard(event.sequence)
-                self._all._acknowledge(shard, event.sequence, self.name)
+                self._all._receipts.acknowledge(shard, event.sequence, self.name)
 
     def _has(self, sequence: int) -> bool:
         return sequence in self._waiting
@@ -452,20 +422,32 @@ def _some(
 async def _everybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: float) -> list[protocol.Told]:
     """All notifiers' answers: until every shard has been spoken for, or time is up."""
     subject = subjects.said_by(PART, bus.identity, "read", question)
-    replies = await bus.gather(subject, messages.encode(ask), timeout_s=timeout_s)
-    told = [messages.decode(reply.data, protocol.Told) for reply in replies]
+    enough: int | None = (await _anybody(bus, "notifiers", protocol.Ask(), timeout_s)).count
+    while True:
+        replies = await bus.gather(subject, messages.encode(ask), enough=enough, timeout_s=timeout_s)
+        told = [messages.decode(reply.data, protocol.Told) for reply in replies]
+        spoken_for = {shard for one in told for shard in one.shards}
+        if enough is None or len(spoken_for) == protocol.SHARDS:
+            break
+        enough = None  # shards are moving, or somebody has just come: whoever answers in time is heard
     for one in told:
         if one.fault is not None:
             raise protocol.error_of(one.fault)
     if not told:
-        raise errors.Unavailable("no notifier answers", hint="is the domain up? (muster status)")
+        raise _nobody()
     return told
 
 
+def _nobody() -> errors.Unavailable:
+    return errors.Unavailable("no notifier answers", hint="is the domain up? (muster status)")
+
+
 async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: float = 5.0) -> protocol.Told:
-    reply = await bus.request(
-        subjects.said_by(PART, bus.identity, "read", question), messages.encode(ask), timeout_s=timeout_s
-    )
+    subject = subjects.said_by(PART, bus.identity, "read", question)
+    try:
+        reply = await bus.request(subject, messages.encode(ask), timeout_s=timeout_s)
+    except errors.Unavailable as error:
+        raise _nobody() from error
     told = messages.decode(reply.data, protocol.Told)
     if told.fault is not None:
         raise protocol.error_of(told.fault)

@@ -163,7 +163,7 @@ class Durable:
             return
         self._beliefs.expire()
         engine = self._common.engine
-        lasting: list[str] = []
+        reached: list[str] = []
         by_shard: dict[protocol.Shard, tuple[list[str], list[str]]] = {}
         for found in scopes.find(engine, event, address):
             table = engine.tables[found.table]
@@ -171,14 +171,13 @@ class Durable:
             for party, shard, is_durable in zip(engine.names([found]), shards, durable, strict=True):
                 if shard in late:
                     by_shard.setdefault(shard, ([], []))[not is_durable].append(party)
-                    if is_durable:
-                        lasting.append(party)
+                    reached.append(party)
         for shard, held in late.items():
             parties, passing = by_shard.get(shard, ((), []))
             held.pending.match(sequence, parties)
             if passing:
                 held.passing[sequence] = passing
-        self._history.decided(event, sequence, lasting)
+        self._history.decided(event, sequence, reached)
         self._dirty.set()
 
     # -- recording, and then delivering

@@ -17,6 +17,7 @@ BATCH = 500
 BATCH_BYTES = 4 << 20
 NAMES_MAX = 1000  # of receivers in one decision
 
+MODEL = subjects.logged(protocol.PART, "history", "model")
 CHANGE = subjects.logged(protocol.PART, "history", "change")
 DECISION = subjects.logged(protocol.PART, "history", "decision")
 
@@ -29,6 +30,10 @@ class History:
 
     async def start(self, stream: api.Stream) -> None:
         self._stream = stream
+
+    def defined(self, define: protocol.Define) -> None:
+        data = messages.encode(define)
+        self._add(len(data), api.Outgoing(MODEL, data))
 
     def changed(self, data: bytes) -> None:
         self._add(len(data), api.Outgoing(CHANGE, data))

@@ -127,8 +127,7 @@ class PolicyIndex:
         self._rows_used = 1  # row 0: conjunctions that there are
         self._rows_free: list[int] = []
         self.owner = np.zeros(self._words * 64, np.int32)
-        self.first = np.zeros(64, np.int64)  # of each policy, the number of its first conjunction
-        self.count = np.zeros(64, np.int32)
+        self.parts = np.zeros((64, 2), np.int32)  # of each policy, its first conjunction and how many it has
         self.true = np.zeros(self._words, np.uint64)
         self.room = np.zeros(64, np.int32)
 
@@ -151,9 +150,8 @@ class PolicyIndex:
         if policy is None:
             policy = self._free.pop() if self._free else self._next
             self._next = max(self._next, policy + 1)
-            if policy >= len(self.first):
-                self.first = np.concatenate((self.first, np.zeros(len(self.first), np.int64)))
-                self.count = np.concatenate((self.count, np.zeros(len(self.count), np.int32)))
+            if policy >= len(self.parts):
+                self.parts = np.concatenate((self.parts, np.zeros_like(self.parts)))
             self._ids[key] = policy
             self._policies[policy] = _Policy(key, self._add(policy, key))
             self._count(key, 1)
@@ -188,9 +186,9 @@ class PolicyIndex:
     def _add(self, policy: int, condition: ast.Condition) -> list[int]:
         """Its conjunctions, at consecutive numbers."""
         self._forget_together()
-        self.first[policy] = self._conjunctions
+        first = self._conjunctions
         numbers = self._add_conjunctions(policy, condition)
-        self.count[policy] = len(numbers)
+        self.parts[policy] = first, len(numbers)
         return numbers
 
     def _add_conjunctions(self, policy: int, condition: ast.Condition) -> list[int]:

@@ -112,16 +112,15 @@ def bits_by_policy(
     return int(np.bitwise_count(out).sum())
 
 
-def by_address(address: Array, policy_of: Array, first: Array, count: Array, true: Array, out: Array) -> int:
+def by_address(address: Array, policy_of: Array, parts: Array, true: Array, out: Array) -> int:
     rows = np.empty(int(np.bitwise_count(address).sum()), np.int64)
     positions(address, rows)
     rows = rows[policy_of[rows] >= 0]
-    policies = policy_of[rows]
+    first, count = parts[policy_of[rows]].astype(np.int64).T
     chosen = np.zeros(len(rows), np.bool_)
-    for place in range(int(count[policies].max(initial=0))):
-        at = first[policies] + place
-        asked = place < count[policies]
-        at[~asked] = 0
+    for place in range(int(count.max(initial=0))):
+        asked = place < count
+        at = np.where(asked, first + place, 0)
         chosen |= asked & ((true[at >> 6] >> (at & 63).astype(np.uint64)) & np.uint64(1) != 0)
     some = rows[chosen]
     out[: len(some)] = some

@@ -148,6 +148,7 @@ class Told(messages.Message, frozen=True, kw_only=True, tag="notify-told/1", omi
     """One notifier's answer, for the shards that it holds."""
 
     notifier: str
+    shards: tuple[Shard, ...] = ()
     count: int = 0
     parties: tuple[dict[str, Any], ...] = ()
     facts: dict[str, Any] = msgspec.field(default_factory=dict)

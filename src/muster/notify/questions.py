@@ -45,6 +45,8 @@ def answer(notifier: service.Notifier, question: str, ask: protocol.Ask) -> prot
             held = notifier.known.revocations.lists.get(ask.expression)
             told = {"number": held.number if held else 0, "serials": sorted(held.serials) if held else []}
             return protocol.Told(notifier=notifier.name, facts=told)
+        case "notifiers":
+            return protocol.Told(notifier=notifier.name, count=1 + len(notifier.members.others()))
         case "counts":
             facts = {"counts": dict(notifier.counts), "shards": sorted(notifier.held)}
             return protocol.Told(notifier=notifier.name, count=len(notifier.engine), facts=facts)

@@ -18,6 +18,8 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from muster.bus import api, leases
 from muster.core import errors, messages, metrics, subjects
 from muster.notify import believing, deciding, durable, history, known, members, plain, protocol, questions
@@ -51,7 +53,7 @@ class Notifier:
         self._replicas = replicas
         self.members = members.Members(self.common, durable.OWING_MAX)
         self._history = history.History(self.common)
-        self.beliefs = believing.Believing(self.common, self.members)
+        self.beliefs = believing.Believing(self.common, self.members, self._history)
         self.deciding = deciding.Deciding(self.common, self.members, self.beliefs, self._history)
         self._durable = durable.Durable(self.common, self.members, self.beliefs, self.deciding, self._history)
         self._shards = shards_.Shards(
@@ -126,4 +128,4 @@ class Notifier:
             told = questions.answer(self, question, messages.decode(message.data, protocol.Ask))
         except errors.MusterError as error:
             told = protocol.Told(notifier=self.name, fault=protocol.fault_of(error))
-        self.common.reply(message, process, told)
+        self.common.reply(message, process, msgspec.structs.replace(told, shards=tuple(self.held)))

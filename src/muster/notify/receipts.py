@@ -1,0 +1,66 @@
+"""Durable events that came to a process: each is handled once, and acknowledged when it was.
+
+A notifier delivers again what was not acknowledged, and one that takes over a shard what the holder before it
+may have delivered already.  So what was received is remembered, until its shard says that it will not come
+again; and what a deposed holder still sends is refused by its epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+
+from muster.bus import api, leases
+from muster.core import errors, messages, subjects
+from muster.notify import protocol
+
+
+class Receipts:
+    def __init__(self, bus: api.Bus) -> None:
+        self._bus = bus
+        self._fences = collections.defaultdict[int, leases.Fence](leases.Fence)
+        self._received: dict[int, dict[int, set[str]]] = {}  # shard -> sequence -> parties
+        self._acks: dict[int, dict[int, list[str]]] = {}
+        self._acking: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        """Events that are remembered."""
+        return sum(map(len, self._received.values()))
+
+    async def close(self) -> None:
+        if self._acking is not None:
+            await asyncio.gather(self._acking, return_exceptions=True)
+
+    def is_stale(self, delivered: protocol.Delivered) -> bool:
+        """Whether somebody sent it who does not hold the shard any more."""
+        try:
+            self._fences[delivered.shard].check(delivered.epoch)
+        except errors.StaleEpoch:
+            return True
+        return False
+
+    def has(self, name: str, delivered: protocol.Delivered) -> bool:
+        received = self._received.setdefault(delivered.shard, {})
+        while received and (first := next(iter(received))) < delivered.floor:
+            del received[first]
+        return name in received.get(delivered.sequence, ())
+
+    def add(self, name: str, delivered: protocol.Delivered) -> None:
+        received = self._received.setdefault(delivered.shard, {})
+        received.setdefault(delivered.sequence, set()).add(name)
+
+    def acknowledge(self, shard: int, sequence: int, name: str) -> None:
+        self._acks.setdefault(shard, {}).setdefault(sequence, []).append(name)
+        if self._acking is None or self._acking.done():
+            self._acking = asyncio.create_task(self._send(), name="acknowledge")
+
+    async def _send(self) -> None:
+        while self._acks:
+            await asyncio.sleep(0)  # more may come in this turn of the loop
+            acks, self._acks = self._acks, {}
+            for shard, some in acks.items():
+                acked = protocol.Acked(events={sequence: tuple(names) for sequence, names in some.items()})
+                subject = subjects.said_by(protocol.PART, self._bus.identity, "ack", str(shard))
+                with contextlib.suppress(errors.Unavailable):  # it is delivered again, and acknowledged again
+                    await self._bus.publish(subject, messages.encode(acked))

@@ -8,9 +8,10 @@ Beside our figure stand, for the same receivers, events and addresses:
   are compared with ours;
 - the time that one core needs merely to read the bytes that a match touches.
 
-Events to 0.01 % and 1 % come as they are drawn, and again only such as many policies accept: the goals are for
-both.  The goal at 50 % is for events that up to 2.5 % of the receivers' policies accept; more are shown without.
-Wall-clock figures suffer from neighbours; the 99th percentiles, and rates of CPU time, are of CPU time.
+Events to 0.01 % and 1 % come as they are drawn, and again only such as many policies accept: the goals are
+for both.  The goal at 50 % is for events that up to 2.5 % of the receivers' policies accept; more are shown
+without.  Wall-clock figures suffer from neighbours; the 99th percentiles, and rates of CPU time, are of CPU
+time.
 """
 
 from __future__ import annotations
@@ -442,9 +443,7 @@ async def _one(mine: client.Parties, number: int, groups: int) -> None:
     await mine.send("watch", "alert", content, to=f"region = 'region{number % groups}'")
 
 
-async def _send(
-    mine: client.Parties, clients: list[measure.Worker], events: int, groups: int
-) -> list[float]:
+async def _send(mine: client.Parties, clients: list[measure.Worker], events: int, groups: int) -> list[float]:
     for number in range(50):
         await _one(mine, number, groups)
     await _delivered(clients)

@@ -100,7 +100,7 @@ def test_explain_tells_people_the_side_the_clause_the_value_since_when_and_by_wh
         "event: fails",
         "threat_level is 3",
         "sender: fails",
-        "_trust_level = 1, granted by root (tier 1) until 20",
+        "_trust_level = 1, granted by root (tier 1) from 20",
         "within audience ['admin/web']",
         "the receiver's state is as it is since 20",
     ):

@@ -82,7 +82,9 @@ def test_both_sides_find_the_same_receivers(kernels):
     names = [f"p{number}" for number in range(3000)]
     # From one conjunction to as many as are indexed, so that they begin and end anywhere in a word.
     wide = [
-        " OR ".join(f"(alert AND level = {dice.randrange(500)})" for _ in range(dice.choice([1, 2, 3, 40, 64])))
+        " OR ".join(
+            f"(alert AND level = {dice.randrange(500)})" for _ in range(dice.choice([1, 2, 3, 40, 64]))
+        )
         for _ in range(200)
     ]
     policies = [None, *map(parser.parse, wide)]

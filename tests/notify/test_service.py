@@ -312,6 +312,14 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     told = await client.explain(bus, loud, sender="asker/p", receiver="farm/busy")
     assert told["delivered"]
     assert told["granted"]["_trust_level"]["by"] == "root"
+    assert time.time() - told["granted"]["_trust_level"]["since"] < 60
+    assert told["receiver_granted"] == {}
+    await mine.advertise("boss", "Controller", {"entity": "x"}, policy="alert")
+    await mine.present(root.grant("farm", {"_trust_level": 7}, tier=3, now=time.time(), lifetime_s=60))
+    trusted = protocol.Send(id="e", party="p", type="alert", address="_trust_level > 7")
+    told = await client.explain(bus, trusted, sender="asker/p", receiver="farm/boss")
+    assert "_trust_level is 7" in str(told["address"]["because"])
+    assert [(one["value"], one["tier"]) for one in told["receiver_granted"].values()] == [(7, 3)]
 
     cost = await client.check(bus, policy)
     assert (cost["clauses"], cost["cost"], cost["indexed"]) == (3, "lookup", True)

@@ -171,6 +171,14 @@ def _time(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def _grant(grant: dict[str, Any]) -> str:
+    where = ", ".join(f"{key} {value}" for key, value in grant.get("within", {}).items() if value)
+    return (
+        f"{grant['name']} = {grant['value']!r}, granted by {grant['by']} (tier {grant['tier']}) "
+        f"from {_time(grant['since'])} until {_time(grant['until'])}"
+    ) + (f", within {where}" if where else "")
+
+
 def _pairs(values: Any) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
@@ -280,12 +288,11 @@ def explain(
         found = told[side]
         lines.append(f"  {side}: {'holds' if found['holds'] else 'fails'}")
         lines += [f"    {why}" for why in found["because"]]
-    for name, grant in told["granted"].items():
-        where = ", ".join(f"{key} {value}" for key, value in grant.get("within", {}).items() if value)
-        lines.append(
-            f"  {name} = {grant['value']!r}, granted by {grant['by']} (tier {grant['tier']}) "
-            f"until {_time(grant['until'])}" + (f", within {where}" if where else "")
-        )
+    for whose in ("granted", "receiver_granted"):
+        lines += [
+            f"  {'the receiver has ' if whose == 'receiver_granted' else ''}{_grant(grant)}"
+            for grant in told[whose].values()
+        ]
     if told.get("since_ms"):
         lines.append(f"  the receiver's state is as it is since {_time(told['since_ms'] / 1000)}")
     invocation.printer.item(told, "\n".join(lines))

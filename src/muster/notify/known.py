@@ -208,6 +208,11 @@ class Known:
             self._verdicts[serial] = known
         return known[1:]
 
+    def issued_at(self, granted: grants.Granted) -> int:
+        """When its authority made a grant."""
+        chain = self._chains[granted.holder][granted.serial]
+        return documents.open_sealed(chain[0], documents.Grant)[0].issued_at
+
     def grants_held(self, *, now: float) -> list[dict[str, object]]:
         """Every grant there is, for people."""
         listed: list[dict[str, object]] = []

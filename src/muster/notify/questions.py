@@ -107,7 +107,7 @@ def _who(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
 
 
 def _explain(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
-    """Which side failed, which clause, what it found, and by whom the sender's attributes were granted."""
+    """Which side failed, which clause, what it found, since when, and who granted what is restricted."""
     engine = notifier.engine
     if ask.party not in engine:
         return protocol.Told(notifier=notifier.name)
@@ -121,15 +121,18 @@ def _explain(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
         "event": {"holds": "event" not in content, "because": why if "event" in content else []},
         "sender": {"holds": "sender" not in content, "because": why if "sender" in content else []},
         "granted": _granted(notifier, event.sender),
+        "receiver_granted": {
+            key: grant for key, grant in _granted(notifier, ask.party).items() if grant["name"] in state
+        },
         "state": protocol.to_wire(state),
         "since_ms": 1000 * engine.changed_s(ask.party),
     }
     return protocol.Told(notifier=notifier.name, count=1, facts=facts)
 
 
-def _granted(notifier: service.Notifier, sender: str) -> dict[str, Any]:
-    """Of each restricted attribute of a sender: its value, by whom, until when, and where it holds."""
-    process, _, name = sender.partition("/")
+def _granted(notifier: service.Notifier, party: str) -> dict[str, Any]:
+    """Of each restricted attribute of a party: its value, by whom, from when to when, and where it holds."""
+    process, _, name = party.partition("/")
     believed = notifier.known.believed(process, name, now=time.time())
     everywhere = (documents.Scope(), believed.everywhere)
     listed = [
@@ -138,9 +141,11 @@ def _granted(notifier: service.Notifier, sender: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, held, scope in listed:
         shown: dict[str, Any] = {
+            "name": key,
             "value": protocol.cell(held.value),
             "by": held.granted.authority or "root",
             "tier": held.granted.tier,
+            "since": notifier.known.issued_at(held.granted),
             "until": held.granted.expires_at,
         }
         if scope.region or scope.audience:

@@ -83,7 +83,7 @@ def run(quick: bool) -> list[harness.Row]:
                 goal=200,
             )
         )
-    rows.append(asyncio.run(_restart(20_000 if quick else receivers)))
+    rows += asyncio.run(_restart(20_000 if quick else receivers))
     rows += asyncio.run(_end_to_end(8_000 if quick else 100_000, 200 if quick else 2000))
     return rows
 
@@ -381,11 +381,13 @@ async def _broker() -> AsyncIterator[brokers.Broker]:
             yield broker
 
 
-async def _restart(receivers: int) -> harness.Row:
+async def _restart(receivers: int) -> list[harness.Row]:
     """From the start of a notifier's process until it holds all receivers again, read from its logs."""
     async with _broker() as broker:
         with measure.Worker(WORKER, "notifier", broker.url) as notifier:
             await asyncio.to_thread(notifier.hear)
+            notifier.tell("count")
+            empty = await asyncio.to_thread(notifier.hear)
             with measure.Worker(WORKER, "fill", broker.url, receivers) as filler:
                 await asyncio.to_thread(filler.hear, timeout_s=300)
         started = time.perf_counter()
@@ -396,9 +398,20 @@ async def _restart(receivers: int) -> harness.Row:
             told = await asyncio.to_thread(notifier.hear)
     if told["parties"] != receivers:
         raise errors.InvariantBroken(f"{told['parties']} of {receivers} receivers came back")
-    return harness.Row(
-        metric=f"restart of a notifier with {receivers:,} receivers", ours=took_s, unit="s", better="lower"
-    )
+    return [
+        harness.Row(
+            metric=f"restart of a notifier with {receivers:,} receivers",
+            ours=took_s,
+            unit="s",
+            better="lower",
+        ),
+        harness.Row(
+            metric="memory for each receiver, of that notifier's process",
+            ours=(told["resident_bytes"] - empty["resident_bytes"]) / receivers,
+            unit="bytes",
+            better="lower",
+        ),
+    ]
 
 
 async def _end_to_end(receivers: int, events: int) -> list[harness.Row]:

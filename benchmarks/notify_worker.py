@@ -51,7 +51,10 @@ async def notifier(url: str) -> None:
         await served.serving()
         say("ready")
         while await asyncio.to_thread(sys.stdin.readline):
-            say({"counts": dict(served.counts), "parties": len(served.engine)})
+            await asyncio.to_thread(engine.warmed)  # so that all there is to load has been
+            gc.collect()
+            resident = measure.resident_bytes(os.getpid())
+            say({"parties": len(served.engine), "resident_bytes": resident})
 
 
 async def join(mine: client.Parties, first: int, count: int, groups: int, policies: int = 1) -> None:

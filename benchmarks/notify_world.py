@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from muster.notify import engine
+from muster.notify import engine, protocol
 from muster.notify import model as models
 from muster.predicates import ast, text, types
 
@@ -25,7 +25,6 @@ WEB_SERVER = models.Model(
         "load": types.FLOAT,
     },
 )
-CHUNK = 50_000
 
 
 def _is(name: str, sign: ast.ComparisonOperator, value: Any, scope: str = "") -> ast.Condition:
@@ -99,16 +98,20 @@ def columns(numbers: np.random.Generator, count: int) -> dict[str, list[Any]]:
 
 
 def build(receivers: int, policies: int, kernels: Any) -> engine.Engine:
-    """Receivers come sorted by policy within a chunk, as they do when a notifier reads a snapshot."""
+    """Shard by shard, each with all kinds of policies, as when a notifier reads its logs."""
     dice, numbers = random.Random(policies), np.random.default_rng(receivers)
     listed = [policy(dice) for _ in range(policies)]
-    which = np.sort(numbers.integers(0, policies, receivers))
     made = engine.Engine(kernels=kernels)
-    for start in range(0, receivers, CHUNK):
-        count = min(CHUNK, receivers - start)
-        names = [f"farm/web-{number}" for number in range(start, start + count)]
-        mine, local = np.unique(which[start : start + count], return_inverse=True)
+    count = receivers // protocol.SHARDS
+    for shard in range(protocol.SHARDS):
+        names = [f"farm/web-{number}" for number in range(shard * count, (shard + 1) * count)]
+        mine, local = np.unique(numbers.integers(0, policies, count), return_inverse=True)
         made.join_many(
-            names, WEB_SERVER, columns(numbers, count), [listed[one] for one in mine.tolist()], local
+            names,
+            WEB_SERVER,
+            columns(numbers, count),
+            [listed[one] for one in mine.tolist()],
+            local,
+            shard=shard,
         )
     return made

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
-from muster.notify import columns, engine, plain, reference
+from muster.notify import columns, engine, plain, program, reference
 from muster.notify import model as models
 from muster.predicates import parser, types
 from tests.notify import worlds
@@ -97,8 +97,8 @@ def test_both_sides_find_the_same_receivers(kernels):
     for level in range(500):
         index.ask({"alert": True, "level": level})
         means, hits = table.address(parser.parse(f"load < {dice.choice([0.01, 0.5, 2])}"))
-        one, other = np.zeros(hits + 1, np.int32), np.zeros(hits + 1, np.int32)
-        count = kernels.by_address(means, table.policy_of, index.parts, index.true, one)
+        one, other = (np.zeros(hits + program.SPARE, np.int32) for _ in range(2))
+        count = kernels.by_address(means, hits, table.policy_of, index.parts, index.true, one)
         again = kernels.by_policy(
             index.true, index.owner, index.room, table.spans, table.members, means, other
         )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.core import errors
-from muster.notify import index, names, plain
+from muster.notify import index, names, plain, program
 from muster.notify import model as models
 from muster.notify import table as tables
 from muster.predicates import ast, parser, types
@@ -281,7 +281,7 @@ class Engine:
             ids = self._room(hits)
             members = table.used / policies.conjunctions
             if hits * HIT_NS <= true * (CONJUNCTION_NS + MEMBER_NS * members):
-                count = kernels.by_address(means, table.policy_of, policies.parts, policies.true, ids)
+                count = kernels.by_address(means, hits, table.policy_of, policies.parts, policies.true, ids)
             else:
                 count = kernels.by_policy(
                     policies.true, policies.owner, policies.room, table.spans, table.members, means, ids
@@ -292,8 +292,8 @@ class Engine:
 
     def _room(self, size: int) -> Array:
         if len(self.tables) > 1:
-            return np.zeros(size + 1, np.int32)
-        if len(self._ids) <= size:
+            return np.zeros(size + program.SPARE, np.int32)
+        if len(self._ids) < size + program.SPARE:
             self._ids = np.zeros(size + 1024, np.int32)
         return self._ids
 

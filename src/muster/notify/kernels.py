@@ -60,10 +60,10 @@ def _ones(_: Any, word: Any) -> Any:
 
 @intrinsic
 def _lowest(_: Any, word: Any) -> Any:
-    """The number of the lowest bit that is set."""
+    """The number of the lowest bit that is set; 64 if there is none."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), generate
 
@@ -276,26 +276,39 @@ def _piece(address: Any, row: int, end: int) -> Any:
 
 
 @njit(cache=True)
-def by_address(address: Any, policy_of: Any, parts: Any, true: Any, out: Any) -> int:
-    """Receivers that the address means and one of whose policy's conjunctions is true, as ids.
-
-    What is read of each stands at a place of its own in memory, so it is asked for some receivers ahead; and
-    as hardly anything about one tells about the next, there is no branch to mispredict.
-    """
-    hits = 0
+def _hits(address: Any, few: bool, out: Any) -> int:
+    """`positions`, written two at a time whether or not they are there: no branch to mispredict."""
+    if few:
+        return positions(address, out)
+    hits = np.int64(0)
     for i in range(address.size):
         word = address[i]
+        end = hits + np.int64(_ones(word))
+        out[hits] = i * 64 + _lowest(word)
+        word &= word - np.uint64(1)
+        out[hits + 1] = i * 64 + _lowest(word)
+        word &= word - np.uint64(1)
+        hits += 2
         while word != 0:
-            row = i * 64 + _lowest(word)
+            out[hits] = i * 64 + _lowest(word)
             word &= word - np.uint64(1)
-            _prefetch(policy_of, row)
-            out[hits] = row
             hits += 1
-    found = 0
+        hits = end
+    return hits
+
+
+@njit(cache=True)
+def by_address(address: Any, hits: int, policy_of: Any, parts: Any, true: Any, out: Any) -> int:
+    """Receivers that the address means and one of whose policy's conjunctions is true, as ids.
+
+    What is read of each stands at a place of its own in memory, so it is fetched some receivers ahead.
+    """
+    hits = _hits(address, hits * 8 < address.size, out)
+    found = np.int64(0)
     last = np.uint64(true.size - 1)
     for i in range(hits):
-        if i + AHEAD < hits:
-            _prefetch(parts, 2 * policy_of[out[i + AHEAD]])
+        _prefetch(policy_of, out[min(i + 2 * AHEAD, hits - 1)])
+        _prefetch(parts, 2 * policy_of[out[min(i + AHEAD, hits - 1)]])
         row = out[i]
         policy = policy_of[row]
         known = max(policy, 0)
@@ -306,7 +319,7 @@ def by_address(address: Any, policy_of: Any, parts: Any, true: Any, out: Any) ->
         bits |= (true[min(at + np.uint64(1), last)] << np.uint64(1)) << (np.uint64(63) - shift)
         bits &= ~np.uint64(0) >> (np.uint64(64) - count)
         out[found] = row
-        found += (bits != 0) & (policy >= 0)
+        found += np.int64((bits != 0) & (policy >= 0))
     return found
 
 

@@ -112,8 +112,8 @@ def bits_by_policy(
     return int(np.bitwise_count(out).sum())
 
 
-def by_address(address: Array, policy_of: Array, parts: Array, true: Array, out: Array) -> int:
-    rows = np.empty(int(np.bitwise_count(address).sum()), np.int64)
+def by_address(address: Array, hits: int, policy_of: Array, parts: Array, true: Array, out: Array) -> int:
+    rows = np.empty(hits, np.int64)
     positions(address, rows)
     rows = rows[policy_of[rows] >= 0]
     first, count = parts[policy_of[rows]].astype(np.int64).T

@@ -8,7 +8,7 @@ import pytest
 
 from muster.bus.memory import network
 from muster.core import errors, messages, subjects
-from muster.notify import client, fair, known, plain, protocol, service, summaries
+from muster.notify import client, fair, history, known, plain, protocol, service, summaries
 from muster.notify import model as models
 from muster.notify import settings as settings_
 from muster.predicates import parser
@@ -281,6 +281,32 @@ async def test_models_changes_and_decisions_are_kept_as_history(notifier, partie
     for one in decided.values():  # a durable event's too, to a party that did not ask for durable delivery
         assert (one.to, one.count, one.event.attributes["_process"]) == (("farm/web",), 1, "farm")
     assert decided[lasting].sequence > decided[passing].sequence == 0
+
+
+async def test_what_receivers_were_granted_is_kept_as_history(notifier, parties, connect, root):
+    await notifier(root=root.key.public)
+    mine = await parties("farm")
+    await _define(mine)
+    await mine.advertise("one", "Controller", {"entity": "x"}, policy="command")
+    now = time.time()
+    chain = root.grant("farm", {"_trust_level": 4}, tier=1, now=now, lifetime_s=3600)
+    await mine.present(chain)
+    await mine.revoke(root.revoke({documents.serial_of(chain[0])}, number=1, now=now))
+    stream = await (await connect("reader")).open_stream(protocol.STREAM_HISTORY)
+
+    async def kept() -> list[protocol.Change]:
+        last = (await stream.state()).last_sequence
+        told = [one async for one in stream.read(1, last, subject=history.CHANGE)]
+        found = [messages.decode(one.data, protocol.Kept).entries[0].changes[0] for one in told]
+        assert len(found) == 3
+        return found
+
+    join, *granted = await eventually(kept)
+    assert isinstance(join, protocol.Join)
+    assert granted == [
+        protocol.Update(parties=("one",), values={"_command_region": [None], "_trust_level": [level]})
+        for level in (4, None)
+    ]
 
 
 # -- questions

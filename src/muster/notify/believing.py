@@ -181,6 +181,7 @@ class Believing:
                 self._ends.pop(party, None)
         for names, columns in together.values():
             engine.update(names, columns)
+            self._history.believed(names, columns)
 
     def believe_shard(self, shard: protocol.Shard) -> None:
         """Of a shard that was read from its log, where nothing restricted stands."""

@@ -214,10 +214,10 @@ class Shards:
                 return
             held.log_messages += 1
             held.log_bytes += len(data)
+            self._history.changed(entries, held.lease.epoch, len(data))
             for process, accepted in entries:
                 for change in accepted:
                     self._apply(held, process, change)
-            self._history.changed(data)
             await self._members.widen()
         for one, refused in outcomes:
             one.done(protocol.Answer(sequence=held.sequence, refused=tuple(refused)))

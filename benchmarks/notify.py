@@ -34,7 +34,7 @@ from muster.bus import client as bus_client
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config as broker_config
 from muster.core import errors, messages
-from muster.notify import client, engine, known, plain, protocol, reference, snapshots
+from muster.notify import client, engine, holding, known, plain, protocol, reference, snapshots
 from muster.predicates import ast, closure, parser, types
 
 WORKER = "benchmarks.notify_worker"
@@ -290,8 +290,9 @@ def _rate(held: engine.Engine, policies: int) -> harness.Row:
 def _sustained(held: engine.Engine, works: dict[str, Work], length_s: float) -> list[harness.Row]:
     """Open loop: events and updates are due at their times, whether or not we keep up.
 
-    An update is a message about a thousand parties, by name, as it comes from the bus: decoded, looked up,
-    written.  70 % of the events have an address that selects 0.01 %, 25 % one of 1 %, the rest one of 50 %.
+    An update is a message about a thousand parties, by name, as it comes from the bus: decoded, checked,
+    looked up, written.  70 % of the events have an address that selects 0.01 %, 25 % one of 1 %, the rest one
+    of 50 %.
     """
     batch = 1000
     work = [
@@ -299,24 +300,32 @@ def _sustained(held: engine.Engine, works: dict[str, Work], length_s: float) -> 
     ]
     random.Random(5).shuffle(work)
     numbers = np.random.default_rng(5)
+    some = numbers.permutation(len(held))[: 2 * batch * protocol.SHARDS].tolist()
     said = [
-        messages.encode(
-            protocol.Changes(
-                changes=(
-                    protocol.Update(
-                        parties=tuple(f"web-{one}" for one in numbers.integers(0, len(held), batch)),
-                        values={"load": np.round(numbers.random(batch), 4).tolist()},
-                    ),
+        (
+            shard,
+            messages.encode(
+                protocol.Changes(
+                    changes=(
+                        protocol.Update(
+                            parties=tuple(name.partition("/")[2] for name in names[:batch]),
+                            values={"load": np.round(numbers.random(batch), 4).tolist()},
+                        ),
+                    )
                 )
-            )
+            ),
         )
-        for _ in range(20)
+        for shard, names in notify_world.by_shard(some).items()
     ]
     knows = known.Known()
+    knows.vocabulary.add(notify_world.WEB_SERVER)
+    refused: list[str] = []
 
-    def update(data: bytes) -> None:
-        for change in messages.decode(data, protocol.Changes).changes:
-            snapshots.apply(held, knows, 0, "farm", change, 1)
+    def update(shard: protocol.Shard, data: bytes) -> None:
+        changes = messages.decode(data, protocol.Changes).changes
+        one = holding.Said(notify_world.PROCESS, changes, lambda _: None, len(data))
+        for change in holding.Checker(held, knows, refused.append).check(one, shard)[0]:
+            snapshots.apply(held, knows, shard, notify_world.PROCESS, change, 1)
 
     for event, address in work:
         held.find(event, address)
@@ -326,7 +335,7 @@ def _sustained(held: engine.Engine, works: dict[str, Work], length_s: float) -> 
     started = time.perf_counter()
     while (now := time.perf_counter() - started) < length_s:
         if updates < now * UPDATES_S * HASTE:
-            update(said[(updates // batch) % len(said)])
+            update(*said[(updates // batch) % len(said)])
             updates += batch
         if events < now * EVENTS_S * HASTE:
             held.find(*work[events % len(work)])
@@ -336,7 +345,9 @@ def _sustained(held: engine.Engine, works: dict[str, Work], length_s: float) -> 
     total = time.perf_counter() - started
     used = time.process_time() - used
     each = measure.cpu_seconds(lambda: [held.find(event, address) for event, address in work]) / len(work)
-    message = measure.cpu_seconds(lambda: list(map(update, said))) / len(said)
+    message = measure.cpu_seconds(lambda: [update(*one) for one in said]) / len(said)
+    if refused:
+        raise errors.InvariantBroken(f"an update was refused: {refused[0]}")
     return [
         harness.Row(
             metric=f"sustained for {length_s:.0f} s: events, with updates at once",

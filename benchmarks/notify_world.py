@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from muster.predicates import ast, text, types
 APPLICATIONS = tuple(f"app{number}" for number in range(64))
 REGIONS = tuple(f"region{number}" for number in range(100))
 SERVICES = ("docs", "cgi", "xml")
+PROCESS = "farm"
 KINDS = ("alert", "command", "notice", "report")
 WEB_SERVER = models.Model(
     "WebServer",
@@ -97,19 +99,26 @@ def columns(numbers: np.random.Generator, count: int) -> dict[str, list[Any]]:
     }
 
 
+def by_shard(numbers: Iterable[int]) -> dict[protocol.Shard, list[str]]:
+    """The receivers of these numbers."""
+    found: dict[protocol.Shard, list[str]] = {shard: [] for shard in range(protocol.SHARDS)}
+    for number in numbers:
+        name = protocol.party_id(PROCESS, f"web-{number}")
+        found[protocol.shard_of(name)].append(name)
+    return found
+
+
 def build(receivers: int, policies: int, kernels: Any) -> engine.Engine:
     """Shard by shard, each with all kinds of policies, as when a notifier reads its logs."""
     dice, numbers = random.Random(policies), np.random.default_rng(receivers)
     listed = [policy(dice) for _ in range(policies)]
     made = engine.Engine(kernels=kernels)
-    count = receivers // protocol.SHARDS
-    for shard in range(protocol.SHARDS):
-        names = [f"farm/web-{number}" for number in range(shard * count, (shard + 1) * count)]
-        mine, local = np.unique(numbers.integers(0, policies, count), return_inverse=True)
+    for shard, names in by_shard(range(receivers)).items():
+        mine, local = np.unique(numbers.integers(0, policies, len(names)), return_inverse=True)
         made.join_many(
             names,
             WEB_SERVER,
-            columns(numbers, count),
+            columns(numbers, len(names)),
             [listed[one] for one in mine.tolist()],
             local,
             shard=shard,

@@ -232,6 +232,17 @@ class Engine:
                 return table.model
         return None
 
+    def models_of(self, parties: Sequence[str]) -> set[models.Model] | None:
+        """The models of many parties; None if one of them is not there."""
+        missing = set(parties)
+        found: set[models.Model] = set()
+        for table, known in zip(self.tables, self._names, strict=True):
+            there = [party for party, row in zip(parties, known.rows(parties), strict=True) if row >= 0]
+            if there:
+                found.add(table.model)
+                missing.difference_update(there)
+        return None if missing else found
+
     def model_of(self, party: str) -> models.Model:
         return self._at(party)[0].model
 

@@ -107,7 +107,7 @@ class Checker:
             case protocol.Leave():
                 self._models[parties[0]] = None  # one who is not there has left already
             case protocol.Update():
-                fitting = set(map(self._model, parties))
+                fitting = self._models_of(parties)
                 for attribute, cells in change.values.items():
                     for one in fitting:
                         _check_cells(one, attribute, cells, len(parties))
@@ -127,6 +127,11 @@ class Checker:
         if len(set(parties)) != len(parties):
             raise errors.InvalidInput("a party joins twice in one change")
         self._models.update(dict.fromkeys(parties, found))
+
+    def _models_of(self, parties: Sequence[str]) -> set[models.Model]:
+        if not self._models and (found := self._engine.models_of(parties)) is not None:
+            return found
+        return set(map(self._model, parties))
 
     def _model(self, party: str) -> models.Model:
         found = self._models.get(party)

@@ -237,7 +237,10 @@ class Engine:
         missing = set(parties)
         found: set[models.Model] = set()
         for table, known in zip(self.tables, self._names, strict=True):
-            there = [party for party, row in zip(parties, known.rows(parties), strict=True) if row >= 0]
+            rows = known.rows(parties)
+            if -1 not in rows:
+                return {table.model}
+            there = [party for party, row in zip(parties, rows, strict=True) if row >= 0]
             if there:
                 found.add(table.model)
                 missing.difference_update(there)

@@ -446,6 +446,8 @@ async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: fl
     subject = subjects.said_by(PART, bus.identity, "read", question)
     try:
         reply = await bus.request(subject, messages.encode(ask), timeout_s=timeout_s)
+    except errors.NotConnected:
+        raise
     except errors.Unavailable as error:
         raise _nobody() from error
     told = messages.decode(reply.data, protocol.Told)

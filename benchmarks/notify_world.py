@@ -108,19 +108,18 @@ def by_shard(numbers: Iterable[int]) -> dict[protocol.Shard, list[str]]:
     return found
 
 
-def build(receivers: int, policies: int, kernels: Any) -> engine.Engine:
-    """Shard by shard, each with all kinds of policies, as when a notifier reads its logs."""
+def build(receivers: int, policies: int, kernels: Any, *, scattered: bool = False) -> engine.Engine:
+    """Receivers of one policy stand together, or ``scattered`` over chunks, as they come shard by shard."""
     dice, numbers = random.Random(policies), np.random.default_rng(receivers)
     listed = [policy(dice) for _ in range(policies)]
+    which = numbers.integers(0, policies, receivers)
+    if not scattered:
+        which.sort()
     made = engine.Engine(kernels=kernels)
-    for shard, names in by_shard(range(receivers)).items():
-        mine, local = np.unique(numbers.integers(0, policies, len(names)), return_inverse=True)
+    for chunk in np.array_split(np.arange(receivers), protocol.SHARDS):
+        names = [protocol.party_id(PROCESS, f"web-{number}") for number in chunk.tolist()]
+        mine, local = np.unique(which[chunk], return_inverse=True)
         made.join_many(
-            names,
-            WEB_SERVER,
-            columns(numbers, len(names)),
-            [listed[one] for one in mine.tolist()],
-            local,
-            shard=shard,
+            names, WEB_SERVER, columns(numbers, len(chunk)), [listed[one] for one in mine.tolist()], local
         )
     return made

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import muster
-from muster.bus import api, client, line, locator
+from muster.bus import api, client, committer, line, locator, wire
 from muster.bus.brokers import broker, config, network
 from muster.core import errors, metrics, trace
 from muster.testing.eventually import eventually
@@ -456,3 +456,20 @@ async def test_a_connection_refused_by_the_broker_for_its_slowness_comes_back(pl
         with contextlib.suppress(errors.Unavailable):
             await bus.flush()
         assert bus.state is api.ConnectionState.CONNECTED
+
+
+async def test_whoever_gives_a_publish_up_keeps_nobody_else_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(committer, "PATIENCE_S", 600.0)
+    async with (
+        broker.Broker(config.BrokerConfig(name="b", directory=tmp_path)) as running,
+        await client.connect([running.url], identity="a", audit_s=0) as bus,
+    ):
+        stream = await bus.stream(api.StreamSettings("log", ("log",)))
+        await stream.publish("log", b"first")
+        await eventually(lambda: not bus._wire._calls)
+        given_up = asyncio.create_task(stream.publish("log", b"given up"))
+        while not bus._wire._calls:  # noqa: ASYNC110 - until it is on its way, and no longer
+            await asyncio.sleep(0)
+        assert given_up.cancel()
+        async with asyncio.timeout(60):
+            assert await stream.publish("log", b"next") == 3

@@ -85,7 +85,9 @@ async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_no
     Checker: each event at its receivers, once."""
 
     async def start(name: str) -> process.Child:
-        return await start_process(sys.executable, "-m", "tests.notify.run_notifier", broker.url, name)
+        command = (sys.executable, "-m", "tests.notify.run_notifier", broker.url, name)
+        child: process.Child = await start_process(*command)
+        return child
 
     doomed, _ = await start("n1"), await start("n2")
     got: collections.Counter[tuple[str, str]] = collections.Counter()

@@ -271,7 +271,8 @@ class Committer:
     def _launch(self, posts: Sequence[Post]) -> _Flight:
         """Send all. Who is acknowledged is told at once.
 
-        The acknowledgement of an item that we may not send again is listened for until its own deadline.
+        The acknowledgement of an item that we may not send again is listened for until its own deadline; that
+        of one whose publisher gave up, as long as the others of its round would wait for it in vain.
         """
         flight = _Flight(len(posts))
 
@@ -294,8 +295,11 @@ class Committer:
                 functools.partial(answered, place),
                 functools.partial(failed, place),
             )
-            ends_with = item.future if item is not None and not item.repeatable else flight.done
-            ends_with.add_done_callback(functools.partial(_then, end))
+            landed = functools.partial(flight.done.add_done_callback, functools.partial(_then, end))
+            if item is not None and not item.repeatable:
+                item.future.add_done_callback(functools.partial(_then, landed))
+            else:
+                landed()
             try:
                 send(reply)
             except errors.MusterError as error:

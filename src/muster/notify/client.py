@@ -38,6 +38,8 @@ PART = protocol.PART
 QUEUE_MAX = 10_000
 PATIENCE_S = 30.0  # outlasts the move of a shard
 RETRY_S = 0.05
+ANSWER_S = 5.0  # for answers to questions; most have come long before
+SOON_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,14 +424,15 @@ def _some(
 async def _everybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: float) -> list[protocol.Told]:
     """All notifiers' answers: until every shard has been spoken for, or time is up."""
     subject = subjects.said_by(PART, bus.identity, "read", question)
-    enough: int | None = (await _anybody(bus, "notifiers", protocol.Ask(), timeout_s)).count
+    enough: int | None = (await _anybody(bus, "notifiers", protocol.Ask())).count
     while True:
         replies = await bus.gather(subject, messages.encode(ask), enough=enough, timeout_s=timeout_s)
         told = [messages.decode(reply.data, protocol.Told) for reply in replies]
         spoken_for = {shard for one in told for shard in one.shards}
         if enough is None or len(spoken_for) == protocol.SHARDS:
             break
-        enough = None  # shards are moving, or somebody has just come: whoever answers in time is heard
+        # Shards are moving, or somebody has just come: whoever answers soon is heard.
+        enough, timeout_s = None, min(timeout_s, SOON_S)
     for one in told:
         if one.fault is not None:
             raise protocol.error_of(one.fault)
@@ -442,10 +445,10 @@ def _nobody() -> errors.Unavailable:
     return errors.Unavailable("no notifier answers", hint="is the domain up? (muster status)")
 
 
-async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: float = 5.0) -> protocol.Told:
+async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask) -> protocol.Told:
     subject = subjects.said_by(PART, bus.identity, "read", question)
     try:
-        reply = await bus.request(subject, messages.encode(ask), timeout_s=timeout_s)
+        reply = await bus.request(subject, messages.encode(ask), timeout_s=ANSWER_S)
     except errors.NotConnected:
         raise
     except errors.Unavailable as error:
@@ -464,7 +467,7 @@ class Listing:
 
 
 async def parties(
-    bus: api.Bus, *, where: str = "", prefix: str = "", limit: int = 100, timeout_s: float = 1.0
+    bus: api.Bus, *, where: str = "", prefix: str = "", limit: int = 100, timeout_s: float = ANSWER_S
 ) -> Listing:
     ask = protocol.Ask(expression=where, party=prefix, limit=limit)
     told = await _everybody(bus, "parties", ask, timeout_s)
@@ -479,7 +482,7 @@ async def who(
     event: protocol.Send | None = None,
     sender: str = "",
     limit: int = 100,
-    timeout_s: float = 1.0,
+    timeout_s: float = ANSWER_S,
 ) -> Listing:
     """Who an address would reach; with an event, only those who would accept it from this sender."""
     state = await _state_of(bus, sender, timeout_s) if event is not None else {}
@@ -491,7 +494,7 @@ async def who(
 
 
 async def explain(
-    bus: api.Bus, event: protocol.Send, *, sender: str, receiver: str, timeout_s: float = 1.0
+    bus: api.Bus, event: protocol.Send, *, sender: str, receiver: str, timeout_s: float = ANSWER_S
 ) -> dict[str, Any]:
     state = await _state_of(bus, sender, timeout_s)
     ask = protocol.Ask(event=event, sender=sender, state=state, party=receiver)

@@ -390,7 +390,7 @@ class PolicyIndex:
         return self._rows.nbytes + self.owner.nbytes
 
 
-_canonical = functools.lru_cache(65_536)(normal.canonical)
+_canonical = functools.lru_cache(model.POLICIES_PARSED)(normal.canonical)
 
 
 def _conjunctions(condition: ast.Condition) -> tuple[tuple[normal.Literal, ...], ...] | None:

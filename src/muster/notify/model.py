@@ -26,6 +26,7 @@ from muster.predicates import text as text_
 ATTRIBUTES_MAX: Final = 256
 CONJUNCTIONS_MAX: Final = 64
 POLICIES_REMEMBERED: Final = 10_000
+POLICIES_PARSED: Final = 1 << 18  # every shard may have all policies there are, and is read by itself
 EVENT_BYTES_MAX: Final = 256 << 10  # so that there is room beside it for the names of its receivers
 
 # Policies stay in memory and are asked about every event: tighter than for a search.
@@ -211,7 +212,7 @@ def require_size(size: int) -> None:
         raise errors.LimitExceeded(f"an event of {size:,} bytes: at most {EVENT_BYTES_MAX:,} are delivered")
 
 
-@functools.lru_cache(65_536)
+@functools.lru_cache(POLICIES_PARSED)
 def parse_policy(text: str) -> ast.Condition:
     """One that was checked before."""
     return _affordable(text, home="event", scopes=("event", "sender"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import muster
-from muster.bus import api, client, committer, line, locator, wire
+from muster.bus import api, client, committer, line, locator
 from muster.bus.brokers import broker, config, network
 from muster.core import errors, metrics, trace
 from muster.testing.eventually import eventually

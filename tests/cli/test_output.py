@@ -7,12 +7,14 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from muster.cli import output
+from muster.trust import roles
 from tests.cli import driver
 
 ROWS: list[dict[str, Any]] = [
@@ -43,6 +45,12 @@ def test_away_from_a_terminal_a_row_stays_one_line(capsys):
 def test_json_and_yaml_carry_everything(form, read, capsys):
     output.Printer(form).rows(ROWS, ("name",))
     assert read(printed(capsys)) == ROWS
+
+
+@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_values_of_any_kind_are_carried(form, read, capsys):
+    output.Printer(form).facts({"role": roles.Role.USER, "at": Path("a/b"), "pair": (1, 2.5)})
+    assert read(printed(capsys)) == {"role": "user", "at": "a/b", "pair": [1, 2.5]}
 
 
 def test_an_empty_list_is_an_empty_list_for_programs_and_a_sentence_for_people(capsys):

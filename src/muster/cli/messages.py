@@ -314,6 +314,9 @@ def request(
 
     DATA '-' is read from stdin. Exit code 5 if nobody listens or nobody answers in time.
     """
+    from muster.bus import wire
+    from muster.core import errors
+
     subject, payload, with_headers = _subject(topic, raw), _payload(data), _headers(headers)
 
     async def ask() -> list[api.Message]:
@@ -322,13 +325,17 @@ def request(
                 return await bus.gather(
                     subject, payload, enough=enough, timeout_s=timeout_s, headers=with_headers
                 )
-            return [await bus.request(subject, payload, headers=with_headers, timeout_s=timeout_s)]
+            try:
+                return [await bus.request(subject, payload, headers=with_headers, timeout_s=timeout_s)]
+            except wire.NobodyListens as error:
+                raise errors.Unavailable(
+                    f"nobody listens on {topic}",
+                    hint=f"start what answers there first, or play it: `muster sub {topic} --reply ANSWER`",
+                ) from error
 
     answers = base.run(ask())
     for answer in answers:
         record = _record(answer)
         invocation.printer.item(record, str(record.get("data", record.get("data_base64"))))
     if not answers:
-        from muster.core import errors
-
         raise errors.Unavailable(f"nobody answered on {topic} within {timeout_s:g} s")

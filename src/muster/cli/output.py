@@ -99,12 +99,14 @@ class Printer:
         )
 
     def _dump(self, value: Any) -> None:
+        text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
         if self.form == "json":
-            sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+            sys.stdout.write(text + "\n")
         else:
             import yaml
 
-            yaml.safe_dump(value, sys.stdout, sort_keys=False, allow_unicode=True)
+            # By way of JSON, so that both carry the same: YAML's writer refuses whatever it has no name for.
+            yaml.safe_dump(json.loads(text), sys.stdout, sort_keys=False, allow_unicode=True)
 
     def rows(
         self,

@@ -245,7 +245,7 @@ class Trust:
         return Record(
             identity=identity,
             domain=domain,
-            role=role or "?",
+            role=role.value if role is not None else "?",
             status=status,
             public_key=claims.sub,
             serial=claims.jti,

@@ -168,7 +168,11 @@ class Network:
                 f"{id} cannot be taken away while the network runs",
                 hint="routes and gateways are fixed by the engine: remove the broker, or restart the network",
             )
-        raise errors.NotFound(f"no link {id!r} in this network", hint="`links` lists them")
+        there = [remote.id for one in self.brokers.values() for remote in one.config.remotes]
+        raise errors.NotFound(
+            f"no link {id!r} in this network",
+            hint=f"there is: {', '.join(there)}" if there else "there is none to take away",
+        )
 
     async def links(self) -> list[topology.LinkStatus]:
         """Every link of every kind, as it is now. A broker that does not answer has only links that are

@@ -38,7 +38,7 @@ async def read(url: str) -> tuple[int, dict[str, object]]:
     return ready.status, ready.json()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("without", [SLOW, pytest.param(set(), marks=pytest.mark.slow, id="all")])
 async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str]):
     pytest.importorskip("proton", reason="the AMQP gateway's engine is not installed")
@@ -52,7 +52,7 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
     folder = home.Folder(place / "local")
     async with contextlib.AsyncExitStack() as stack:
         up = await stack.enter_async_context(await process.start_muster("up", *options, env=env))
-        await up.line("is up", timeout_s=60)
+        await up.line("is up", timeout_s=120)
         for words in beside.values():
             await stack.enter_async_context(await process.start_muster(*words, env=env, cwd=tmp_path))
 
@@ -69,13 +69,15 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
             assert not missing, missing
             return True
 
-        await eventually(all_are_there, timeout_s=60)
-        for url in all_told().values():
+        await eventually(all_are_there, timeout_s=120)
+        for name, url in all_told().items():
 
-            async def ready(url: str = url) -> bool:
-                return (await read(url))[0] == 200
+            async def ready(name: str = name, url: str = url) -> bool:
+                status, told = await read(url)
+                assert status == 200, f"{name}: {told}"
+                return True
 
-            await eventually(ready, timeout_s=120)  # Spark takes its time, and says so meanwhile
+            await eventually(ready, timeout_s=300)  # Spark takes its time, and says so meanwhile
         shown = await asyncio.to_thread(driver.run, "status", "-o", "json", home=place)
         assert {kind_of(one["process"]) for one in shown.json()["pages"]} == everybody
         scraped = json.loads((folder.pages / "domain.json").read_text())

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 
 import muster
 from muster.app import (
+    audit,
     brokers,
     budgets,
     certificates,
@@ -71,7 +72,7 @@ class Domain:
         self._started_at_s = 0.0
 
     def _own_parts(self) -> list[team.Part]:
-        own: list[team.Part] = [self._budgets]
+        own: list[team.Part] = [self._budgets, audit.Audit()]
         if self._locator is not None:
             own.append(self._locator)
         if self.brokers is not None:

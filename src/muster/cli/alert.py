@@ -57,7 +57,10 @@ def follow(invocation: base.Invocation, to: connection.Options) -> None:
     _with(invocation, to, work)
 
 
-@alert.command(examples=[("muster alert ack hot node:web-7", "somebody has it in hand")])
+@alert.command(
+    acts=("acknowledge", "{rule} {about}"),
+    examples=[("muster alert ack hot node:web-7", "somebody has it in hand")],
+)
 @click.argument("rule")
 @click.argument("about")
 @connection.options
@@ -69,10 +72,11 @@ def ack(invocation: base.Invocation, rule: str, about: str, to: connection.Optio
 
 
 @alert.command(
+    acts=("silence", "{covers}"),
     examples=[
         ("muster alert silence \"group = 'web'\" --for 2h --reason 'being replaced'", ""),
         ("muster alert silence \"rule = 'hot' AND about LIKE 'node:db-%'\" --for 30m", ""),
-    ]
+    ],
 )
 @click.argument("covers", metavar="PREDICATE")
 @click.option("--for", "for_", required=True, metavar="DURATION", help="How long: 30m, 2h, 1d.")
@@ -88,7 +92,8 @@ def silence(invocation: base.Invocation, covers: str, for_: str, reason: str, to
 
 
 @alert.command(
-    examples=[("muster alert maintenance \"group = 'web'\" --at 2030-01-01T02:00:00Z --for 1h", "")]
+    acts=("maintenance", "{covers}"),
+    examples=[("muster alert maintenance \"group = 'web'\" --at 2030-01-01T02:00:00Z --for 1h", "")],
 )
 @click.argument("covers", metavar="PREDICATE")
 @click.option("--at", required=True, metavar="TIME", help="When it begins, in ISO 8601.")
@@ -103,7 +108,7 @@ def maintenance(
     _silence(invocation, to, covers, for_, moment_ms(at), reason)
 
 
-@alert.command(examples=[("muster alert unsilence 3f2a9c01", "")])
+@alert.command(acts=("unsilence", "{id}"), examples=[("muster alert unsilence 3f2a9c01", "")])
 @click.argument("id")
 @connection.options
 @base.pass_invocation

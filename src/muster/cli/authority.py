@@ -51,7 +51,8 @@ def _seconds(text: str) -> float:
 
 
 @authority.command(
-    examples=[("muster authority grant controller-nw _trust_level=4 --tier 2 --lifetime 30d", "")]
+    acts=("grant", "{holder}: {attributes}"),
+    examples=[("muster authority grant controller-nw _trust_level=4 --tier 2 --lifetime 30d", "")],
 )
 @click.argument("holder")
 @click.argument("attributes", nargs=-1, required=True, metavar="NAME=VALUE...")
@@ -109,7 +110,10 @@ def grant(
     invocation.printer.item(told, f"granted to {holder}: {' '.join(attributes)} (serial {serial})")
 
 
-@authority.command(examples=[("muster authority revoke SERIAL", "the serial as `list` shows it")])
+@authority.command(
+    acts=("revoke-grant", "{serials}"),
+    examples=[("muster authority revoke SERIAL", "the serial as `list` shows it")],
+)
 @click.argument("serials", nargs=-1, required=True, metavar="SERIAL...")
 @by_option
 @connection.options
@@ -151,9 +155,10 @@ def list_(invocation: base.Invocation, to: connection.Options) -> None:
 
 
 @authority.command(
+    acts=("appoint", "{name}"),
     examples=[
         ("muster authority appoint northwest --tier 2 --may _command_region=northwest --to nw.json", "")
-    ]
+    ],
 )
 @click.argument("name")
 @click.option("--tier", type=click.IntRange(1, 98), required=True, help="Below the tier of who appoints.")

@@ -12,6 +12,7 @@ from muster.cli import config as config_
 
 @click.command(
     cls=base.Command,
+    acts=("backup", "{file}"),
     examples=[
         ("muster backup /safe/place/lab.tar.gz", "whether it runs or not"),
         ("muster backup lab-$(date +%F).tar.gz -o json", "for a timer"),
@@ -40,6 +41,7 @@ def backup(invocation: base.Invocation, file: Path) -> None:
 
 @click.command(
     cls=base.Command,
+    acts=("restore", "{file}"),
     examples=[
         ("muster restore /safe/place/lab.tar.gz --home ~/.muster", "into a home that is not there yet")
     ],

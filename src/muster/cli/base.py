@@ -35,6 +35,10 @@ class Invocation:
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 
 
+def invocation_of(context: click.Context) -> Invocation:
+    return context.ensure_object(Invocation)
+
+
 def _remember(context: click.Context, option: click.Parameter, value: object) -> None:
     """Only ``muster`` itself looks at the environment: a command's own option counts when it was typed."""
     name = option.name or ""
@@ -84,10 +88,25 @@ def _common_options() -> list[click.Parameter]:
 class Command(click.Command):
     """With a help page with the options of its own first, then the common ones, then examples."""
 
-    def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[tuple[str, str]] = (),
+        acts: tuple[str, ...] | None = None,  # see `muster.cli.acting`
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+        self.acts = acts
         self.params = [*self.params, *_common_options()]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if self.acts is None:
+            return super().invoke(ctx)
+        from muster.cli import acting
+
+        with acting.recorded(ctx, *self.acts):
+            return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []

@@ -12,7 +12,10 @@ def chaos() -> None:
     """Kill parts of a domain, for drills."""
 
 
-@chaos.command(examples=[("muster chaos kill manager-2", ""), ("muster chaos kill registry-1", "")])
+@chaos.command(
+    acts=("kill", "{name}"),
+    examples=[("muster chaos kill manager-2", ""), ("muster chaos kill registry-1", "")],
+)
 @click.argument("name")
 @connection.options
 @base.pass_invocation

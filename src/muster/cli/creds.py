@@ -66,6 +66,7 @@ def _time(at_s: int) -> str:
 
 
 @creds.command(
+    acts=("issue", "{identity} as {role}"),
     examples=[
         ("muster creds issue alice", "a user: may publish and receive on topics"),
         ("muster creds issue node-7 --role agent --lifetime 30d --to node-7.creds", ""),
@@ -117,7 +118,10 @@ def issue(
     )
 
 
-@creds.command(examples=[("muster creds revoke alice", "refused from now on, and cut off where connected")])
+@creds.command(
+    acts=("revoke", "{identity}"),
+    examples=[("muster creds revoke alice", "refused from now on, and cut off where connected")],
+)
 @click.argument("identity")
 @base.pass_invocation
 def revoke(invocation: base.Invocation, identity: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import base, connection, managing
+from muster.cli import audit, base, connection, managing
 
 if TYPE_CHECKING:
     from muster.manage import client
@@ -157,16 +157,4 @@ def exec(
 def events(invocation: base.Invocation, last: int, to: connection.Options) -> None:
     """List the latest decisions: the audit."""
     found = managing.call(invocation, to, lambda fleet: fleet.decisions(last=last))
-    rows = [
-        {
-            "at": managing.moment(one.at_ms),
-            "who": one.on_behalf_of or one.who,
-            "what": one.what,
-            "target": one.target,
-            "outcome": one.outcome.value,
-            "why": one.why,
-            "details": one.details,
-        }
-        for one in found
-    ]
-    invocation.printer.rows(rows, ("at", "who", "what", "target", "outcome", "why"), of="decision")
+    invocation.printer.rows([audit.row(one) for one in found], audit.COLUMNS, of="decision")

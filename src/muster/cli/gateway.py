@@ -85,10 +85,11 @@ def wsman(
 
 
 @gateway.command(
+    acts=("set-login", "{name}"),
     examples=[
         ("muster gateway password ann", "asks for it"),
         ("echo 'a long secret' | muster gateway password ann", ""),
-    ]
+    ],
 )
 @click.argument("name")
 @click.option("--role", default="user", show_default=True, help="What NAME may do.")

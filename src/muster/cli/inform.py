@@ -63,6 +63,7 @@ def _change(change: protocol.Change) -> dict[str, Any]:
 
 
 @inform.command(
+    acts=("put-context", "{key}"),
     examples=[
         ("muster inform put printers/3 '<printer/>' -a floor=2 -a tags='[\"colour\"]'", ""),
         ("muster inform put - < description.xml", "the key is assigned; the value comes from stdin"),
@@ -141,7 +142,7 @@ def get(
     invocation.printer.facts(_context(found))
 
 
-@inform.command(examples=[("muster inform delete printers/3", "")])
+@inform.command(acts=("delete-context", "{key}"), examples=[("muster inform delete printers/3", "")])
 @click.argument("key")
 @click.option("--if-version", type=int, metavar="N", help="Only if this is its version.")
 @connection.options

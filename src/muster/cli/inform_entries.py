@@ -46,7 +46,10 @@ def _session(found: sessions.Session) -> dict[str, Any]:
     }
 
 
-@session.command(examples=[("muster inform session begin --parent ID", "inside another activity")])
+@session.command(
+    acts=("begin-session", "{parent}"),
+    examples=[("muster inform session begin --parent ID", "inside another activity")],
+)
 @click.option("--parent", default="", metavar="ID", help="Begin it inside this activity.")
 @click.option(
     "--timeout", "timeout_s", type=float, metavar="SECONDS", help="It ends by itself after so long."
@@ -59,7 +62,7 @@ def begin(invocation: base.Invocation, parent: str, timeout_s: float | None, to:
     invocation.printer.done(_session(made), made.id)
 
 
-@session.command(examples=[("muster inform session complete ID", "")])
+@session.command(acts=("complete-session", "{id}"), examples=[("muster inform session complete ID", "")])
 @click.argument("id")
 @connection.options
 @base.pass_invocation
@@ -80,6 +83,7 @@ def status(invocation: base.Invocation, id: str, to: connection.Options) -> None
 
 
 @session.command(
+    acts=("session-contents", "{id}", "new"),
     examples=[
         ("muster inform session contents ID", "what it holds"),
         ("muster inform session contents ID '<order/>'", "replace it"),
@@ -130,6 +134,7 @@ def _entry(found: services.Entry) -> dict[str, Any]:
 
 
 @service.command(
+    acts=("put-service", "{name}"),
     examples=[
         ("muster inform service save maps --access http://h/maps -a lat=39.1 -a lon=-86.5 --lease 60", ""),
     ],
@@ -203,7 +208,7 @@ def find(
     invocation.printer.rows([_entry(one) for one in found], ("id", "name", "access", "metadata"))
 
 
-@service.command(examples=[("muster inform service delete ID", "")])
+@service.command(acts=("delete-service", "{id}"), examples=[("muster inform service delete ID", "")])
 @click.argument("id")
 @connection.options
 @base.pass_invocation

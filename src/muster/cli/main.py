@@ -42,6 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "config": Entry("config", "A domain", "Check and print settings."),
     "backup": Entry("backup", "A domain", "Write settings, keys, store and streams to a file."),
     "restore": Entry("backup", "A domain", "Make a home from a backup."),
+    "audit": Entry("audit", "A domain", "Say who did what, when, by which door, and what became of it."),
     "doctor": Entry("doctor", "A domain", "Check this machine and its domain, and say what to do."),
     "pub": Entry("messages", "Messages", "Publish a message to a topic."),
     "sub": Entry("messages", "Messages", "Print the messages of a topic as they come."),

@@ -253,7 +253,10 @@ def subscriptions(invocation: base.Invocation, to: connection.Options) -> None:
     invocation.printer.rows(found.rows, _SUBSCRIPTIONS, empty="there are no durable subscriptions")
 
 
-@message.command(examples=[("muster message purge orders --where \"region = 'north'\"", "")])
+@message.command(
+    acts=("purge", "queue:{queue}"),
+    examples=[("muster message purge orders --where \"region = 'north'\"", "")],
+)
 @click.argument("queue")
 @_selector
 @connection.options
@@ -285,10 +288,11 @@ def dead_letters(
 
 
 @message.command(
+    acts=("move", "queue:{queue}"),
     examples=[
         ("muster message move dead-letters", "each back to where it came from"),
         ("muster message move orders --to queue:later --where 'amount > 100'", ""),
-    ]
+    ],
 )
 @click.argument("queue")
 @click.option("--to", "target", metavar="DESTINATION", help="Where to (default: where each came from).")

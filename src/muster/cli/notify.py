@@ -62,10 +62,11 @@ def _event(kind: str, pairs: tuple[str, ...], to: str, party: str, durable: bool
 
 
 @notify.command(
+    acts=("notify", "{kind} to {address}"),
     examples=[
         ("muster notify send --to \"application = 'IIS'\" --event alert threat_level=4", ""),
         ("muster notify send --event command --durable action=restart", "kept until acknowledged"),
-    ]
+    ],
 )
 @click.option("--to", "address", default="TRUE", metavar="EXPR", help="Whom it is meant for (default: all).")
 @click.option("--event", "kind", required=True, metavar="TYPE", help="The event's type.")
@@ -318,7 +319,10 @@ def check(invocation: base.Invocation, policy: str, to: connection.Options) -> N
     )
 
 
-@notify.command(examples=[("muster notify define web.yaml", "models in YAML, JSON, notation or XML")])
+@notify.command(
+    acts=("define", "{file}"),
+    examples=[("muster notify define web.yaml", "models in YAML, JSON, notation or XML")],
+)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @connection.options
 @base.pass_invocation

@@ -110,6 +110,7 @@ def _dashboard(url: str | None) -> str:
 
 @click.command(
     cls=base.Command,
+    acts=("down", "-"),
     examples=[("muster down", ""), ("muster down --force", "at once, without draining: as kill -9 would")],
 )
 @click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True, help="Seconds to wait.")

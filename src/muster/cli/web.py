@@ -76,10 +76,11 @@ def serve(invocation: base.Invocation, overrides: tuple[str, ...]) -> None:
 
 
 @web.command(
+    acts=("set-login", "{name}"),
     examples=[
         ("muster web password", "of `admin`: made up, and printed once"),
         ("echo 'a long secret' | muster web password ann --role operator", ""),
-    ]
+    ],
 )
 @click.argument("name", default="admin")
 @click.option(
@@ -128,7 +129,7 @@ def logins(invocation: base.Invocation) -> None:
     invocation.printer.rows(rows, ("name", "role", "expires_at"), empty="nobody can log in yet")
 
 
-@web.command(examples=[("muster web forget ann", "")])
+@web.command(acts=("remove-login", "{name}"), examples=[("muster web forget ann", "")])
 @click.argument("name")
 @base.pass_invocation
 def forget(invocation: base.Invocation, name: str) -> None:

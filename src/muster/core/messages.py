@@ -132,6 +132,16 @@ class Outcome(enum.Enum):
     FAILED = "failed"
     IN_DOUBT = "in-doubt"  # it cannot be known whether it was carried out
 
+    @classmethod
+    def of(cls, error: errors.MusterError) -> Outcome:
+        """What became of an act that ended with ``error``."""
+        if isinstance(error, errors.TimedOut):
+            return cls.IN_DOUBT
+        return cls.REFUSED if isinstance(error, _REFUSALS) else cls.FAILED
+
+
+_REFUSALS = (errors.Refused, errors.InvalidInput, errors.NotFound, errors.AlreadyExists)
+
 
 class Decision(Message, frozen=True, kw_only=True, tag="decision/1", omit_defaults=True):
     """Who decided or did what, to what, and why: the audit."""

@@ -16,6 +16,7 @@
     muster.manage.from.<agent>.event.<manager>       something happened to a resource
     muster.manage.all.state.<resource>               a resource's health changed, said by its manager
     muster.manage.all.event.<resource>               something happened to it, passed on by its manager
+    muster.manage.log.decision.<what>                the audit, in the stream ``decisions``
 
 A manager is known by its assignment's epoch: it travels with each operation, and an adapter refuses a lower
 one.  An operation's id is remembered by the agent with its outcome, so that asking again never does it again.

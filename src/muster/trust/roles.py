@@ -41,6 +41,7 @@ STREAMS = {
     "inform": ("contexts",),
     "message": ("messages",),
     "web": ("decisions",),
+    "audit": ("decisions",),
 }
 
 # One answer to a question, within two minutes: the broker keeps a table of the open ones.
@@ -103,8 +104,8 @@ DUTIES = {
     Role.MANAGER: Duty("manages resources through their adapters", serves=("manage",)),
     Role.REGISTRY: Duty("keeps the system state", serves=("manage",), hears=("monitor",)),
     Role.BOOTSTRAP: Duty(
-        "starts the domain and its brokers, and watches budgets",
-        serves=("manage", "bus"),
+        "starts the domain and its brokers, watches budgets, and keeps the audit",
+        serves=("manage", "bus", "audit"),
         hears=("pipeline",),  # its responder turns alerts into notifications
         publish=("$JS.API.STREAM.LIST", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.UPDATE.*"),
     ),

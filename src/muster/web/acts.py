@@ -46,17 +46,8 @@ class Desk:
             bus = await self._source.link.as_person(session.name, roles.Role.OPERATOR)
             found = await act(bus)
         except errors.MusterError as error:
-            refused = isinstance(error, errors.Refused | errors.InvalidInput | errors.NotFound)
-            in_doubt = isinstance(error, errors.TimedOut)
-            outcome = messages.Outcome.IN_DOUBT if in_doubt else messages.Outcome.FAILED
-            await self.record(
-                session.name,
-                what,
-                target,
-                error.message,
-                messages.Outcome.REFUSED if refused else outcome,
-                door=session.kind,
-            )
+            outcome = messages.Outcome.of(error)
+            await self.record(session.name, what, target, error.message, outcome, door=session.kind)
             raise
         if touches:
             self._source.cache.touch(touches)

@@ -1,0 +1,159 @@
+"""The audit of what people do at the command line.
+
+Whoever acts over the bus says so to the domain's process, which writes it down under the identity that the
+broker saw, whatever the message claims:
+
+    muster.audit.from.<identity>.act        a `Decision`; the answer says that it is stored
+    muster.audit.log.decision.<what>        the audit, in the stream ``decisions``
+
+Acts that need no bus (credentials, passwords, backups) are noted in the domain's folder, one small file each;
+the domain's process takes them over within a second, or when it is started next.  What the registry and the
+dashboard do they write down themselves, into the same stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from muster.app import context as context_
+from muster.app import team
+from muster.bus import api
+from muster.core import errors, messages, subjects
+from muster.manage import requests
+
+PART = "audit"
+KIND = "act"
+FOLDER = "audit"  # of the domain's folder: notes that are not taken over yet
+LOOK_S = 1.0
+SAY_S = 15.0  # the stream may have to be made first, on a quorum of brokers
+
+
+def decision(
+    who: str, what: str, target: str, why: str = "", outcome: messages.Outcome = messages.Outcome.DONE
+) -> messages.Decision:
+    """One line, said by the command of the person who is logged in here."""
+    return messages.Decision(
+        id=secrets.token_hex(8),
+        who=who,
+        what=subjects.token(what),
+        target=target[:256] or "-",
+        why=why[:4096] or f"{who} asked",
+        at_ms=int(time.time() * 1000),
+        outcome=outcome,
+        details={"door": "cli", "user": _user()},
+    )
+
+
+def _user() -> str:
+    with contextlib.suppress(KeyError, OSError):  # an account without a name
+        return getpass.getuser()
+    return str(os.getuid())
+
+
+async def say(bus: api.Bus, line: messages.Decision, *, timeout_s: float = SAY_S) -> None:
+    """When this returns, it is stored."""
+    subject = subjects.said_by(PART, bus.identity, KIND)
+    try:
+        answer = await bus.request(subject, messages.encode(line), timeout_s=timeout_s)
+    except errors.TimedOut:
+        raise
+    except errors.Unavailable as error:
+        raise errors.Unavailable("no domain's process keeps an audit on this bus") from error
+    requests.result_of(answer)
+
+
+def note(folder: Path, line: messages.Decision) -> None:
+    """For the domain's process to take over; on disk when this returns."""
+    place = folder / FOLDER
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = place / f".{line.id}"
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(messages.encode(line))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(place / f"{line.id}.json")
+
+
+class Audit:
+    """The part that writes them down."""
+
+    name = "audit"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    def __init__(self) -> None:
+        self._context: context_.Context
+        self._subscription: api.Subscription | None = None
+        self._stream: api.Stream | None = None
+
+    async def start(self, context: context_.Context) -> None:
+        self._context = context
+        # In a group: of several processes of one domain, one writes it down.
+        self._subscription = await context.bus.subscribe(
+            subjects.said_by(PART, "*", KIND), group=PART, handler=self._heard, max_pending=1024
+        )
+        context.spawn(self._take_over())
+
+    async def stop(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+
+    def health(self) -> team.Health:
+        return team.Health()
+
+    async def _heard(self, message: api.Message) -> None:
+        async def store(_: dict[str, Any]) -> None:
+            said = messages.decode(message.data, messages.Decision)
+            sender = subjects.sender_of(message.subject)
+            await self._store(msgspec.structs.replace(said, who=sender, on_behalf_of="", epoch=0))
+
+        await requests.answer(message, store, typed=True)
+
+    async def _take_over(self) -> None:
+        while True:
+            for path in await asyncio.to_thread(_notes, self._context.folder.root / FOLDER):
+                try:
+                    data = await asyncio.to_thread(path.read_bytes)
+                    await self._store(messages.decode(data, messages.Decision))
+                except errors.InvalidInput as error:  # not one of ours: it would come up for ever
+                    self._context.log.warning("no-decision", file=path.name, error=error)
+                except errors.MusterError as error:
+                    self._context.log.warning("not-recorded", file=path.name, error=error)
+                    break
+                await asyncio.to_thread(path.unlink)
+            await asyncio.sleep(LOOK_S)
+
+    async def _store(self, line: messages.Decision) -> None:
+        if self._stream is None:
+            self._stream = await self._open()
+        subject = subjects.logged(PART, "decision", subjects.token(line.what))
+        # A note that is taken over twice, because the process fell in between, is stored once.
+        await self._stream.publish(subject, messages.encode(line), message_id=line.id)
+
+    async def _open(self) -> api.Stream:
+        budget = self._context.settings.retention.decisions
+        return await self._context.bus.stream(
+            api.StreamSettings(
+                name=messages.DECISIONS_STREAM,
+                subjects=(messages.DECISIONS_SUBJECTS,),
+                max_bytes=budget.max_bytes,
+                max_age_s=budget.max_age_s,
+                replicas=self._context.settings.bus.replicas,
+            )
+        )
+
+
+def _notes(folder: Path) -> list[Path]:
+    """The oldest first."""
+    found = [(path.stat().st_mtime_ns, path) for path in folder.glob("*.json")]
+    return [path for _, path in sorted(found)]

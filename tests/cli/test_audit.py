@@ -1,0 +1,160 @@
+"""What is done at the command line stands in the audit: done or refused, with the domain up or down."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import muster
+from muster.app import audit, home
+from muster.cli import base, reference
+from muster.core import errors, messages
+from tests.cli import driver
+
+WAIT_S = 60.0
+
+#: Their registry writes down what they do.
+RECORDED_BY_THE_REGISTRY = {
+    "agent forget",
+    "apply",
+    "delete",
+    "drain",
+    "exec",
+    "rollout pause",
+    "rollout resume",
+    "rollout start",
+}
+#: They look, carry messages, are processes of their own, or change only the caller's own files.
+NO_ACTS = {
+    *("agent", "agent waiting", "alert follow", "alert list", "alert silences", "audit", "authority list"),
+    *("broker list", "broker trust", "capacity", "channel", "chaos list", "completion", "config print"),
+    *("config validate", "creds show", "demo", "describe", "diff", "doctor", "events", "gateway amqp"),
+    *("gateway wsman", "get", "history", "inform find", "inform get", "inform history", "inform node"),
+    *("inform nodes", "inform service find", "inform service show", "inform session status"),
+    *("inform watch", "inform where", "init", "logs", "message browse", "message dead-letters"),
+    *("message queues", "message receive", "message send", "message subscriptions", "notify check"),
+    *("notify explain", "notify listen", "notify models", "notify parties", "notify who"),
+    *("pipeline demand", "pipeline fit", "pipeline monthly", "pipeline replay", "pipeline run"),
+    *("pipeline status", "plan", "profile add", "profile list", "profile remove", "profile show"),
+    *("profile use", "pub", "report", "request", "rollout list", "sensor", "simulate sensors", "status"),
+    *("sub", "targets", "top", "up", "version", "watch", "web logins", "web serve"),
+}
+
+
+def test_every_command_is_known_to_act_or_not_to():
+    acting, silent = set(), set()
+    for context in reference.walk():
+        command, name = context.command, " ".join(context.command_path.split()[1:])
+        if isinstance(command, click.Group) and not command.invoke_without_command:
+            continue
+        assert isinstance(command, base.Command)
+        (acting if command.acts else silent).add(name)
+        if command.acts:
+            names = {parameter.name or "" for parameter in command.params}
+            command.acts[1].format(**dict.fromkeys(names, ""))  # names only arguments that there are
+    assert silent == RECORDED_BY_THE_REGISTRY | NO_ACTS
+    assert len(acting) > 30
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home whose domain was told something before it ran for the first time."""
+    made = tmp_path_factory.mktemp("audit") / "home"
+    assert driver.quick("init", "--port", "0", home=made).code == 0
+    assert driver.quick("creds", "issue", "early", home=made).code == 0
+    answer = driver.run("up", "--detach", "--set", "web.enabled=false", home=made)
+    assert answer.code == 0, answer.err
+    yield made
+    assert driver.quick("down", home=made).code == 0
+
+
+def told(place: Path, what: str, *filters: str) -> dict[str, str]:
+    """The newest act of this kind; notes in a file are taken over a moment later."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        found = driver.quick("audit", "--what", what, *filters, "-o", "json", home=place)
+        assert found.code == 0, found.err
+        if found.json():
+            newest: dict[str, str] = found.json()[-1]
+            return newest
+        time.sleep(0.1)
+    raise AssertionError(f"no {what} in the audit")
+
+
+def test_acts_on_the_home_are_taken_over_also_those_from_before_the_start(place):
+    one = told(place, "issue", "--target", "early")
+    assert (one["who"], one["target"], one["outcome"]) == ("admin", "early as user", "done")
+    assert one["details"]["door"] == "cli"
+    assert driver.quick("web", "password", "ann", home=place, stdin="a long secret\n").code == 0
+    assert told(place, "set-login", "--target", "ann")["outcome"] == "done"
+    assert driver.quick("web", "forget", "ann", home=place).code == 0
+    assert told(place, "remove-login")["target"] == "ann"
+    refused = driver.quick("creds", "revoke", "nobody", home=place)
+    assert refused.code == errors.NotFound.exit_code
+    one = told(place, "revoke", "--target", "nobody")
+    assert (one["outcome"], "nobody" in one["why"]) == ("refused", True)
+    assert not list((place / "local" / audit.FOLDER).glob("*.json"))
+
+
+ACTS = [
+    (("inform", "put", "printers/3", "colour"), "put-context", "printers/3", "done"),
+    (("inform", "delete", "printers/3"), "delete-context", "printers/3", "done"),
+    (("inform", "delete", "never-there"), "delete-context", "never-there", "refused"),
+    (("inform", "session", "begin"), "begin-session", "-", "done"),
+    (("message", "purge", "orders"), "purge", "queue:orders", "done"),
+    (("authority", "grant", "nw", "_trust_level=4"), "grant", "nw: _trust_level=4", "done"),
+    (("notify", "send", "--event", "alert"), "notify", "alert to TRUE", "done"),
+    (("broker", "stop", "no-such"), "broker-stop", "no-such", "refused"),
+    (("chaos", "kill", "no-such"), "kill", "no-such", "refused"),
+    (("agent", "token", "host-b"), "enrolment-token", "host-b", "done"),
+]
+
+
+@pytest.mark.parametrize(("line", "what", "target", "outcome"), ACTS, ids=lambda one: str(one)[:40])
+def test_acts_over_the_bus_are_written_down_at_once(place, line, what, target, outcome):
+    answer = driver.quick(*line, home=place)
+    assert (answer.code == 0) == (outcome == "done"), answer.err
+    assert "audit" not in answer.err
+    found = driver.quick("audit", "--what", what, "--target", target, "-o", "json", home=place).json()
+    assert [one["outcome"] for one in found] == [outcome]
+    assert found[0]["who"] == "admin"
+
+
+async def test_nobody_acts_under_another_s_name(place, tmp_path):
+    """The broker's word counts, not the message's; rubbish and strangers' inboxes get nothing."""
+    issued = await asyncio.to_thread(
+        driver.quick, "creds", "issue", "mallory", "--to", tmp_path / "mallory.creds", home=place
+    )
+    assert issued.code == 0, issued.err
+    running = home.Folder(place / "local").running()
+    assert running is not None
+    async with await muster.connect(running.servers, creds=tmp_path / "mallory.creds") as bus:
+        await audit.say(bus, audit.decision("admin", "purge", "queue:innocent"))
+        with pytest.raises(errors.InvalidInput):
+            answer = await bus.request("muster.audit.from.mallory.act", b"rubbish")
+            audit.requests.result_of(answer)
+        with pytest.raises(errors.InvalidInput, match="cannot be a name"):
+            await audit.say(bus, messages_of("two words"))
+    found = await asyncio.to_thread(driver.quick, "audit", "--target", "innocent", "-o", "json", home=place)
+    assert [one["who"] for one in found.json()] == ["mallory"]
+
+
+def messages_of(what: str) -> messages.Decision:
+    return messages.Decision(id="1", who="mallory", what=what, target="x", why="y", at_ms=1)
+
+
+def test_a_note_that_is_none_is_passed_over_and_the_rest_is_taken(tmp_path):
+    """Files of the folder are read in the order in which they were written."""
+    for what in ("first", "second"):
+        audit.note(tmp_path, audit.decision("admin", what, "x"))
+    (tmp_path / audit.FOLDER / ".draft").write_text("half")
+    found = [
+        messages.decode(path.read_bytes(), messages.Decision).what
+        for path in audit._notes(tmp_path / audit.FOLDER)
+    ]
+    assert found == ["first", "second"]

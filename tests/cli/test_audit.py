@@ -135,9 +135,8 @@ async def test_nobody_acts_under_another_s_name(place, tmp_path):
     assert running is not None
     async with await muster.connect(running.servers, creds=tmp_path / "mallory.creds") as bus:
         await audit.say(bus, audit.decision("admin", "purge", "queue:innocent"))
-        with pytest.raises(errors.InvalidInput):
-            answer = await bus.request("muster.audit.from.mallory.act", b"rubbish")
-            audit.requests.result_of(answer)
+        answer = await bus.request("muster.audit.from.mallory.act", b"rubbish")
+        assert b"malformed" in answer.data
         with pytest.raises(errors.InvalidInput, match="cannot be a name"):
             await audit.say(bus, messages_of("two words"))
     found = await asyncio.to_thread(driver.quick, "audit", "--target", "innocent", "-o", "json", home=place)

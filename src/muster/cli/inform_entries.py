@@ -134,7 +134,7 @@ def _entry(found: services.Entry) -> dict[str, Any]:
 
 
 @service.command(
-    acts=("put-service", "{name}"),
+    acts=("save-service", "{name}"),
     examples=[
         ("muster inform service save maps --access http://h/maps -a lat=39.1 -a lon=-86.5 --lease 60", ""),
     ],

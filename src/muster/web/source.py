@@ -1,35 +1,23 @@
-"""All that is read: one copy of what the bus says, for every page and every request of this process.
-
-What services announce is kept here as it comes by (reports in columns, alerts, decisions, the pipeline's
-progress, changes of state), each within a bound.  What has to be asked for is asked through one cache, whose
-tags the announcements touch: a thousand open pages ask a service no more often than one.
-"""
+"""All that is read: one copy of what the bus says, for every page and every request of this process."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import collections
 import contextlib
-import datetime
-import math
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from muster.bus import api
-from muster.core import errors, messages, reports, subjects
+from muster.core import errors, messages, reports
 from muster.inform import client as inform_client
 from muster.inform import protocol as inform_protocol
 from muster.inform import services
 from muster.manage import client as manage_client
-from muster.manage import protocol as manage_protocol
-from muster.manage import requests
-from muster.message import destinations, faults
-from muster.message import messages as jms
+from muster.message import faults
 from muster.message import protocol as message_protocol
 from muster.monitor import client as monitor_client
 from muster.monitor import model
@@ -37,143 +25,16 @@ from muster.notify import client as notify_client
 from muster.notify import protocol as notify_protocol
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import protocol as pipeline_protocol
-from muster.web import cache, link, machines
+from muster.web import hearing, link, machines, past
+from muster.web import rows as rows_
 
-T = TypeVar("T")
-
-READ_S = 4.0  # how long a page waits for a service
-CHANGES_KEPT = 500
-DECISIONS_KEPT = 2_000
-PROGRESS_KEPT = 600
-LOAD_KEPT = 360
-SAMPLE_S = 5.0
-ROWS_MAX = 1_000  # of history in one answer
-WATCHED = (
-    manage_protocol.STATES,
-    reports.REPORTS_SUBJECTS,
-    pipeline_protocol.REPORTS,
-    pipeline_protocol.ALERTS,
-    pipeline_protocol.PROGRESS,
-    subjects.announced("bus", "alert"),
-    messages.DECISIONS_SUBJECTS,
-)
+READ_S = hearing.READ_S
 
 
-class Source:
+class Source(hearing.Hearing):
     def __init__(self, door: link.Door, *, history: Path, domain: str) -> None:
-        self.domain = domain
-        self.cache = cache.Cache()
-        self.machines = machines.Machines()
-        self.changes: collections.deque[manage_protocol.State] = collections.deque(maxlen=CHANGES_KEPT)
-        self.decisions: collections.deque[messages.Decision] = collections.deque(maxlen=DECISIONS_KEPT)
-        self.batches: collections.deque[pipeline_protocol.Progress] = collections.deque(maxlen=PROGRESS_KEPT)
-        self.load: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=LOAD_KEPT)
-        self._budgets: dict[tuple[str, str], messages.Alert] = {}
+        super().__init__(door, domain=domain)
         self._history = history
-        self._counted: tuple[float, dict[str, int]] = (0.0, {})
-        self._listeners: dict[str, set[asyncio.Event]] = {}
-        self.link = link.Link(door, on_connected=self._begin, on_lost=self._lost)
-
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.link.run())
-            group.create_task(self._sample())
-
-    # What comes by
-
-    async def _begin(self, bus: api.Bus) -> None:
-        self.cache.clear()
-        for subject in WATCHED:
-            await bus.subscribe(subject, handler=self._heard, max_pending=4096)
-        with contextlib.suppress(errors.MusterError):
-            self.decisions.clear()
-            self.decisions.extend(await manage_client.Client(bus).decisions(last=DECISIONS_KEPT))
-        with contextlib.suppress(errors.MusterError):
-            for one in await monitor_client.recent(bus, window_s=30.0):
-                self.machines.add(one.batch)
-        self._touch("link")
-
-    def _lost(self) -> None:
-        self.cache.clear()
-        self._touch("link")
-
-    def _heard(self, message: api.Message) -> None:
-        part = message.subject.split(".")
-        with contextlib.suppress(errors.MusterError):  # rubbish changes nothing here
-            match part[1], part[2], part[4] if len(part) > 4 else part[3]:
-                case "monitor", _, _:
-                    self.machines.take(message.data, at_s=time.time())
-                    self._touch("machines")
-                case "manage", "all", _:
-                    self.changes.append(messages.decode(message.data, manage_protocol.State))
-                    self._touch("manage")
-                case _, "log", _:
-                    self.decisions.append(messages.decode(message.data, messages.Decision))
-                    self._touch("audit")
-                    self._touch("manage")
-                case "pipeline", _, "alert":
-                    self._touch("alerts")
-                case "pipeline", _, "report":
-                    self._touch("reports")
-                case "pipeline", _, "progress":
-                    self.batches.append(messages.decode(message.data, pipeline_protocol.Progress))
-                    self._touch("pipeline")
-                case "bus", _, _:
-                    alert = messages.decode(message.data, messages.Alert)
-                    self._budgets[alert.rule, alert.about] = alert
-                    if alert.state is messages.AlertState.RESOLVED:
-                        del self._budgets[alert.rule, alert.about]
-                    self._touch("alerts")
-
-    def _touch(self, tag: str) -> None:
-        self.cache.touch(tag)
-        for event in self._listeners.get(tag, ()):
-            event.set()
-
-    @contextlib.contextmanager
-    def hearing(self, *tags: str) -> Any:
-        """An event that is set when something with one of these tags changes."""
-        event = asyncio.Event()
-        for tag in tags:
-            self._listeners.setdefault(tag, set()).add(event)
-        try:
-            yield event
-        finally:
-            for tag in tags:
-                self._listeners[tag].discard(event)
-
-    async def _sample(self) -> None:
-        """Messages and bytes in a second, from the brokers' counters."""
-        while True:
-            await asyncio.sleep(SAMPLE_S)
-            if self.machines.is_due:
-                await self.machines.table()
-            with contextlib.suppress(errors.MusterError):
-                brokers = await self.brokers()
-                now_s = time.time()
-                counts = {
-                    f"{one['name']} {way}": int(one.get(f"{way}_messages") or 0)
-                    for one in brokers
-                    for way in ("in", "out")
-                }
-                before_s, before = self._counted
-                self._counted = (now_s, counts)
-                if before:
-                    rates = {
-                        name: max(0, count - before.get(name, count)) / (now_s - before_s)
-                        for name, count in counts.items()
-                    }
-                    self.load.append((now_s, rates))
-
-    async def _ask(self, key: Hashable, tag: str, kept_s: float, ask: Callable[[api.Bus], Awaitable[T]]) -> T:
-        async def make() -> T:
-            async with asyncio.timeout(READ_S * 2):
-                return await ask(self.link.bus)
-
-        try:
-            return await self.cache.get(key, tag, kept_s, make)
-        except TimeoutError as error:
-            raise errors.TimedOut("no answer in time") from error
 
     # Management
 
@@ -204,22 +65,6 @@ class Source:
 
     async def rollouts(self) -> list[dict[str, Any]]:
         return await self._ask("rollouts", "manage", 2.0, lambda bus: self._manage(bus).rollouts())
-
-    # Brokers
-
-    async def _control(self, verb: str) -> list[dict[str, Any]]:
-        async def ask(bus: api.Bus) -> list[dict[str, Any]]:
-            subject = subjects.said_by("bus", bus.identity, "brokers", verb)
-            found: list[dict[str, Any]] = await requests.ask(bus, subject, patience_s=1.0, try_s=READ_S)
-            return found
-
-        return await self._ask(("brokers", verb), "brokers", 2.0, ask)
-
-    async def brokers(self) -> list[dict[str, Any]]:
-        return await self._control("list")
-
-    async def links(self) -> list[dict[str, Any]]:
-        return await self._control("links")
 
     # Reports
 
@@ -320,55 +165,21 @@ class Source:
     ) -> list[dict[str, Any]]:
         from muster.pipeline import query
 
-        asked = query.Query(kind, where or "TRUE", from_ms, to_ms, columns, min(limit, ROWS_MAX))
-
-        def search() -> list[dict[str, Any]]:
-            if not self._history.is_dir():
-                raise errors.NotFound(
-                    "there is no history here", hint="the pipeline writes it: `muster pipeline run`"
-                )
-            rows: list[dict[str, Any]] = []
-            for batch in query.search(self._history, asked):
-                rows += batch.to_pylist()
-            return [{name: _plain(value) for name, value in row.items()} for row in rows]
-
-        return await self.cache.get(("history", asked), "history", 5.0, lambda: asyncio.to_thread(search))
+        asked = query.Query(kind, where or "TRUE", from_ms, to_ms, columns, min(limit, past.ROWS_MAX))
+        return await self.cache.get(
+            ("history", asked), "history", 5.0, lambda: asyncio.to_thread(past.search, self._history, asked)
+        )
 
     async def plot(
         self, level: str, name: str, metric: str, *, from_ms: int, points: int = 240
     ) -> list[dict[str, Any]]:
         """A metric of a level over time, thinned: at most ``points`` rows, oldest first."""
-        from muster.pipeline import query
-
-        where = " AND ".join(
-            f"{column} = '{value.replace(chr(39), 2 * chr(39))}'"
-            for column, value in (("level", level), ("name", name), ("metric", metric))
-            if value or column != "name"
-        )
-        wanted = ("from", "sum", "count", "min", "max", "p95", "machines", "stale")
-        asked = query.Query("levels", where, from_ms, None, wanted)
-
-        def search() -> list[dict[str, Any]]:
-            if not self._history.is_dir():
-                return []
-            rows: list[dict[str, Any]] = []
-            for batch in query.search(self._history, asked):
-                rows += batch.to_pylist()
-                if len(rows) > 100_000:
-                    raise errors.LimitExceeded("too many rows for one plot", hint="choose a shorter time")
-            rows.sort(key=lambda row: row["from"])
-            step = max(1, math.ceil(len(rows) / points))
-            return [
-                {
-                    "at_ms": int(row["from"].timestamp() * 1000),
-                    "mean": row["sum"] / row["count"] if row["count"] else None,
-                    **{key: row[key] for key in ("min", "max", "p95", "machines", "stale")},
-                }
-                for row in rows[::step]
-            ]
-
+        asked = past.levels(level, name, metric, from_ms)
         return await self.cache.get(
-            ("plot", asked, points), "history", 10.0, lambda: asyncio.to_thread(search)
+            ("plot", asked, points),
+            "history",
+            10.0,
+            lambda: asyncio.to_thread(past.plot, self._history, asked, points),
         )
 
     # Capacity
@@ -420,7 +231,7 @@ class Source:
             2.0,
             lambda bus: self._inform(bus).find(where or "TRUE", limit=limit),
         )
-        return {"items": [context_row(one) for one in found.contexts], "silent": found.silent}
+        return {"items": [rows_.context_row(one) for one in found.contexts], "silent": found.silent}
 
     async def context(self, key: str) -> inform_protocol.Context:
         return await self._ask(("context", key), "inform", 0.5, lambda bus: self._inform(bus).get(key))
@@ -441,7 +252,7 @@ class Source:
         for one in some:
             row = {**msgspec.structs.asdict(one)}
             value = row.pop("value")
-            rows.append({**row, **({} if value is None else shown(value))})
+            rows.append({**row, **({} if value is None else rows_.shown(value))})
         more = len(found.changes) > len(some)
         return {"items": rows, "complete": found.complete, "next": some[-1].version if more else None}
 
@@ -452,13 +263,13 @@ class Source:
             2.0,
             lambda bus: services.Services(self._inform(bus)).find(where, limit=limit),
         )
-        return [entry_row(one) for one in found]
+        return [rows_.entry_row(one) for one in found]
 
     async def entry(self, id: str) -> dict[str, Any]:
         found = await self._ask(
             ("entry", id), "inform", 0.5, lambda bus: services.Services(self._inform(bus)).get(id)
         )
-        return entry_row(found)
+        return rows_.entry_row(found)
 
     # Notification
 
@@ -520,7 +331,7 @@ class Source:
     ) -> tuple[list[dict[str, Any]], int | None]:
         asked = message_protocol.Browse(queue, selector or None, after, limit)
         found = (await self._dispatcher(("browse", queue, selector, after, limit), asked)).messages
-        rows = [_message_row(one, queue) for one in found]
+        rows = [rows_.message_row(one, queue) for one in found]
         return rows, found[-1].sequence if len(found) >= limit else None
 
 
@@ -539,66 +350,3 @@ async def dispatch(
     if answer.error is not None:
         raise faults.named(answer.error, answer.message)
     return answer
-
-
-def shown(value: bytes) -> dict[str, str]:
-    """Bytes as JSON can say them: text where it is text."""
-    try:
-        return {"value": value.decode()}
-    except UnicodeDecodeError:
-        return {"value_base64": base64.b64encode(value).decode()}
-
-
-def context_row(one: inform_protocol.Context) -> dict[str, Any]:
-    return {
-        "key": one.key,
-        **shown(one.value),
-        "attributes": dict(one.attributes),
-        "version": one.version,
-        "stamp": one.stamp,
-        "writer": one.writer,
-        "source": one.source,
-        "copy": one.copy,
-        "age_s": round(one.age_s, 6),
-        "expires_at_ms": one.expires_at_ns // 1_000_000 or None,
-    }
-
-
-def entry_row(one: services.Entry) -> dict[str, Any]:
-    row = msgspec.structs.asdict(one)
-    row.pop("description")
-    return {**row, **{f"description{k.removeprefix('value')}": v for k, v in shown(one.description).items()}}
-
-
-def _message_row(one: message_protocol.Delivery, queue: str) -> dict[str, Any]:
-    found = jms.rebuild(jms.decode_meta(one.meta), one.data, destinations.queue(queue))
-    body = found.body()
-    return {
-        "sequence": one.sequence,
-        "id": found.message_id,
-        "type": type(found).__name__,
-        "priority": found.priority,
-        "timestamp_ms": found.timestamp_ms,
-        "expiration_ms": found.expiration_ms,
-        "redelivered": found.redelivered,
-        "properties": {name: _plain(value) for name, value in found.properties.items()},
-        "body": _plain(body),
-    }
-
-
-def _plain(value: Any) -> Any:
-    """As JSON can say it."""
-    match value:
-        case bytes():
-            return base64.b64encode(value).decode()
-        case datetime.datetime():
-            return value.isoformat(timespec="milliseconds")
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {str(name): _plain(one) for name, one in value.items()}
-        case list() | tuple():
-            return [_plain(one) for one in value]
-        case None | str() | bool() | int():
-            return value
-    return str(value)

@@ -200,9 +200,9 @@ def context(seen: view.View) -> view.Page:
 
 
 def _row(found: Any) -> dict[str, Any]:
-    from muster.web import source
+    from muster.web import rows
 
-    row = source.context_row(found)
+    row = rows.context_row(found)
     if len(row.get("value", "")) > 20_000:
         raise errors.LimitExceeded("the value is too long to be shown here", hint="read it over REST")
     return row

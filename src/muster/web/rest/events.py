@@ -16,7 +16,7 @@ from muster.core import errors, messages, subjects
 from muster.inform import client as inform_client
 from muster.manage import protocol as manage_protocol
 from muster.pipeline import protocol as pipeline_protocol
-from muster.web import problems, sessions, source, state
+from muster.web import problems, rows, sessions, state
 from muster.web.rest import base
 
 router = base.router("watches")
@@ -142,7 +142,7 @@ async def watch_context(
         async for one in inform.watch(key, after_version=after_version):
             row = msgspec.structs.asdict(one)
             value = row.pop("value")
-            told = {**row, **({} if value is None else source.shown(value))}
+            told = {**row, **({} if value is None else rows.shown(value))}
             yield event(told, name="context", id=str(one.version))
 
     return stream(request, person, changes)

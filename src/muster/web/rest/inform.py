@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from muster.core import errors
 from muster.inform import client, services
-from muster.web import problems, sessions, source, state
+from muster.web import problems, rows, sessions, state
 from muster.web.rest import base
 from muster.web.rest.manage import Strict
 
@@ -112,7 +112,7 @@ async def contexts(
 @router.get("/contexts/{key:path}", summary="A context", **base.answers(_CONTEXT, headers=True))
 async def context(known: state.Known, person: state.Person, key: Key) -> Response:
     found = await known.source.context(key)
-    return base.reply(source.context_row(found), version=found.version)
+    return base.reply(rows.context_row(found), version=found.version)
 
 
 @router.put(
@@ -218,7 +218,7 @@ async def put_entry(
         return await services.Services(inform).save(made, lease_s=wanted.lease_s, expected_version=version)
 
     saved = await _write(known, person, "save-service", services.PREFIX + id, if_match, act)
-    return base.reply(source.entry_row(saved), version=saved.version)
+    return base.reply(rows.entry_row(saved), version=saved.version)
 
 
 @router.delete("/services/{id}", summary="Delete a service entry", **base.answers(None, status=204))

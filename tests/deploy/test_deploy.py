@@ -86,6 +86,45 @@ def test_prometheus_itself_accepts_its_files(words: tuple[str, ...]):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.skipif(not Path(PROMTOOL).exists(), reason="promtool is not here: Debian's package prometheus")
+def test_prometheus_itself_understands_what_the_panels_ask(tmp_path: Path):
+    board = json.loads((DEPLOY / "grafana/muster.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = [
+        {"record": f"panel:{number}", "expr": expression.replace("$domain", ".*")}
+        for number, expression in enumerate(asked)
+    ]
+    file = tmp_path / "panels.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run([PROMTOOL, "check", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(asked)} rules found" in done.stdout
+
+
+def test_the_dashboard_has_the_form_that_grafana_reads_and_is_found_by_it():
+    board = json.loads((DEPLOY / "grafana/muster.json").read_text())
+    assert board["schemaVersion"] >= 36  # since then data sources are named by type and uid
+    assert {"title", "uid", "panels", "templating", "time"} <= set(board)
+    variables = {one["name"] for one in board["templating"]["list"]}
+    for panel in board["panels"]:
+        assert panel["type"] in ("stat", "timeseries"), panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${source}"}
+        letters = [target["refId"] for target in panel["targets"]]
+        assert len(set(letters)) == len(letters) > 0
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        text = json.dumps(panel)
+        assert set(re.findall(r"\$\{?([a-z]+)", text)) <= variables, panel["title"]
+    provided = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/muster.yaml").read_text())
+    (source,) = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert (source["type"], source["isDefault"]) == ("prometheus", True)
+    grafana = yaml.safe_load((DEPLOY / "container/compose.yaml").read_text())["services"]["grafana"]
+    mounted = dict(volume.split(":")[:2] for volume in grafana["volumes"])
+    assert mounted["../grafana"] == provided["providers"][0]["options"]["path"]
+    assert mounted["../grafana/provisioning"] == "/etc/grafana/provisioning"
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_units_name_commands_that_exist_and_are_confined(unit: Path):
     text = unit.read_text()
@@ -137,3 +176,12 @@ def test_the_container_files_hang_together():
     known = {"FROM", "COPY", "RUN", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"}
     assert set(steps) <= known | {"ENTRYPOINT", "CMD"}
     assert steps.index("USER") < steps.index("ENTRYPOINT")
+    text = (DEPLOY / "container/Containerfile").read_text()
+    assert re.search(
+        r"^USER [1-9]\d*$", text, re.MULTILINE
+    )  # a number: Kubernetes can see that it is not root
+    assert "latest" not in text
+    assert all(":" in image for image in re.findall(r"^FROM (\S+)", text, re.MULTILINE))
+    for words in re.findall(r"^(?:ENTRYPOINT|CMD|HEALTHCHECK .*CMD) (.*)$", text, re.MULTILINE):
+        program, *rest = json.loads(words)  # a list: no shell between the signal and the process
+        assert program == "muster" or [program, *rest] == ["up"]

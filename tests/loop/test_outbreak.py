@@ -42,4 +42,5 @@ async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(
     assert found.repeated == 0
     assert found.deliveries == found.operations > found.fallen
     assert found.forged_reached == 0
+    assert found.reports > plan.servers
     assert 0 < found.detect_s <= found.contain_s <= found.heal_s

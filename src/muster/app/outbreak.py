@@ -31,6 +31,7 @@ from muster.manage import requests
 from muster.notify import client as notify
 from muster.notify import model as models
 from muster.pipeline import client as pipeline
+from muster.pipeline import fleet
 from muster.predicates import types
 from muster.simulate import webfarm, worm
 from muster.trust import documents, grants, nkeys, roles
@@ -60,6 +61,8 @@ SERVER = models.Model(
 )
 CONTROLLER = models.Model("Controller", {"_command_region": types.STRING, "_trust_level": types.INT})
 COMMAND = models.Model("command", {"operation": types.STRING}, models.Kind.EVENT)
+
+DROPS = (fleet.FUTURE, fleet.LATE, fleet.UNUSABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Summary:
     forged_reached: int = 0
     killed: list[str] = field(default_factory=list)
     failovers: int = 0  # servers that another manager took over
+    reports: int = 0  # of servers, that Spark took in
+    dropped: int = 0  # messages that came too fast for somebody, reports that were of no use to Spark
     curve: list[tuple[float, int]] = field(default_factory=list)  # seconds, infected
 
     @property
@@ -173,6 +178,7 @@ class Outbreak:
         await self._heal()
         await self._until(self._is_settled, "commands were answered")
         self._conclude()
+        await self._count_drops()
         return self.summary
 
     # Before
@@ -430,6 +436,16 @@ class Outbreak:
         summary.forged_reached = sum(one.heard.get(self._forged, 0) for one in tallies)
         lost = [name for name in summary.killed if name in self._first_managers]
         summary.failovers = sum(self._first_managers[name] for name in lost)
+
+    async def _count_drops(self) -> None:
+        """As the farms, this process's own connections and Spark counted them."""
+        dropped = [bus.statistics().dropped for bus in (self._admin, self._watcher)]
+        dropped += [one.dropped for one in self._tallies.values()]
+        with contextlib.suppress(errors.Unavailable):
+            progress = await pipeline.Client(self._admin).progress()
+            self.summary.reports = progress.total_rows
+            dropped += [progress.counts.get(reason, 0) for reason in DROPS]
+        self.summary.dropped = sum(dropped)
 
     async def _connect(self, identity: str, role: roles.Role) -> api.Bus:
         return await self._stack.enter_async_context(await self._running.connect(identity, role))

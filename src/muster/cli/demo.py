@@ -200,6 +200,7 @@ def _summarise(printer: output.Printer, summary: outbreak.Summary) -> None:
         f"without Muster {found.unhindered:,}: {found.saved:,} saved",
         f"commands      {found.commands:6,}, accepted {found.deliveries:,} times, carried out "
         f"{found.operations:,} times; {found.not_done} missed, {found.repeated} repeated",
+        f"reports       {found.reports:6,} taken in by Spark; {found.dropped:,} messages or reports dropped",
         f"forged        {found.forged_reached:6,} servers obeyed the impostor",
         f"killed        {', '.join(found.killed) or 'nothing'}; {found.failovers:,} servers changed managers",
         "",

@@ -76,6 +76,7 @@ class Tally(messages.Message, frozen=True, kw_only=True, tag="worm-tally"):
     repeated: int  # events that a party was handed twice; there should be none
     up: int
     managers: dict[str, int]  # who manages the servers here
+    dropped: int = 0  # messages that came faster than this farm took them
 
 
 class WebServer(memory.Memory):
@@ -282,6 +283,7 @@ class WebFarm:
             repeated=self._tally["repeated"],
             up=sum(one.seen.state is health.State.UP for one in self._agent.hosted.values()),
             managers=dict(owners),
+            dropped=sum(bus.statistics().dropped for bus in (self._bus, self._channel, self._worm)),
         )
         await self._say(f"{TALLIES}/{self.task.name}", messages.encode(told))
 

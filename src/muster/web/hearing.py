@@ -30,6 +30,7 @@ CHANGES_KEPT = 500
 DECISIONS_KEPT = 2_000
 PROGRESS_KEPT = 600
 LOAD_KEPT = 360
+SYSTEMS_KEPT = 360
 SAMPLE_S = 5.0
 WATCHED = (
     manage_protocol.STATES,
@@ -51,6 +52,9 @@ class Hearing:
         self.decisions: collections.deque[messages.Decision] = collections.deque(maxlen=DECISIONS_KEPT)
         self.batches: collections.deque[pipeline_protocol.Progress] = collections.deque(maxlen=PROGRESS_KEPT)
         self.load: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=LOAD_KEPT)
+        self.systems: collections.deque[tuple[float, reports.Rollups]] = collections.deque(
+            maxlen=SYSTEMS_KEPT
+        )  # when, and the fleet's metrics
         self._budgets: dict[tuple[str, str], messages.Alert] = {}
         self._counted: tuple[float, dict[str, int]] = (0.0, {})
         self._listeners: dict[str, set[asyncio.Event]] = {}
@@ -73,6 +77,10 @@ class Hearing:
         with contextlib.suppress(errors.MusterError):
             for one in await monitor_client.recent(bus, window_s=30.0):
                 self.machines.add(one.batch)
+        with contextlib.suppress(errors.MusterError):
+            self.systems.clear()
+            async for data in monitor_client.results(bus, "system"):
+                self._add_system(data)
         self._touch("link")
 
     def _lost(self) -> None:
@@ -96,6 +104,8 @@ class Hearing:
                 case "pipeline", _, "alert":
                     self._touch("alerts")
                 case "pipeline", _, "report":
+                    if part[5:] == ["system"]:
+                        self._add_system(message.data)
                     self._touch("reports")
                 case "pipeline", _, "progress":
                     self.batches.append(messages.decode(message.data, pipeline_protocol.Progress))
@@ -106,6 +116,10 @@ class Hearing:
                     if alert.state is messages.AlertState.RESOLVED:
                         del self._budgets[alert.rule, alert.about]
                     self._touch("alerts")
+
+    def _add_system(self, data: bytes) -> None:
+        made = messages.decode(data, reports.SystemReport)
+        self.systems.append((made.to_ms / 1000, made.metrics))
 
     def _touch(self, tag: str) -> None:
         self.cache.touch(tag)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from muster.core import errors, messages
+from muster.core import errors, messages, reports
 from muster.web.pages import alerts as alerts_
 from muster.web.pages import charts, view, widgets
 from muster.web.pages.html import Markup, join, tag
 
 CHANGES_SHOWN = 12
+LINES_MAX = 3
+
+Systems = Sequence[tuple[float, reports.Rollups]]
 
 
 def overview(seen: view.View) -> view.Page:
@@ -97,6 +101,26 @@ def overview(seen: view.View) -> view.Page:
             unit=" s",
         )
 
+    async def metrics() -> Markup:
+        if not source.systems:
+            return widgets.empty(
+                "No pipeline has made a report of the whole fleet yet.",
+                join("It runs with ", tag("code", "muster pipeline run"), "."),
+            )
+        names = watched(source.systems[-1][1])
+        share = all(is_share(source.systems, name) for name in names)
+        drawn = [
+            charts.Line(
+                name.replace("_", " "), _means(source.systems, name, 100 if share else 1), f"line-{n}"
+            )
+            for n, name in enumerate(names, 1)
+        ]
+        label = "Of all machines, by Spark" if share else "Means over the fleet, by Spark"
+        return join(
+            charts.lines(drawn, label=label, unit=" %" if share else ""),
+            widgets.more("Farther back", view.to("/history", metric=names[0])),
+        )
+
     async def firing() -> Markup:
         found = await source.alerts()
         return join(alerts_.listed(seen, found[:8]), widgets.more("All alerts", "/alerts") if found else None)
@@ -128,12 +152,33 @@ def overview(seen: view.View) -> view.Page:
             view.Section("figures", "", figures, ("machines", "manage", "alerts"), 3.0),
             view.Section("machines", "Machines by state", machines, ("machines",), 3.0, wide=False),
             view.Section("resources", "Resources by state", resources, ("manage",), 3.0, wide=False),
+            view.Section("metrics", "What the fleet reports", metrics, ("reports",), 3.0, wide=False),
             view.Section("ages", "Age of reports on arrival", ages, (), 3.0, wide=False),
             view.Section("through", "Throughput", through, (), 5.0, wide=False),
             view.Section("alerts", "Alerts", firing, ("alerts",), 5.0, wide=False),
             view.Section("changes", "Latest changes", changes, ("manage",), 5.0, wide=False),
         ),
     )
+
+
+def watched(metrics: reports.Rollups) -> list[str]:
+    """What to draw: metrics that only this fleet has, else its processors' load."""
+    own = sorted(name for name in metrics if name not in reports.STANDARD_METRICS)
+    return (own or ["cpu_percent"])[:LINES_MAX]
+
+
+def is_share(systems: Systems, name: str) -> bool:
+    """Whether its values are 0 or 1 all along: then its mean is a share of the machines."""
+    known = [metrics[name] for _, metrics in systems if name in metrics]
+    return all(one.min is not None and one.max is not None and 0 <= one.min <= one.max <= 1 for one in known)
+
+
+def _means(systems: Systems, name: str, scale: float) -> list[charts.Point]:
+    found: list[charts.Point] = []
+    for at_s, metrics in systems:
+        one = metrics.get(name)
+        found.append((at_s, scale * one.sum / one.count if one is not None and one.count else None))
+    return found
 
 
 def _groups(machines: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from muster.core import errors, reports, units
+from muster.web import source as source_
 from muster.web.pages import charts, view, widgets
 from muster.web.pages.html import Child, Markup, join, tag
 
@@ -145,7 +146,7 @@ def history(seen: view.View) -> view.Page:
         "/history",
         widgets.field("Level", "level", level, options=[(one, one) for one in ("system", "group", "zone")]),
         widgets.field("Its name", "name", name, placeholder="of the group or zone"),
-        widgets.field("Metric", "metric", metric, options=[(one, one) for one in _metrics(metric)]),
+        widgets.field("Metric", "metric", metric, options=[(one, one) for one in _metrics(source, metric)]),
         widgets.field("Of the last", "last", last, options=[(one, one) for one in LASTS]),
         widgets.field("Reports where", "where", where, placeholder="cpu_percent > 90"),
     )
@@ -161,9 +162,12 @@ def history(seen: view.View) -> view.Page:
     )
 
 
-def _metrics(chosen: str) -> list[str]:
-    known = list(reports.STANDARD_METRICS)
-    return known if chosen in known else [chosen, *known]
+def _metrics(source: source_.Source, chosen: str) -> list[str]:
+    """The standard ones, and what only this fleet reports."""
+    own = set(source.systems[-1][1]) if source.systems else set()
+    return list(
+        dict.fromkeys([*sorted({chosen, *own} - {*reports.STANDARD_METRICS}), *reports.STANDARD_METRICS])
+    )
 
 
 def _none() -> Markup:

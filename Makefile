@@ -11,7 +11,7 @@ LOCK   := uv pip compile pyproject.toml --generate-hashes --universal --python-v
           --no-emit-index-url --no-emit-find-links --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench lock build clean
+.PHONY: help setup demo test test-all check format bench lock picture build clean
 
 help: ## list these commands
 	@grep -hE '^[a-z][a-zA-Z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -75,6 +75,9 @@ lock: ## pin dependencies anew (needs uv)
 	@$(LOCK) --group dev --extra postgres --extra websocket --extra monitor --extra fast --extra web -o requirements.lock
 	@$(LOCK) --extra spark -c requirements.lock -o requirements-spark.lock
 	@$(LOCK) --extra amqp -c requirements.lock -o requirements-amqp.lock
+
+picture: setup $(VENV)/.spark ## the README's picture of the dashboard, anew (needs Chromium)
+	@$(BIN)/python -m tests.web.picture docs/pictures/overview.png
 
 build: setup ## the wheel, in dist/
 	@$(BIN)/python -m build --no-isolation --wheel

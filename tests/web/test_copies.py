@@ -1,0 +1,66 @@
+"""The page of a context while those who read it move from one node to another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from muster.app import home, identities, web
+from muster.core import errors
+from muster.inform import client
+from muster.trust import roles
+from tests.web import conftest
+
+EXTRA = """
+[inform]
+nodes = 4
+copies = 1
+interval_s = 2.0
+refresh_s = 1.0
+"""
+NODES = [f"inform-default-{number}" for number in (1, 2, 3, 4)]
+
+
+@contextlib.asynccontextmanager
+async def reading(held: client.Client, key: str) -> AsyncIterator[None]:
+    async def read() -> None:
+        while True:
+            with contextlib.suppress(errors.Unavailable):
+                await held.get(key)
+            await asyncio.sleep(0.05)  # a steady demand of 20 in a second
+
+    task = asyncio.create_task(read())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_copies_are_seen_to_follow_those_who_read(tmp_path, browser):
+    running = await asyncio.to_thread(conftest.start, tmp_path / "home", EXTRA)
+    try:
+        trust = await asyncio.to_thread(identities.open_, running.settings)
+        folder = home.Folder(running.settings.domain.folder)
+        async with await web.Door(folder, trust).connect("reader", roles.Role.USER) as bus:
+            await client.Client(bus, node=NODES[0]).put("printers/3", b"colour")
+            page = await browser.new_page(viewport={"width": 1280, "height": 850})
+            here = conftest.Visit(running, page)
+            await here.login("vera")
+            await here.open("/contexts/one?key=printers%2F3")
+            await here.live()
+            for node in NODES[2:]:
+                async with reading(client.Client(bus, node=node), "printers/3"):
+                    # Without a hand on it, the page shows a copy where the readers are.
+                    await page.wait_for_selector(f"#copies tbody tr:has-text('{node}')", timeout=60_000)
+                    await here.keep(f"copies-{node}")
+            # And when nobody reads any more, what is left is the one that has to be.
+            await here.until("document.querySelectorAll('#copies tbody tr').length === 1", timeout_s=60)
+            assert here.complaints == []
+    finally:
+        await asyncio.to_thread(conftest.stop, running)

@@ -115,3 +115,48 @@ def test_colour_on_a_terminal_unless_NO_COLOR():
     assert b"\x1b[" in on_a_terminal(NO_COLOR="", TERM="xterm")
     assert b"\x1b[" not in on_a_terminal(NO_COLOR="1", TERM="xterm")
     assert b"\x1b[" not in on_a_terminal(NO_COLOR="", TERM="dumb")
+
+
+def on_a_terminal(program: str, **environment: str) -> tuple[str, str]:
+    """What it writes to stdout, and what a person at a terminal sees beside that (its stderr)."""
+    near, far = pty.openpty()
+    clean = {**driver.environment(), "TERM": "xterm", **environment}
+    if "NO_COLOR" not in environment:
+        clean.pop("NO_COLOR", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean, stdout=subprocess.PIPE, stderr=far, text=True, check=True
+    )
+    os.close(far)
+    seen = b""
+    try:
+        while piece := os.read(near, 65536):
+            seen += piece
+    except OSError:  # how a terminal says that nobody is at the other end any more
+        pass
+    os.close(near)
+    return done.stdout, seen.decode()
+
+
+LONG_WORK = (
+    "from muster.cli import output\n"
+    "with output.Printer({form!r}).progress('backing up') as say:\n"
+    "    for number in range(5): say(f'stream {{number}}', number / 5)\n"
+    "print('done')\n"
+)
+
+
+def test_long_work_shows_a_bar_on_a_terminal_only_and_never_among_the_data():
+    out, seen = on_a_terminal(LONG_WORK.format(form="table"))
+    assert out == "done\n"
+    assert "backing up: stream 4" in seen
+    assert "80%" in seen
+    for form, environment in (("json", {}), ("table", {"NO_COLOR": "1"})):
+        assert on_a_terminal(LONG_WORK.format(form=form), **environment) == ("done\n", "")
+    away = subprocess.run(
+        [sys.executable, "-c", LONG_WORK.format(form="table")],
+        env=driver.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (away.stdout, away.stderr) == ("done\n", "")

@@ -42,7 +42,7 @@ STORE = "store.jsonl"
 STREAMS = "streams"
 PIECE_BYTES = 128 << 10
 
-Told = Callable[[str], None]
+Told = Callable[[str, float], None]  # what is being done, and which share of all is behind it
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def backup(
-    settings: catalogue.Settings, place: home.Home, file: pathlib.Path, *, say: Told = lambda _: None
+    settings: catalogue.Settings, place: home.Home, file: pathlib.Path, *, say: Told = lambda _, __: None
 ) -> Manifest:
     """Write the domain of this home to a new file."""
     if await asyncio.to_thread(file.exists):
@@ -70,19 +70,21 @@ async def backup(
     with tempfile.TemporaryDirectory(prefix=".muster-backup-", dir=file.parent or None) as folder:
         work = pathlib.Path(folder)
         async with _reached(settings) as (bus, store):
-            say("the store")
+            names = await bus.streams()
+            steps = 2 + len(names)
+            say("the store", 0.0)
             records = await portable.backup(store, work / STORE)
             await asyncio.to_thread((work / STREAMS).mkdir)
             streams = []
-            for name in await bus.streams():
-                say(f"stream {name}")
+            for done, name in enumerate(names, 1):
+                say(f"stream {name}", done / steps)
                 streams.append(await _take(bus, name, work / STREAMS / name))
-        say("the archive")
+        say("the archive", (steps - 1) / steps)
         return await asyncio.to_thread(_pack, settings, place, work, file, records, tuple(streams))
 
 
 async def restore(
-    file: pathlib.Path, place: home.Home, *, say: Told = lambda _: None
+    file: pathlib.Path, place: home.Home, *, say: Told = lambda _, __: None
 ) -> tuple[Manifest, catalogue.Settings]:
     """Make a home from a backup. It must not be there yet; if this fails, it is not there afterwards."""
     if place.root.exists() and any(place.root.iterdir()):
@@ -90,11 +92,12 @@ async def restore(
     await asyncio.to_thread(place.root.parent.mkdir, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".muster-restore-", dir=place.root.parent) as folder:
         work = pathlib.Path(folder)
-        say("checking the file")
+        say("checking the file", 0.0)
         manifest = await asyncio.to_thread(_unpack, file, work)
         fresh = home.Home(work / "home")
         settings = await asyncio.to_thread(_lay_out, work, fresh, manifest)
-        say("the store")
+        steps = 2 + len(manifest.streams)
+        say("the store", 1 / steps)
         url = settings.store.url
         kind, _, path = url.partition(":")
         if kind == "sqlite" and path != ":memory:":
@@ -105,8 +108,8 @@ async def restore(
         if path != ":memory:":
             await portable.restore(url, work / STORE, password=password)
         async with _reached(settings) as (bus, _store):
-            for one in manifest.streams:
-                say(f"stream {one.name}")
+            for done, one in enumerate(manifest.streams, 2):
+                say(f"stream {one.name}", done / steps)
                 await snapshots.restore(bus, one.config, one.state, _pieces(work / STREAMS / one.name))
         with contextlib.suppress(FileNotFoundError):
             place.root.rmdir()

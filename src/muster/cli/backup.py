@@ -30,7 +30,7 @@ def backup(invocation: base.Invocation, file: Path) -> None:
 
     place = home.Home.find(invocation.home).expect()
     settings = config_.load(invocation)
-    with invocation.printer.working(f"backing up {settings.domain.name}") as say:
+    with invocation.printer.progress(f"backing up {settings.domain.name}") as say:
         made = base.run(backups.backup(settings, place, file.absolute(), say=say))
     size = file.stat().st_size
     invocation.printer.done(
@@ -56,7 +56,7 @@ def restore(invocation: base.Invocation, file: Path) -> None:
     from muster.app import backups, home
 
     place = home.Home.find(invocation.home)
-    with invocation.printer.working(f"restoring {place.root}") as say:
+    with invocation.printer.progress(f"restoring {place.root}") as say:
         made, settings = base.run(backups.restore(file.absolute(), place, say=say))
     invocation.printer.done(
         {

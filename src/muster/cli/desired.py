@@ -33,14 +33,16 @@ def apply(invocation: base.Invocation, path: Path, wait_s: float | None, to: con
     async def work(fleet: client.Client) -> Any:
         done = await fleet.apply(text)
         if wait_s is not None:
-            for line in done["plan"]:
+            for number, line in enumerate(done["plan"]):
+                say(line["name"], number / len(done["plan"]))
                 if line["act"] == "delete":
                     await fleet.wait_gone(line["name"], timeout_s=wait_s)
                 else:
                     await fleet.wait(line["name"], "up", timeout_s=wait_s)
         return done
 
-    done = managing.call(invocation, to, work)
+    with invocation.printer.progress("applying") as say:
+        done = managing.call(invocation, to, work)
     changed, all_ = len(done["changed"]), len(done["plan"])
     invocation.printer.done(done, f"applied: {changed} of {all_} resources changed")
 
@@ -177,11 +179,15 @@ def start(
 
         found = await fleet.rollout(wanted, *names, where=where)
         while wait and found["state"] == "running":
+            all_ = sum(found["counts"].values()) or 1
+            over = all_ - sum(found["counts"].get(state, 0) for state in ("pending", "running"))
+            say(f"{over:,} of {all_:,}", over / all_)
             await asyncio.sleep(0.2)
             found = (await fleet.rollouts(found["id"]))[0]
         return found
 
-    found = managing.call(invocation, to, work)
+    with invocation.printer.progress(f"rolling out {operation}") as say:
+        found = managing.call(invocation, to, work)
     invocation.printer.rows([found], _ROLLOUT, of="rollout")
     if found["state"] == "stopped":
         raise click.exceptions.Exit(1)

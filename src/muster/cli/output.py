@@ -182,13 +182,29 @@ class Printer:
         self.note(("\n" if sys.stderr.isatty() else "") + "stopping… (once more to force it)")
 
     @contextlib.contextmanager
-    def working(self, text: str) -> Iterator[Callable[[str], None]]:
-        """As `waiting`, with a word about what is being done, which the caller gives."""
+    def progress(self, text: str) -> Iterator[Callable[[str, float], None]]:
+        """A bar while something long is done; the caller tells what it is at, and which share is behind it.
+
+        Silent away from a terminal.
+        """
         if not (self.for_people and coloured(sys.stderr)):
-            yield lambda _: None
+            yield lambda _, __: None
             return
-        with self._console(sys.stderr).status(text) as status:
-            yield lambda step: status.update(f"{text}: {step}")
+        import rich.progress
+
+        columns = (
+            rich.progress.TextColumn("{task.description}", markup=False),
+            rich.progress.BarColumn(),
+            rich.progress.TaskProgressColumn(),
+            rich.progress.TimeElapsedColumn(),
+        )
+        with rich.progress.Progress(*columns, console=self._console(sys.stderr), transient=True) as shown:
+            task = shown.add_task(text, total=1.0)
+
+            def tell(step: str, share: float) -> None:
+                shown.update(task, description=f"{text}: {step}" if step else text, completed=share)
+
+            yield tell
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:

@@ -95,7 +95,14 @@ async def _play(
         ticks = None if lasts_s is None else max(1, math.ceil(lasts_s / made.plan.period_s))
         tasks = [asyncio.create_task(player.run(ticks=ticks)), asyncio.create_task(asked.wait())]
         listener = asyncio.create_task(_listen(invocation, made, player)) if commands else None
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        with invocation.printer.progress(f"playing {made.machines:,} machines") as say:
+            while not any(task.done() for task in tasks):
+                if ticks is not None:
+                    say(f"{player.statistics.rows:,} reports", player.at_s / (ticks * made.plan.period_s))
+                await asyncio.wait(
+                    tasks, timeout=None if ticks is None else 0.5, return_when=asyncio.FIRST_COMPLETED
+                )
+        done = [task for task in tasks if task.done()]
         for task in (*tasks, *([listener] if listener else [])):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

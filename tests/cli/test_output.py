@@ -117,7 +117,7 @@ def test_colour_on_a_terminal_unless_NO_COLOR():
     assert b"\x1b[" not in on_a_terminal(NO_COLOR="", TERM="dumb")
 
 
-def on_a_terminal(program: str, **environment: str) -> tuple[str, str]:
+def at_a_terminal(program: str, **environment: str) -> tuple[str, str]:
     """What it writes to stdout, and what a person at a terminal sees beside that (its stderr)."""
     near, far = pty.openpty()
     clean = {**driver.environment(), "TERM": "xterm", **environment}
@@ -145,13 +145,13 @@ LONG_WORK = (
 )
 
 
-def test_long_work_shows_a_bar_on_a_terminal_only_and_never_among_the_data():
-    out, seen = on_a_terminal(LONG_WORK.format(form="table"))
+def test_long_work_shows_a_bar_at_a_terminal_only_and_never_among_the_data():
+    out, seen = at_a_terminal(LONG_WORK.format(form="table"))
     assert out == "done\n"
     assert "backing up: stream 4" in seen
     assert "80%" in seen
     for form, environment in (("json", {}), ("table", {"NO_COLOR": "1"})):
-        assert on_a_terminal(LONG_WORK.format(form=form), **environment) == ("done\n", "")
+        assert at_a_terminal(LONG_WORK.format(form=form), **environment) == ("done\n", "")
     away = subprocess.run(
         [sys.executable, "-c", LONG_WORK.format(form="table")],
         env=driver.environment(),

@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
-from muster.core import errors
+from muster.core import errors, reports
 from muster.trust import roles
 from muster.web import cache, guard, logins, problems, sessions
-from muster.web.pages import charts, html, routes, view, widgets
+from muster.web.pages import charts, html, overview, routes, view, widgets
 from muster.web.rest import base
 
 KEY = b"k" * 32
@@ -259,3 +259,16 @@ def test_an_etag_names_a_version():
     assert base.expected(None) is None
     with pytest.raises(problems.PreconditionFailed):
         base.expected('"abc"')
+
+
+def test_the_overview_draws_what_only_this_fleet_reports_and_shares_as_shares():
+    rollup = reports.Rollup
+    standard = {"cpu_percent": rollup(count=2, sum=90.0, min=40.0, max=50.0)}
+    infected = {"infected": rollup(count=4, sum=1.0, min=0.0, max=1.0)}
+    assert overview.watched(standard) == ["cpu_percent"]
+    assert overview.watched(standard | infected) == ["infected"]
+    assert overview.watched({name: infected["infected"] for name in "dcba"}) == ["a", "b", "c"]
+    systems = [(1.0, standard | infected), (2.0, standard)]
+    assert overview.is_share(systems, "infected")
+    assert not overview.is_share(systems, "cpu_percent")
+    assert overview._means(systems, "infected", 100) == [(1.0, 25.0), (2.0, None)]

@@ -267,7 +267,7 @@ def test_the_overview_draws_what_only_this_fleet_reports_and_shares_as_shares():
     infected = {"infected": rollup(count=4, sum=1.0, min=0.0, max=1.0)}
     assert overview.watched(standard) == ["cpu_percent"]
     assert overview.watched(standard | infected) == ["infected"]
-    assert overview.watched({name: infected["infected"] for name in "dcba"}) == ["a", "b", "c"]
+    assert overview.watched(dict.fromkeys("dcba", infected["infected"])) == ["a", "b", "c"]
     systems = [(1.0, standard | infected), (2.0, standard)]
     assert overview.is_share(systems, "infected")
     assert not overview.is_share(systems, "cpu_percent")

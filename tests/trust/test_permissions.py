@@ -64,6 +64,13 @@ PUBLISH = {
             "muster.monitor.from.a2.report",
             "muster.notify.from.a2.event.p7",
             "muster.manage.from.a1",  # nothing said: the subject has no kind
+            "muster.manage.from.a1.renew",  # as if it were a manager
+            "muster.manage.from.a1.vouch.a2",
+            "muster.monitor.from.a1.batch.root.0",  # reports of whole fleets, as if it were a channel
+            "muster.monitor.from.a1.summary.c1",
+            "muster.pipeline.from.a1.alert.hot",  # which would set the domain's responses off
+            "muster.pipeline.from.a1.report.system",
+            "muster.pipeline.from.a1.progress",
             "muster.manage.to.a2.command",  # a command, which is a manager's to give
             "muster.manage.to.a1.command",
             "muster.monitor.all.report",
@@ -86,6 +93,7 @@ PUBLISH = {
     "m1": (
         [
             "muster.manage.to.a1.command",
+            "muster.manage.from.m1.renew",
             "muster.manage.all.epoch",
             "$KV.leases.manage.shard7",
             "$KV.manage.x",
@@ -102,12 +110,30 @@ PUBLISH = {
         ],
     ),
     "p1": (
-        ["muster.pipeline.all.alert", "$JS.API.DIRECT.GET.reports", "$JS.API.CONSUMER.MSG.NEXT.reports.p"],
-        ["muster.monitor.all.report", "$JS.API.STREAM.DELETE.reports", "$JS.API.STREAM.PURGE.reports"],
+        [
+            "muster.pipeline.from.p1.alert.hot",
+            "muster.monitor.from.p1.batch.root.tick",
+            "muster.pipeline.all.alert",
+            "$JS.API.DIRECT.GET.reports",
+            "$JS.API.CONSUMER.MSG.NEXT.reports.p",
+        ],
+        [
+            "muster.manage.from.p1.renew",
+            "muster.monitor.all.report",
+            "$JS.API.STREAM.DELETE.reports",
+            "$JS.API.STREAM.PURGE.reports",
+        ],
     ),
     "u1": (
         ["topic.orders.new", "muster.manage.from.u1.apply"],
-        ["orders.new", "muster.manage.from.op.apply", "$JS.API.STREAM.INFO.messages", "$KV.leases.manage.x"],
+        [
+            "muster.manage.from.u1.renew",
+            "muster.pipeline.from.u1.alert.hot",
+            "orders.new",
+            "muster.manage.from.op.apply",
+            "$JS.API.STREAM.INFO.messages",
+            "$KV.leases.manage.x",
+        ],
     ),
     "op": (
         ["topic.orders", "muster.manage.from.op.apply", "$JS.API.STREAM.NAMES", "$KV.leases.manage.x"],

@@ -84,11 +84,12 @@ def subjects_of(module: ModuleType) -> list[Subject]:
 def speakers(pattern: str) -> str:
     """Who may say it, from the permissions that credentials carry."""
     said, sample = ".from." in pattern, _sample(pattern)
-    able = {
-        role
-        for role in _roles()
-        if any(subjects.matches(one, sample) for one in roles.limits(role, "x" if said else _OTHER).pub.allow)
-    }
+    able = set()
+    for role in _roles():
+        limits = roles.limits(role, "x" if said else _OTHER).pub
+        allowed = any(subjects.matches(one, sample) for one in limits.allow)
+        if allowed and not any(subjects.matches(one, sample) for one in limits.deny):
+            able.add(role)
     everyone = set(_roles())
     if able == everyone:
         return "everyone, as itself"
@@ -156,10 +157,11 @@ def _annotation(kind: type, field: str) -> str:
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
-    if field.default is not msgspec.NODEFAULT:
-        return repr(getattr(field.default, "value", field.default))
-    made = field.default_factory
-    return repr(made()) if made in (list, dict, set, tuple) else "…"
+    if field.default is msgspec.NODEFAULT:
+        made = field.default_factory
+        return repr(made()) if made in (list, dict, set, tuple) else "…"
+    value = getattr(field.default, "value", field.default)
+    return "…" if isinstance(value, msgspec.Raw) else repr(value)
 
 
 def _sample(pattern: str) -> str:

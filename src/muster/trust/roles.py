@@ -9,6 +9,8 @@ covers them.  A role adds to that:
 - ``hears`` a part: it listens to what is said to it and reads its streams;
 - ``topics``: it publishes and receives users' own messages.
 
+What a part's processes say to each other (`OWN_WORDS`) nobody else may say, under no name.
+
 Why nobody but a service touches JetStream's interface: the broker sends the answer to whatever reply subject
 the asker names, without checking that the asker may publish there.  Whoever can store a message and then
 fetch it "to" somebody else's subject has forged a sender.  For the same reason a service must answer only on
@@ -42,6 +44,13 @@ STREAMS = {
     "message": ("messages",),
     "web": ("decisions",),
     "audit": ("decisions",),
+}
+
+# Said to a part by its own processes alone: whoever else could say them would be taken for one of those.
+OWN_WORDS = {
+    "manage": ("renew", "checkpoint", "vouch"),
+    "monitor": ("batch", "summary"),
+    "pipeline": ("alert", "report", "progress"),
 }
 
 # One answer to a question, within two minutes: the broker keeps a table of the open ones.
@@ -94,6 +103,7 @@ class Duty:
     hears: tuple[str, ...] = ()
     topics: bool = False
     speaks: str = ""  # the first token of all it says, where it may not say everything
+    speaks_as: tuple[str, ...] = ()  # parts whose own words it may say besides those it serves
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
     connections: tuple[str, ...] = _CLIENT
@@ -111,7 +121,12 @@ DUTIES = {
     ),
     Role.NOTIFIER: Duty("matches events with receivers", serves=("notify",)),
     Role.CHANNEL: Duty("merges reports and passes them on", serves=("monitor",)),
-    Role.PIPELINE: Duty("rolls reports up and raises alerts", serves=("pipeline",), hears=("monitor",)),
+    Role.PIPELINE: Duty(
+        "rolls reports up and raises alerts",
+        serves=("pipeline",),
+        hears=("monitor",),
+        speaks_as=("monitor",),  # its tick, among the reports
+    ),
     Role.GATEWAY: Duty("speaks a foreign protocol", serves=("message",), topics=True),
     Role.INFORMATION_NODE: Duty("holds copies of contexts", serves=("inform",)),
     Role.RESPONDER: Duty("turns alerts into notifications", hears=("pipeline",)),
@@ -120,6 +135,7 @@ DUTIES = {
     Role.OPERATOR: Duty(
         "a person who runs the domain",
         topics=True,
+        speaks_as=("monitor",),  # simulated fleets
         publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$JS.SNAPSHOT.>", "$KV.>", _CONNECTED),
         subscribe=("muster.>", "$JS.EVENT.>"),
     ),
@@ -169,7 +185,7 @@ def limits(
     if bearer:
         subscribe += ["$MQTT.sub.>", "$MQTT.deliver.pubrel.>"]  # where the broker puts what it kept for it
     return jwt.Limits(
-        pub=jwt.Subjects(allow=tuple(publish)),
+        pub=jwt.Subjects(allow=tuple(publish), deny=_not_its_words(role)),
         sub=jwt.Subjects(allow=tuple(subscribe), deny=() if sees_connections(role) else _CONNECTIONS),
         resp=_RESPONSES,
         subs=jwt.UNLIMITED,
@@ -223,6 +239,19 @@ def _creating(stream: str) -> list[str]:
 def _owning(stream: str) -> list[str]:
     verbs = ("DELETE", "PURGE", "MSG.DELETE")
     return [*_reading(stream), *_creating(stream), *(f"$JS.API.STREAM.{verb}.{stream}" for verb in verbs)]
+
+
+def _not_its_words(role: Role) -> tuple[str, ...]:
+    duty = DUTIES[role]
+    if role in (Role.LINK, Role.SYSTEM):  # carries everything; says nothing of ours
+        return ()
+    return tuple(
+        subjects.said_by(part, "*", word, *rest)
+        for part, words in OWN_WORDS.items()
+        if part not in (*duty.serves, *duty.speaks_as)
+        for word in words
+        for rest in ((), (">",))
+    )
 
 
 def sees_connections(role: Role) -> bool:

@@ -31,7 +31,7 @@ RECORDED_BY_THE_REGISTRY = {
 }
 #: They look, carry messages, are processes of their own, or change only the caller's own files.
 NO_ACTS = {
-    *("agent", "agent waiting", "alert follow", "alert list", "alert silences", "audit", "authority list"),
+    *("agent", "agent waiting", "alert list", "alert silences", "alert watch", "audit", "authority list"),
     *("broker list", "broker trust", "capacity", "channel", "chaos list", "completion", "config print"),
     *("config validate", "creds show", "demo", "describe", "diff", "doctor", "events", "gateway amqp"),
     *("gateway wsman", "get", "history", "inform find", "inform get", "inform history", "inform node"),

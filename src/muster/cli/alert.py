@@ -43,10 +43,10 @@ def list_(invocation: base.Invocation, to: connection.Options) -> None:
     invocation.printer.rows([_row(one) for one in found], _COLUMNS, empty="nothing is wrong")
 
 
-@alert.command(examples=[("muster alert follow", "each change as it comes")])
+@alert.command(examples=[("muster alert watch", "each change as it comes")])
 @connection.options
 @base.pass_invocation
-def follow(invocation: base.Invocation, to: connection.Options) -> None:
+def watch(invocation: base.Invocation, to: connection.Options) -> None:
     """Print each change of an alert as it comes."""
 
     async def work(ask: client.Client) -> None:

@@ -26,8 +26,9 @@ Made from the source; do not edit.
   `--home` or `MUSTER_HOME`, else the current profile (`muster profile use`), else the default home. `--creds`
   and `--ca` override what that brings.
 - One word means the same in every part: `list`, or the things' own name (`queues`, `nodes`), lists; `show`,
-  `get` and `describe` tell of one; `find` and `where` select by a predicate; `put` and `save` write, `delete` and
-  `forget` remove; `watch`, and `--follow`, go on with each change; `start`, `stop` and `kill` are of processes.
+  `get` and `describe` tell of one; `find` and `where` select by a predicate; `put` and `save` write, `delete`
+  and `forget` remove; `watch`, and `--follow`, go on with each change; `start`, `stop` and `kill` are of
+  processes.
 - What changes something is written to the audit, done or refused: `muster audit`.
 - The common options may stand before or after the command; the environment gives them too: `MUSTER_OUTPUT`,
   `MUSTER_HOME`, `MUSTER_PROFILE`, `MUSTER_DEBUG`.

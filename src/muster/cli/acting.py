@@ -35,6 +35,10 @@ def recorded(context: click.Context, what: str, target: str, when: str = "") -> 
             with contextlib.suppress(errors.MusterError, OSError):  # the act's own error is what counts
                 _record(context, what, about, error.message, messages.Outcome.of(error))
         raise
+    except OSError as error:
+        with contextlib.suppress(errors.MusterError, OSError):
+            _record(context, what, about, str(error), messages.Outcome.FAILED)
+        raise
     try:
         _record(context, what, about, "", messages.Outcome.DONE)
     except (errors.MusterError, OSError) as error:

@@ -14,6 +14,7 @@ import muster
 from muster.app import audit, home
 from muster.cli import base, reference
 from muster.core import errors, messages
+from muster.testing import process
 from tests.cli import driver
 
 WAIT_S = 60.0
@@ -126,6 +127,19 @@ def test_acts_over_the_bus_are_written_down_at_once(place, line, what, target, o
     found = driver.quick("audit", "--what", what, "--target", target, "-o", "json", home=place).json()
     assert [one["outcome"] for one in found] == [outcome]
     assert found[0]["who"] == "admin"
+
+
+async def test_following_shows_what_was_and_then_each_new_act(place):
+    following = await process.start_muster(
+        "audit", "--follow", "--what", "set-login", env={"MUSTER_HOME": str(place)}
+    )
+    async with following:
+        for name in ("berta", "carl"):  # however it falls with the start of the follower, each comes once
+            made = await asyncio.to_thread(
+                driver.quick, "web", "password", name, home=place, stdin="a long secret\n"
+            )
+            assert made.code == 0, made.err
+            await following.line(f"admin  set-login  {name}  done", timeout_s=WAIT_S)
 
 
 async def test_nobody_acts_under_another_s_name(place, tmp_path):

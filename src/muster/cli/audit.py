@@ -70,9 +70,10 @@ def audit(
                 return
             for one in rows:
                 invocation.printer.item(one, _line(one))
+            shown = {(one.id, one.outcome) for one in known}
             async for message in new:
                 told = messages.decode(message.data, messages.Decision)
-                if wanted(told):
+                if wanted(told) and (told.id, told.outcome) not in shown:
                     invocation.printer.item(row(told), _line(row(told)))
 
     base.run(work())

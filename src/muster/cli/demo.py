@@ -140,6 +140,8 @@ def _worm(invocation: base.Invocation, place: home.Home, fleet: int, *, stay: bo
         plan=worm.Plan(servers=fleet),
         farms=2 if fleet <= 20_000 else 4,
         period_s=5.0 if fleet <= 20_000 else 10.0,
+        start_s_max=240.0 + fleet / 100,
+        contain_s_max=300.0 + fleet / 200,
     )
     settings = _fresh(place, outbreak.flags(place.root, wishes))
     outbreak.prepare(place.root)

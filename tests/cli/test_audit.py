@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -48,7 +49,8 @@ NO_ACTS = {
 
 
 def test_every_command_is_known_to_act_or_not_to():
-    acting, silent = set(), set()
+    acting: set[str] = set()
+    silent: set[str] = set()
     for context in reference.walk():
         command, name = context.command, " ".join(context.command_path.split()[1:])
         if isinstance(command, click.Group) and not command.invoke_without_command:
@@ -74,14 +76,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert driver.quick("down", home=made).code == 0
 
 
-def told(place: Path, what: str, *filters: str) -> dict[str, str]:
+def told(place: Path, what: str, *filters: str) -> dict[str, Any]:
     """The newest act of this kind; notes in a file are taken over a moment later."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         found = driver.quick("audit", "--what", what, *filters, "-o", "json", home=place)
         assert found.code == 0, found.err
         if found.json():
-            newest: dict[str, str] = found.json()[-1]
+            newest: dict[str, Any] = found.json()[-1]
             return newest
         time.sleep(0.1)
     raise AssertionError(f"no {what} in the audit")

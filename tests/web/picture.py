@@ -18,7 +18,7 @@ from tests.cli import driver
 from tests.web.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
 
 FLEET = 10_000
-SIZE = {"width": 1280, "height": 860}
+WIDTH, HEIGHT = 1280, 860
 STORY_S_MAX = 900.0
 AFTER = "contained"  # the scene after which the picture is taken
 SETTLE_S = 6.0  # so that Spark's reports show it too
@@ -52,7 +52,9 @@ async def take(file: Path, fleet: int) -> None:
                 browser = await chromium.chromium.launch(
                     executable_path=str(CHROMIUM), args=list(CHROMIUM_ARGUMENTS)
                 )
-                page = await browser.new_page(viewport=SIZE, color_scheme="light")
+                page = await browser.new_page(
+                    viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light"
+                )
                 await page.goto(f"{told['url']}/login")
                 await page.fill("#f-name", "admin")
                 await page.fill("#f-password", told["password"])

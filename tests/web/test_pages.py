@@ -75,6 +75,7 @@ async def serious(page: Any) -> list[str]:
     ]
 
 
+@pytest.mark.timeout(600)  # 38 pages, each looked through by axe
 async def test_every_page_in_both_lights_live_and_without_barriers(furnished, visit):
     for scheme in ("light", "dark"):
         here = await visit("admin", color_scheme=scheme)
@@ -95,6 +96,7 @@ async def test_every_page_in_both_lights_live_and_without_barriers(furnished, vi
         assert problems == {}
 
 
+@pytest.mark.timeout(300)
 async def test_on_a_phone_nothing_is_wider_than_the_screen(furnished, visit):
     here = await visit("vera", viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
     wide = []

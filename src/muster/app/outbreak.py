@@ -251,9 +251,12 @@ class Outbreak:
             started.stdin.write(msgspec.json.encode(task) + b"\n")
         for started in self._farms:
             assert started.stdout is not None
-            async with asyncio.timeout(wishes.start_s_max):
-                if not await started.stdout.readline():
-                    raise errors.Unavailable(f"a farm ended at its start: see {self._running.folder.logs}")
+            try:
+                ready = await asyncio.wait_for(started.stdout.readline(), wishes.start_s_max)
+            except TimeoutError:
+                raise errors.TimedOut(f"a farm is not up after {wishes.start_s_max:g} s") from None
+            if not ready:
+                raise errors.Unavailable(f"a farm ended at its start: see {self._running.folder.logs}")
 
     async def _credentials(self, name: str, role: roles.Role) -> str:
         return str(await asyncio.to_thread(identities.credentials_file, self._running.trust, name, role))
@@ -276,13 +279,19 @@ class Outbreak:
 
     async def _wait_for_reports(self) -> None:
         found = pipeline.Client(self._admin)
-        machines = 0
-        async with asyncio.timeout(self._wishes.start_s_max):
-            while machines < NEARLY_ALL * self._wishes.plan.servers:
-                await asyncio.sleep(ROUND_S)
-                with contextlib.suppress(errors.Unavailable, errors.NotFound):  # Spark takes its time
-                    system = await found.system()
-                    machines = 0 if system is None else system.machines
+        machines, most_s = 0, self._wishes.start_s_max
+        try:
+            async with asyncio.timeout(most_s):
+                while machines < NEARLY_ALL * self._wishes.plan.servers:
+                    await asyncio.sleep(ROUND_S)
+                    with contextlib.suppress(errors.Unavailable, errors.NotFound):  # Spark takes its time
+                        system = await found.system()
+                        machines = 0 if system is None else system.machines
+        except TimeoutError:
+            raise errors.TimedOut(
+                f"after {most_s:g} s Spark has reports of {machines:,} servers only",
+                hint=f"this machine may be too busy; see {self._running.folder.logs}",
+            ) from None
         self._say("spark", f"Spark has reports of {machines:,} of them", {"machines": machines})
 
     # The worm is out

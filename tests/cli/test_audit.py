@@ -30,6 +30,8 @@ RECORDED_BY_THE_REGISTRY = {
     "rollout pause",
     "rollout resume",
     "rollout start",
+    "secret delete",
+    "secret set",
 }
 #: They look, carry messages, are processes of their own, or change only the caller's own files.
 NO_ACTS = {
@@ -43,7 +45,7 @@ NO_ACTS = {
     *("notify explain", "notify listen", "notify models", "notify parties", "notify who"),
     *("pipeline demand", "pipeline fit", "pipeline monthly", "pipeline replay", "pipeline run"),
     *("pipeline status", "plan", "profile add", "profile list", "profile remove", "profile show"),
-    *("profile use", "pub", "report", "request", "rollout list", "sensor", "simulate sensors", "status"),
+    *("profile use", "pub", "report", "request", "rollout list", "secret list", "sensor", "simulate sensors", "status"),
     *("sub", "targets", "top", "up", "version", "watch", "web logins", "web serve"),
 }
 
@@ -85,7 +87,7 @@ def told(place: Path, what: str, *filters: str) -> dict[str, Any]:
         if found.json():
             newest: dict[str, Any] = found.json()[-1]
             return newest
-        time.sleep(0.1)
+        time.sleep(0.1)  # pace of looking
     raise AssertionError(f"no {what} in the audit")
 
 
@@ -104,7 +106,7 @@ def test_acts_on_the_home_are_taken_over_also_those_from_before_the_start(place)
     deadline = time.monotonic() + WAIT_S
     while list((place / "local" / audit.FOLDER).glob("*.json")):
         assert time.monotonic() < deadline, "notes stay although they were taken over"
-        time.sleep(0.1)
+        time.sleep(0.1)  # pace of looking
 
 
 ACTS = [

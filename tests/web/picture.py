@@ -60,7 +60,7 @@ async def take(file: Path, fleet: int) -> None:
                 await page.fill("#f-password", told["password"])
                 await page.click("button[type=submit]")
                 await scene(process, AFTER)
-                await asyncio.sleep(SETTLE_S)
+                await asyncio.sleep(SETTLE_S)  # pace of the story
                 await page.screenshot(path=str(file))
                 await browser.close()
                 await scene(process, "summary")

@@ -30,7 +30,7 @@ async def reading(held: client.Client, key: str) -> AsyncIterator[None]:
         while True:
             with contextlib.suppress(errors.Unavailable):
                 await held.get(key)
-            await asyncio.sleep(0.05)  # a steady demand of 20 in a second
+            await asyncio.sleep(0.05)  # pace: 20 in a second
 
     task = asyncio.create_task(read())
     try:

@@ -45,8 +45,8 @@ NO_ACTS = {
     *("notify explain", "notify listen", "notify models", "notify parties", "notify who"),
     *("pipeline demand", "pipeline fit", "pipeline monthly", "pipeline replay", "pipeline run"),
     *("pipeline status", "plan", "profile add", "profile list", "profile remove", "profile show"),
-    *("profile use", "pub", "report", "request", "rollout list", "secret list", "sensor", "simulate sensors", "status"),
-    *("sub", "targets", "top", "up", "version", "watch", "web logins", "web serve"),
+    *("profile use", "pub", "report", "request", "rollout list", "secret list", "sensor", "status"),
+    *("simulate sensors", "sub", "targets", "top", "up", "version", "watch", "web logins", "web serve"),
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from muster.bus import client
+from muster.cli import report
 from muster.core import errors, messages
 from muster.core.messages import AlertState
 from muster.pipeline import alerts, service, settings
@@ -44,6 +45,17 @@ def test_a_wrong_question_is_answered_with_what_is_wrong(root):
     assert "^" in answer.err
     missing = driver.quick("history", "TRUE", "--dir", root / "nowhere")
     assert missing.code == errors.NotFound.exit_code
+
+
+def test_a_report_of_long_ago_is_made_from_the_history(root):
+    at_ms = test_history.T0 + 5000
+    system = report.past(root, "system", "", at_ms, 60.0)
+    assert (system.machines, system.metrics["cpu_percent"].max) == (10, 90.0)
+    assert [one.group for one in system.groups] == ["web"]
+    assert report.past(root, "group", "web", at_ms, 60.0).metrics["cpu_percent"].count == 10
+    assert report.past(root, "group", "w'eb", at_ms, 60.0) is None
+    assert report.past(root, "node", "m7", at_ms, 60.0).metrics["cpu_percent"] == 70.0
+    assert report.past(root, "node", "m7", at_ms + 60_000, 60.0) is None
 
 
 async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line(broker, tmp_path):

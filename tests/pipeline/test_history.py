@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from muster.cli import report
 from muster.core import errors, messages, reports
-from muster.pipeline import checkpoint, compaction, history, levels, query, results, settings
+from muster.pipeline import compaction, history, levels, query, results
 from tests.pipeline import traffic
 
 HOUR = 3_600_000
@@ -136,6 +137,8 @@ def test_compaction_keeps_every_report_once(root, spark):
     assert {(row["machine"], row["sequence"]) for row in rows} == before
     assert len(list((root / "nodes").rglob("*.parquet"))) == 1
     assert history.last_sequence(root) == 3
+    node = report.past(root, "node", "m7", T0 + 1000, 60.0)  # as an hour's file has it
+    assert (node.sequence, node.metrics["cpu_percent"]) == (1, 70.0)
     assert compaction.run(spark, root, T0 + 30 * HOUR)["days"] == 1
     daily = found(root, kind="days", where="machine = 'm7' AND metric = 'cpu_percent'")
     assert [(row["count"], row["mean"]) for row in daily] == [(1, 70.0)] * 3
@@ -194,33 +197,21 @@ def test_what_a_killed_turn_left_behind_is_taken_away(tmp_path):
     assert history.compacted(tmp_path).levels.batches == []
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
-    folder = tmp_path / "checkpoint"
-    label = checkpoint.open_(folder, settings.Pipeline())
-    assert checkpoint.open_(folder, settings.Pipeline()) == label
-    with pytest.raises(checkpoint.Unusable, match="shards = 4, and 8") as refused:
-        checkpoint.open_(folder, settings.Pipeline(shards=8))
-    assert "move" in (refused.value.hint or "")
-    path = folder / checkpoint.LABEL
-    path.write_text(path.read_text().replace(f'"version":{checkpoint.VERSION}', '"version":99'))
-    with pytest.raises(checkpoint.Unusable, match="is of version 99"):
-        checkpoint.open_(folder, settings.Pipeline())
-    path.write_text("rubbish")
-    with pytest.raises(checkpoint.Unusable, match="cannot be read"):
-        checkpoint.open_(folder, settings.Pipeline())
-    path.unlink()
-    (folder / "offsets").mkdir()
-    with pytest.raises(checkpoint.Unusable, match="did not make"):
-        checkpoint.open_(folder, settings.Pipeline())
+def test_a_batch_that_may_be_written_again_is_not_compacted_nor_counted_on(root):
+    for path in (root / "nodes" / "run=r").iterdir():
+        assert path.name in {"batch=0", "batch=1", "batch=2"}
+    history.mark_done(root, "r", history.Done(1, 7))
+    names = [name for name, _ in history.whole(root, history.NODES)]
+    assert names == ["run=r/batch=0"]  # Spark may not have noted that the next one is done
+    store(root, 3, [traffic.report("x", 1, T0)], run="s")
+    history.mark_done(root, "s", history.Done(-1, 7))
+    names = [name for name, _ in history.whole(root, history.NODES)]
+    assert names == ["run=r/batch=0", "run=r/batch=1"]
+    assert history.settle(root, first=3) == (2, 7)  # the stream has no longer what is in the torn batch 2
+    assert history.settle(root, first=0) == (1, 7)
+    assert sorted(path.name for path in (root / "nodes").glob("run=*/batch=*")) == ["batch=0", "batch=1"]
 
 
-def test_a_checkpoint_of_an_older_version_is_set_aside_and_a_new_one_begun(tmp_path):
-    folder = tmp_path / "checkpoint"
-    old = checkpoint.open_(folder, settings.Pipeline())
-    (folder / "spark").mkdir()
-    path = folder / checkpoint.LABEL
-    path.write_text(path.read_text().replace(f'"version":{checkpoint.VERSION}', '"version":1'))
-    new = checkpoint.open_(folder, settings.Pipeline(shards=8))  # what was fixed for its life is free again
-    assert (new.version, new.shards) == (checkpoint.VERSION, 8)
-    assert not (folder / "spark").exists()
-    assert (tmp_path / f"checkpoint-of-version-1-{old.run}" / "spark").is_dir()
+def test_a_history_that_nobody_marked_is_gone_on_behind(root, tmp_path_factory):
+    assert history.settle(root, first=0) == (2, -1)
+    assert history.settle(tmp_path_factory.mktemp("empty"), first=1) == (0, 0)

@@ -5,6 +5,7 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,9 @@ import pytest
 
 from muster.bus import api, client
 from muster.core import errors, messages, reports
+from muster.monitor import interpreters
+from muster.monitor import protocol as monitor_protocol
+from muster.monitor import service as monitor_service
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import history, service, settings
 from muster.testing.eventually import eventually
@@ -100,11 +104,9 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
         assert progress.machines == 7
     rows = [pq.read_table(path) for path in history.files(tmp_path / "history", history.NODES)]
     assert sum(table.num_rows for table in rows) == 9
-    levels = [pq.read_table(path).to_pylist() for path in history.files(tmp_path / "history", history.LEVELS)]
     cpu = {
         (row["level"], row["name"]): row
-        for table in levels
-        for row in table
+        for row in _levels(tmp_path / "history")
         if row["metric"] == "cpu_percent"
     }
     assert cpu["system", ""]["count"] == 7
@@ -118,6 +120,56 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
     hot = [(one.about, one.state.value) for one in stored if one.rule == "hot"]
     assert hot == [("node:web-4", "firing")]
     assert ("group:web", "firing") in [(one.about, one.state.value) for one in stored]
+
+
+async def test_what_a_merging_channel_sums_up_counts_beside_reports_with_all_detail(broker, spark, tmp_path):
+    """Through a real channel, the other stream and the query. Stored before it starts: nothing is late."""
+    at_ms = traffic.now_ms()
+    far = [
+        traffic.report(f"edge.{n}", 1, at_ms, group="far", zone="z3", metrics={"cpu_percent": 10.0 * n})
+        for n in range(10)
+    ]
+    near = [traffic.report(f"m{n}", 1, at_ms, group="near", zone="z1") for n in range(5)]
+    await traffic.store(broker.url, traffic.body(near))
+    async with (
+        await client.connect([broker.url], identity="c9") as up,
+        await client.connect([broker.url], identity="edge") as sensor,
+    ):
+        to_root = interpreters.Subscription("up", (monitor_protocol.ROOT,), interpreter="merge")
+        wanted = monitor_service.Settings(hold_s=0.1, beat_s=0.1, subscriptions=(to_root,))
+        async with monitor_service.Channel(up, wanted) as channel:
+            for row in far:
+                await sensor.publish(monitor_protocol.report("edge", "c9"), messages.encode(row))
+            await eventually(lambda: channel.aggregator.received == len(far))
+    async with running(broker, spark, tmp_path) as ask:
+
+        async def rolled_up():
+            progress = await ask.progress()
+            if progress.state == "failed":
+                pytest.fail(progress.reason)
+            found = {row["name"] for row in _levels(tmp_path / "history") if row["level"] == "group"}
+            return progress if {"far", "near"} <= found else None
+
+        progress = await eventually(rolled_up, timeout_s=300)
+        assert progress.counts["summaries"] > 0
+        assert progress.machines == 5  # single machines behind the channel are not known
+        assert "late" not in progress.counts
+        group = await ask.group("far")
+        assert group is not None
+        fired = {(one.rule, one.about) for one in await ask.alerts()}
+        assert {("crowd", "group:far"), ("crowd", "group:near")} <= fired
+    cpu = [row for row in _levels(tmp_path / "history") if row["metric"] == "cpu_percent"]
+    far_cpu = [row for row in cpu if (row["level"], row["name"]) == ("group", "far")]
+    assert sum(row["count"] for row in far_cpu) == 10
+    assert sum(row["sum"] for row in far_cpu) == 450.0
+    assert (min(row["min"] for row in far_cpu), max(row["max"] for row in far_cpu)) == (0.0, 90.0)
+    assert sum(row["machines"] for row in far_cpu) == 10
+    assert sum(row["count"] for row in cpu if row["level"] == "system") == 15
+    assert sum(row["count"] for row in cpu if (row["level"], row["name"]) == ("zone", "z3")) == 10
+
+
+def _levels(root: Path) -> list[dict[str, Any]]:
+    return [row for path in history.files(root, history.LEVELS) for row in pq.read_table(path).to_pylist()]
 
 
 SILENCE = """
@@ -275,6 +327,11 @@ async def test_a_broker_killed_under_load_costs_the_pipeline_no_report(broker, s
 
 async def _there(root: Path, wanted: int) -> bool:
     return sum(int(pq.read_metadata(path).num_rows) for path in history.files(root, history.NODES)) >= wanted
+
+
+async def _batch(ask: pipeline_client.Client, number: int) -> bool:
+    progress = await ask.progress()
+    return progress.batch >= number
 
 
 async def _read(ask: pipeline_client.Client, rows: int) -> bool:

@@ -68,12 +68,20 @@ async def connect(
 
     from muster import connecting
 
+    found = resolve(invocation, to)
+    tls = ssl.create_default_context(cafile=str(found.ca)) if found.ca else None
+    return await connecting.connect(
+        found.servers, locator=found.locator, creds=found.creds, tls=tls, measure=measure
+    )
+
+
+def resolve(invocation: base.Invocation, to: Options) -> Options:
+    """What the flags, the profile and the home come to."""
     profile = _resolve(invocation, to)
     creds = to.creds or (Path(profile.creds) if profile.creds else None)
-    ca = str(to.ca or profile.ca or "")
-    tls = ssl.create_default_context(cafile=ca) if ca else None
+    ca = to.ca or (Path(profile.ca) if profile.ca else None)
     servers, locator = (to.servers, to.locator) if _named(to) else (profile.servers, profile.locator or None)
-    return await connecting.connect(servers, locator=locator, creds=creds, tls=tls, measure=measure)
+    return Options(tuple(servers), creds, ca, locator)
 
 
 def _resolve(invocation: base.Invocation, to: Options) -> profiles.Profile:

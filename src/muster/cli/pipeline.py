@@ -105,19 +105,36 @@ def stop(invocation: base.Invocation, to: connection.Options) -> None:
             "whom would it have reached",
         ),
         ('muster pipeline replay "receiver.cpu_percent > 50" --last 7d', ""),
+        ('muster pipeline replay "alert AND threat_level >= 4" --notifications', "over past notifications"),
     ]
 )
 @click.argument("policy")
-@click.option("--address", default="TRUE", help="Which receivers the senders meant: a predicate.")
-@click.option("--last", metavar="DURATION", help="Only alerts of the last 2h, 7d.")
+@click.option(
+    "--address",
+    metavar="EXPR",
+    help="Which receivers are meant: a predicate (default: all; of notifications: as they were sent).",
+)
+@click.option("--last", metavar="DURATION", help="Only events of the last 2h, 7d.")
+@click.option(
+    "--notifications",
+    is_flag=True,
+    help="Play it over the events and the parties' states that the domain's notifiers kept.",
+)
 @_history_option
+@connection.options
 @base.pass_invocation
 def replay(
-    invocation: base.Invocation, policy: str, address: str, last: str | None, root: Path | None
+    invocation: base.Invocation,
+    policy: str,
+    address: str | None,
+    last: str | None,
+    notifications: bool,
+    root: Path | None,
+    to: connection.Options,
 ) -> None:
     """Say whom a notification policy would have reached, had it been in force.
 
-    Plays it over the alerts and the machines' states of the history, with Spark.
+    Plays it over the alerts and the machines' states of the history, or over notifications, with Spark.
     """
     import time
 
@@ -125,8 +142,13 @@ def replay(
     from muster.pipeline import batch, session
 
     from_ms = int((time.time() - units.parse_duration_s(last)) * 1000) if last else None
+    if notifications:
+        _replay_notifications(invocation, policy, address, from_ms, to)
+        return
     with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
-        found = batch.replay(spark, _root(invocation, root), policy, address=address, from_ms=from_ms)
+        found = batch.replay(
+            spark, _root(invocation, root), policy, address=address or "TRUE", from_ms=from_ms
+        )
     if invocation.printer.for_people:
         invocation.printer.note(
             f"{found.events} events would have reached {found.receivers:,} machines, "
@@ -138,6 +160,53 @@ def replay(
     import msgspec
 
     invocation.printer.facts(msgspec.to_builtins(found))
+
+
+def _replay_notifications(
+    invocation: base.Invocation,
+    policy: str,
+    address: str | None,
+    from_ms: int | None,
+    to: connection.Options,
+) -> None:
+    import datetime
+
+    import msgspec
+
+    from muster.app import replay as replay_
+    from muster.core import errors
+    from muster.pipeline import session
+
+    async def ask() -> Any:
+        async with await connection.connect(invocation, to) as bus:
+            return await replay_.vocabulary(bus)
+
+    resolved = connection.resolve(invocation, to)
+    if not resolved.servers:
+        raise errors.InvalidInput("Spark connects by itself: name brokers with --server, not a locator")
+    access = {"servers": ",".join(resolved.servers)}
+    access |= {"credentials": str(resolved.creds)} if resolved.creds else {}
+    access |= {"ca": str(resolved.ca)} if resolved.ca else {}
+    words = base.run(ask())
+    with invocation.printer.waiting("asking Spark"), session.for_a_while() as spark:
+        found = replay_.notifications_of(spark, access, words, policy, address=address, from_ms=from_ms)
+    if not invocation.printer.for_people:
+        invocation.printer.facts(msgspec.to_builtins(found))
+        return
+    invocation.printer.note(
+        f"{found.events} events would have reached {found.receivers:,} parties, {found.deliveries:,} times "
+        f"in all; they did so {found.reached:,} times"
+    )
+    rows = [
+        {
+            **msgspec.to_builtins(one),
+            "at": datetime.datetime.fromtimestamp(one.at_ms / 1000, datetime.UTC).isoformat(
+                timespec="milliseconds"
+            ),
+        }
+        for one in found.told
+    ]
+    invocation.printer.rows(rows, ("at", "type", "sender", "reached", "would_reach"))
 
 
 @pipeline.command(examples=[("muster pipeline demand", ""), ("muster pipeline demand --prefix reads.", "")])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from muster.cli import base, connection, monitoring, output
+from muster.cli import config as config_
 
 BEHIND_S = 60.0  # a pipeline's report is of a window that is over, and passed by its delay
 
@@ -46,16 +48,64 @@ def report(
 ) -> None:
     """Print the report of the system, of a group or of a machine.
 
-    The pipeline's report where one runs; otherwise it is made from what the channels stored last.
+    The pipeline's report where one runs; otherwise it is made from what the channels stored last. With --at,
+    where neither reaches so far back: from the history of this home.
     """
+    from muster.core import errors
+
     if level != "system" and not name:
         raise click.UsageError(f"name the {level}")
+    at_ms = _time_ms(at)
 
     async def ask() -> Any:
         async with await connection.connect(invocation, to) as bus:
-            return await find(bus, level, name or "", _time_ms(at), window_s)
+            return await find(bus, level, name or "", at_ms, window_s)
 
-    show(invocation, base.run(ask()))
+    try:
+        found = base.run(ask())
+    except (errors.NotFound, errors.Unavailable):
+        root = None if to.servers or to.locator or invocation.profile else _history(invocation)
+        found = past(root, level, name or "", at_ms, window_s) if root and at_ms is not None else None
+        if found is None:
+            raise
+    show(invocation, found)
+
+
+def _history(invocation: base.Invocation) -> Path | None:
+    settings = config_.load(invocation)
+    root = Path(settings.pipeline.history_dir or settings.domain.folder / "history")
+    return root if root.is_dir() else None
+
+
+def past(root: Path, level: str, name: str, at_ms: int, window_s: float) -> Any:
+    """The report as the Parquet history has it; None where it has nothing of that time."""
+    import pyarrow as pa
+
+    from muster.core import reports
+    from muster.monitor import view
+    from muster.pipeline import query
+
+    word = name.replace("'", "''")
+    where = {"node": f"machine = '{word}'", "group": f"group = '{word}'"}.get(level, "TRUE")
+    schema = reports.node_schema()
+    from_ms = at_ms - int(window_s * 1000)
+    asked = query.Query(where=where, from_ms=from_ms, to_ms=at_ms + 1, columns=tuple(schema.names))
+    batches = list(query.search(root, asked))
+    if not batches:
+        return None
+    nodes = view.latest(pa.Table.from_batches(batches).cast(schema).to_batches())
+    return _view(nodes, level, name, from_ms, at_ms)
+
+
+def _view(nodes: Any, level: str, name: str, from_ms: int, to_ms: int) -> Any:
+    from muster.monitor import view
+
+    if level == "node":
+        return view.node(nodes, name)
+    if level == "system":
+        return view.system_report(nodes, from_ms=from_ms, to_ms=to_ms)
+    groups = view.group_reports(nodes, from_ms=from_ms, to_ms=to_ms)
+    return next((one for one in groups if one.group == name), None)
 
 
 async def find(bus: Any, level: str, name: str, at_ms: int | None, window_s: float) -> Any:
@@ -67,8 +117,9 @@ async def find(bus: Any, level: str, name: str, at_ms: int | None, window_s: flo
     if level != "node":
         kind: Any = reports.SystemReport if level == "system" else reports.GroupReport
         made = [messages.decode(data, kind) async for data in client.results(bus, level, name)]
-        # The last report of a pipeline that has stopped does not say how things are.
-        since_ms = 0 if at_ms is not None else time.time_ns() // 1_000_000 - int((window_s + BEHIND_S) * 1000)
+        # The last report of a pipeline that has stopped does not say how things are, or were later.
+        then_ms = time.time_ns() // 1_000_000 if at_ms is None else at_ms
+        since_ms = then_ms - int((window_s + BEHIND_S) * 1000)
         fitting = [one for one in made if since_ms <= one.to_ms and (at_ms is None or one.to_ms <= at_ms)]
         if fitting:
             return max(fitting, key=lambda one: one.to_ms)
@@ -80,13 +131,7 @@ async def find(bus: Any, level: str, name: str, at_ms: int | None, window_s: flo
             f"no report in the {window_s:g} s before then",
             hint="widen --window, or look into `muster history`",
         )
-    window = {"from_ms": now_ms - int(window_s * 1000), "to_ms": now_ms}
-    if level == "system":
-        return view.system_report(nodes, **window)
-    if level == "group":
-        found: Any = next((g for g in view.group_reports(nodes, **window) if g.group == name), None)
-    else:
-        found = view.node(nodes, name)
+    found = _view(nodes, level, name, now_ms - int(window_s * 1000), now_ms)
     if found is None:
         raise errors.NotFound(f"no report of the {level} {name!r} in the last {window_s:g} s")
     return found

@@ -2,7 +2,7 @@
 
 Spark's own errors about a checkpoint that does not fit come late and say little.  So beside Spark's files
 lies a small one of ours; `open_` makes it for a new checkpoint and compares it with what is asked of an old
-one.
+one.  State whose own layout is another all the same (`fleet.Unreadable`) ends the pipeline with `Unusable`.
 
 A checkpoint of an older version of Muster is set aside, and a new one begun: the history knows how far it
 got, so reading goes on behind it and no report is missing or doubled; only open windows, and what is known of
@@ -22,7 +22,7 @@ from muster.pipeline import settings as settings_
 
 events = log.Events("pipeline")
 
-VERSION = 2  # of the query's shape and of the state; raise it with any change that old state cannot follow
+VERSION = 3  # of the query's shape and of the state; raise it with any change that old state cannot follow
 LABEL = "muster-checkpoint.json"
 
 
@@ -39,25 +39,32 @@ class Unusable(errors.Conflict):
     code = "checkpoint-unusable"
 
 
-def open_(folder: Path, wanted: settings_.Pipeline) -> Label:
-    """The label of the checkpoint in ``folder``, which is made if there is none."""
-    path = folder / LABEL
-    advice = (
+def advice(folder: Path) -> str:
+    return (
         f"move {folder} away to start anew: the history is kept, and reading goes on behind it; "
         "open windows, and what is known of silent machines, begin afresh"
     )
+
+
+def open_(folder: Path, wanted: settings_.Pipeline) -> Label:
+    """The label of the checkpoint in ``folder``, which is made if there is none."""
+    path = folder / LABEL
     try:
         label = msgspec.json.decode(path.read_bytes(), type=Label)
     except FileNotFoundError:
         if folder.exists() and any(folder.iterdir()):
-            raise Unusable(f"{folder} is a checkpoint that Muster did not make", hint=advice) from None
+            raise Unusable(
+                f"{folder} is a checkpoint that Muster did not make", hint=advice(folder)
+            ) from None
         return _make(folder, path, wanted)
     except msgspec.MsgspecError as error:
-        raise Unusable(f"the checkpoint's label {path} cannot be read: {error}", hint=advice) from error
+        raise Unusable(
+            f"the checkpoint's label {path} cannot be read: {error}", hint=advice(folder)
+        ) from error
     if label.version > VERSION:
         raise Unusable(
             f"the checkpoint in {folder} is of version {label.version}, and this is version {VERSION}",
-            hint=f"run a newer Muster, or {advice}",
+            hint=f"run a newer Muster, or {advice(folder)}",
         )
     if label.version < VERSION:
         aside = folder.with_name(f"{folder.name}-of-version-{label.version}-{label.run}")
@@ -69,7 +76,7 @@ def open_(folder: Path, wanted: settings_.Pipeline) -> Label:
         if was != now:
             raise Unusable(
                 f"the checkpoint in {folder} was made with pipeline.{name} = {was}, and {now} is wanted",
-                hint=f"set pipeline.{name} = {was}, or {advice}",
+                hint=f"set pipeline.{name} = {was}, or {advice(folder)}",
             )
     return label
 

@@ -50,7 +50,7 @@ def join(root: Path, kind: str, now_ms: int) -> int:
     kept = done.kept(kind)
     taken = set(kept.batches)
     by_hour: dict[str, list[tuple[str, Path]]] = {}
-    for name, folder in history.batches(root, kind):
+    for name, folder in history.whole(root, kind):
         newest_ms = _newest_ms(folder, _TIMES[kind])
         if name not in taken and newest_ms is not None and newest_ms < now_ms // HOUR_MS * HOUR_MS:
             # A batch that reaches over the full hour goes with its end: a reader goes by the rows' own times.
@@ -96,13 +96,13 @@ def _joined(root: Path, folder: Path, parts: list[Path]) -> str:
 
 
 def _hours(spark: SparkSession, root: Path, now_ms: int) -> int:
-    """Batches all of whose reports are of hours that are over."""
+    """Whole batches all of whose reports are of hours that are over."""
     done = history.compacted(root)
     taken = set(done.batches)
     hour_ms = now_ms // HOUR_MS * HOUR_MS
     ready = [
         (name, folder)
-        for name, folder in history.batches(root, history.NODES)
+        for name, folder in history.whole(root, history.NODES)
         if name not in taken and (newest := _newest_ms(folder)) is not None and newest < hour_ms
     ][:BATCHES_MAX]
     if not ready:
@@ -123,7 +123,7 @@ def _hours(spark: SparkSession, root: Path, now_ms: int) -> int:
         .option("compression", "zstd")
         .parquet(str(turn))
     )
-    done.sequence = history.last_sequence(root)
+    done.sequence = max(done.sequence, history.highest(map(Path, paths)))
     done.hours += _made(root, turn)
     done.batches += [name for name, _ in ready]
     done.turns += 1

@@ -29,13 +29,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from muster.core import messages, sketches
+from muster.core import errors, messages, sketches
 from muster.pipeline import blocks, cells, machines, roll, rules
 
 FUTURE = "future"
 DUPLICATED = "duplicated"
 LATE = "late"
 UNUSABLE = "unusable"
+
+LAYOUT = 1  # of what `Fleet.pack` makes
+UNREADABLE = "the state of the fleet in Spark's checkpoint cannot be read"  # by which others know the error
 
 _CHANNELS_MAX = 10_000  # that send summaries, remembered by one shard
 
@@ -81,10 +84,17 @@ class Output(msgspec.Struct, array_like=True):
     changes: list[machines.Change] = msgspec.field(default_factory=list)
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     machines: int = 0
+    summaries: int = 0  # the last that was read of their stream
 
     def count(self, reason: str, number: int) -> None:
         if number:
             self.counts[reason] = self.counts.get(reason, 0) + number
+
+
+class Unreadable(errors.Conflict):
+    """State that another version wrote, under a label that does not say so."""
+
+    code = "state-unreadable"
 
 
 def shard_of(group: str, shards: int) -> int:
@@ -353,12 +363,21 @@ class Fleet:
         """All but the names of machines (`roll.Names`)."""
         open_cells = [[*key, cell.pack()] for key, cell in self._open.items()]
         return msgspec.msgpack.encode(
-            (self._clock_ms, self._closed_ms, self._heard, self.roll.pack(), open_cells)
+            (LAYOUT, self._clock_ms, self._closed_ms, self._heard, self.roll.pack(), open_cells)
         )
 
     @classmethod
     def unpack(cls, data: bytes, plan: Plan, names: roll.Names) -> Fleet:
-        clock_ms, closed_ms, heard, packed, open_cells = msgspec.msgpack.decode(data)
+        try:
+            return cls._unpacked(msgspec.msgpack.decode(data), plan, names)
+        except (msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
+            raise Unreadable(f"{UNREADABLE}: {error}") from error
+
+    @classmethod
+    def _unpacked(cls, told: Sequence[Any], plan: Plan, names: roll.Names) -> Fleet:
+        if told[0] != LAYOUT:
+            raise ValueError(f"it is of layout {told[0]!r:.20}, and this is layout {LAYOUT}")
+        _, clock_ms, closed_ms, heard, packed, open_cells = told
         fleet = cls(plan, roll.Roll.unpack(packed, names, machines.Judge(plan.rules).wanted))
         fleet._clock_ms, fleet._closed_ms = clock_ms, closed_ms
         fleet._heard = {name: (boot, sequence) for name, (boot, sequence) in heard.items()}

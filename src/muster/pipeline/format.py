@@ -21,6 +21,9 @@ class Muster(DataSource):
             return opening.COLUMNS
         return source.RAW_SCHEMA
 
+    def reader(self, schema: StructType) -> source.Reader:
+        return source.Reader(self.options, schema)
+
     def streamReader(self, schema: StructType) -> source.StreamReader:
         return source.StreamReader(self.options, schema)
 

@@ -12,14 +12,19 @@ A run is the life of one checkpoint, and a batch one of Spark's micro-batches.  
 whole or not at all, and a batch that is done again after a crash writes the same rows under the same names:
 so whatever moment the driver is killed at, nothing is missing and nothing is doubled.  Compaction lists what
 it took in before it removes it, and a reader passes over what is listed.
+
+The shards of a batch write at different moments.  When all have, the run's mark (`Done`) names the batch:
+only then may it be compacted, and only behind such batches does another checkpoint's run go on (`settle`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -31,6 +36,7 @@ from muster.core import errors, reports
 NODES, LEVELS, ALERTS, HOURS, DAYS = "nodes", "levels", "alerts", "hours", "days"
 SEQUENCE = "stream_sequence"
 
+_DONE = "_done"  # in the folder of a run of node reports; begins so that readers of Parquet pass over it
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BATCH = re.compile(r"run=([^/]+)/batch=(\d+)\Z")
 
@@ -114,6 +120,67 @@ def batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
             yield found[0], folder
 
 
+class Done(msgspec.Struct, frozen=True):
+    """How far a run got: all that will ever be in the history of this batch is there."""
+
+    batch: int  # -1: none yet
+    summaries: int  # the last of the other stream that was read; -1: nobody knows
+
+
+def mark_done(root: Path, run: str, told: Done) -> None:
+    folder = root / NODES / f"run={run}"
+    fresh = folder / f".{_DONE}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.encode(told))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(folder / _DONE)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def done(root: Path, run: str) -> Done | None:
+    """None of a run of a version that marked nothing."""
+    try:
+        return msgspec.json.decode((root / NODES / f"run={run}" / _DONE).read_bytes(), type=Done)
+    except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+        return None
+
+
+def whole(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
+    """Batches that will not be written again: not the last one of the run that goes on."""
+    found = [(name, folder, *_place(folder)) for name, folder in batches(root, kind)]
+    runs = sorted({run for _, _, run, _ in found})
+    marks = {run: done(root, run) for run in runs}
+    for name, folder, run, number in found:
+        mark = marks[run]
+        if mark is None or number < mark.batch or (number == mark.batch and run != runs[-1]):
+            yield name, folder
+
+
+def settle(root: Path, *, first: int) -> tuple[int, int]:
+    """Before a new checkpoint is begun: behind which reports and which summaries it is to read.
+
+    A batch that was being written when its run ended is taken away, to be read again; unless the stream of
+    reports, whose ``first`` is given, no longer has what is in it.  -1: nobody knows.
+    """
+    marks = [done(root, path.name.partition("=")[2]) for path in (root / NODES).glob("run=*")]
+    for _, folder in list(batches(root, NODES)):
+        run, number = _place(folder)
+        mark = done(root, run)
+        if mark is None or number <= mark.batch:
+            continue
+        lowest = min((low for path in _parts(folder) for low, _ in _sequences(path)), default=first)
+        if lowest >= first:
+            shutil.rmtree(folder)
+    last = last_sequence(root)
+    return last, max((mark.summaries for mark in marks if mark is not None), default=-1 if last else 0)
+
+
 def files(root: Path, kind: str) -> list[Path]:
     """What a reader of this kind reads: every row once."""
     done = compacted(root)
@@ -151,7 +218,7 @@ def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
     if not gone:
         return 0
     names = {path.relative_to(root).as_posix() for path in gone}
-    done.sequence = last_sequence(root)
+    done.sequence = max(done.sequence, highest(gone))
     done.hours = [path for path in done.hours if path not in names]
     done.days = [path for path in done.days if path not in names]
     for kind in (LEVELS, ALERTS):
@@ -164,17 +231,29 @@ def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
 
 def last_sequence(root: Path) -> int:
     """The highest position in the stream that the node history holds; 0 if none."""
-    highest = compacted(root).sequence
-    for path in files(root, NODES):
-        found = pq.ParquetFile(path)
-        column = found.schema_arrow.get_field_index(SEQUENCE)
+    return max(compacted(root).sequence, highest(files(root, NODES)))
+
+
+def highest(paths: Iterable[Path]) -> int:
+    return max((high for path in paths for _, high in _sequences(path)), default=0)
+
+
+def _sequences(path: Path) -> Iterator[tuple[int, int]]:
+    """The lowest and the highest position in the stream, of each row group."""
+    with pq.ParquetFile(path) as found:
+        if found.schema_arrow.get_field_index(SEQUENCE) < 0:
+            return
         for number in range(found.metadata.num_row_groups):
             # Statistics are by leaf; the last leaf is the sequence, which is the last column.
             group = found.metadata.row_group(number)
             statistics = group.column(group.num_columns - 1).statistics
-            if column >= 0 and statistics is not None and statistics.has_min_max:
-                highest = max(highest, int(statistics.max))
-    return highest
+            if statistics is not None and statistics.has_min_max:
+                yield int(statistics.min), int(statistics.max)
+
+
+def _place(folder: Path) -> tuple[str, int]:
+    """The run and the number of a batch's folder."""
+    return folder.parent.name.partition("=")[2], int(folder.name.partition("=")[2])
 
 
 def _parts(folder: Path) -> list[Path]:

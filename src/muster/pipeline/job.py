@@ -55,7 +55,7 @@ class Job:
     partitions: int = 2
     splits: int = 2
     max_messages: int = 4000
-    after: int = 0  # where a new checkpoint starts: behind what the history holds already
+    after: tuple[int, int] = (0, 0)  # where a new checkpoint starts in each stream; -1: behind all there is
 
 
 Take = Callable[[int, list[fleet.Output], dict[str, int]], None]
@@ -76,7 +76,7 @@ def start(spark: SparkSession, job: Job, take: Take, *, trigger_s: float | None)
         "missing": "wait",
         "payload": "shards",
         "shards": ",".join(map(str, opening.keys(job.shards, job.partitions))),
-        "after": str(job.after),
+        "after": ",".join(map(str, job.after)),
     }
     options |= {key: value for key in ("credentials", "ca") if (value := getattr(job, key))}
     stream = spark.readStream.format("muster").options(**options).load()
@@ -118,6 +118,7 @@ class Watched:
         self._known = known
         self._counts: dict[str, int] = {}
         self._clock_ms = 0
+        self._summaries = 0
         self._started = time.process_time()
 
     def open(self, rows: Iterable[Any]) -> tuple[list[fleet.Arrival], list[fleet.Arrival]]:
@@ -137,7 +138,10 @@ class Watched:
             except errors.MusterError as error:
                 self._count(error.code, 1)
                 continue
-            found = nodes if facts.schema == reports.NODE_SCHEMA else summaries
+            found = nodes
+            if facts.schema != reports.NODE_SCHEMA:
+                found = summaries
+                self._summaries = max(self._summaries, row["sequence"])
             found.append(fleet.Arrival(row["sequence"], row["stored_ms"], batch, facts))
         self._spent("open")
         return nodes, summaries
@@ -157,6 +161,7 @@ class Watched:
 
     def feed(self, nodes: list[fleet.Arrival], summaries: list[fleet.Arrival]) -> fleet.Output:
         output = self._known.feed(nodes, self._clock_ms, summaries=summaries)
+        output.summaries = self._summaries
         self._spent("fleet")
         for reason, count in self._counts.items():
             output.count(reason, count)

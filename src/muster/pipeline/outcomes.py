@@ -20,6 +20,7 @@ import msgspec
 from muster.bus import api
 from muster.core import errors, log, messages, reports
 from muster.pipeline import alerts, fleet, job, levels, notices, protocol, results, rules
+from muster.pipeline import history as history_
 from muster.pipeline import settings as settings_
 
 PUBLISH_AT_ONCE = 500
@@ -64,6 +65,8 @@ class Outcomes:
         self.book = alerts.Book((*known, HISTORY), remembered.book)
         self.sender = notices.Sender(receivers, settings, unsent=remembered.unsent)
         self._window_ms = int(settings.window_s * 1000)
+        mark = history_.done(history, run)
+        self._summaries = mark.summaries if mark is not None else -1  # the last that was read
         baselines = results.Baselines()
         self._judge = results.Judge(known, baselines, self._window_ms)
         levels.teach(baselines, history, self._judge.scored)
@@ -99,6 +102,15 @@ class Outcomes:
             judgements.append(_about_history(counts, clock_ms))
         finish = self._finish(number, judgements, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
+        self.mark_done(number, max((output.summaries for output in outputs), default=0))
+
+    def mark_done(self, number: int, summaries: int) -> None:
+        """Say in the history that this batch is whole."""
+        self._summaries = max(self._summaries, summaries)
+        try:
+            history_.mark_done(self._history, self._run, history_.Done(number, self._summaries))
+        except OSError as error:  # there is no room: the mark of the next batch will do
+            self._log.warning("batch-not-marked", batch=number, error=error)
 
     async def _on(self) -> frozenset[tuple[str, str]]:
         return self.book.on()

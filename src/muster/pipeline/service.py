@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 POLL_S = 0.25
+TICK_S = 1.0  # what a small fleet is told of the time may be so old
 RESTART_WAIT_MAX_S = 60.0
 COMPACT_S = 300.0
 BATCHES_KEPT = 400  # of which the desk can tell
@@ -100,6 +101,7 @@ class Service:
         )
         self._seen_batch = -1
         self._rows_before = 0
+        self._first_sequence = 0  # of the stream, when this process began
         self._stop = asyncio.Event()
 
     # Life
@@ -111,7 +113,7 @@ class Service:
             for pattern in (protocol.READS, protocol.REQUESTS):
                 await stack.enter_async_context(await self._bus.subscribe(pattern, handler=self._desk.answer))
             side = [
-                asyncio.create_task(self._every(self._settings.trigger_s / 2, self._tick)),
+                asyncio.create_task(self._every(min(TICK_S, self._settings.trigger_s / 2), self._tick)),
                 asyncio.create_task(self._every(1.0, self._outcomes.pass_time)),
                 asyncio.create_task(self._outcomes.sender.run(self._outcomes.save)),
             ]
@@ -156,6 +158,13 @@ class Service:
                 )
                 self._log.error("query-failed", reason=reason[:2000])
                 await self._say_progress()
+                if fleet.UNREADABLE in reason:  # trying again would not help
+                    folder = self._places.checkpoint(self._settings)
+                    raise checkpoint.Unusable(
+                        f"the checkpoint in {folder} was not written by this version of Muster: "
+                        f"{fleet.UNREADABLE}",
+                        hint=checkpoint.advice(folder),
+                    )
                 if time.monotonic() - started > RESTART_WAIT_MAX_S:
                     wait_s = 1.0
                 with contextlib.suppress(TimeoutError):
@@ -172,7 +181,8 @@ class Service:
         """Channels make it, maybe later than we are here."""
         while not self._stop.is_set():
             try:
-                await self._bus.open_stream(reports.REPORTS_STREAM)
+                stream = await self._bus.open_stream(reports.REPORTS_STREAM)
+                self._first_sequence = (await stream.state()).first_sequence
                 return True
             except errors.NotFound:
                 self._progress = msgspec.structs.replace(
@@ -198,6 +208,10 @@ class Service:
         settings = self._settings
         session.activate(spark)
         spark_checkpoint = self._places.checkpoint(settings) / "spark"
+        after = (0, 0)
+        if not any(spark_checkpoint.glob("offsets/[0-9]*")):  # once Spark has planned a batch, its own hold
+            after = history.settle(self._history, first=self._first_sequence)
+            self._outcomes.mark_done(-1, after[1])
         wanted = job.Job(
             plan=fleet.Plan(
                 window_s=settings.window_s,
@@ -219,8 +233,7 @@ class Service:
             partitions=settings.partitions,
             splits=settings.splits,
             max_messages=settings.max_messages,
-            # Once Spark has planned a batch, its own offsets hold.
-            after=0 if any(spark_checkpoint.glob("offsets/[0-9]*")) else history.last_sequence(self._history),
+            after=after,
         )
         return job.start(spark, wanted, self._outcomes.take, trigger_s=settings.trigger_s)
 

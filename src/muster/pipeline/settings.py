@@ -46,11 +46,13 @@ class Pipeline(settings.Section, frozen=True, kw_only=True):
         float,
         doc(
             "The watermark: a window closes this long after its end, and what comes later is counted as "
-            "late. At least the holding times of all channels on the way up.",
+            "late. At least the holding times of all channels on the way up. Micro-batches begin at "
+            "multiples of the trigger, where windows end: after a delay a little shorter than that the next "
+            "batch closes the window, after one just as long often only the batch after it.",
             ge=0,
             le=86400,
         ),
-    ] = 10.0
+    ] = 9.0
     skew_s: Annotated[
         float,
         doc("A report whose time is further ahead of the broker's clock than this is refused.", ge=0),

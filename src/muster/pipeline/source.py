@@ -18,8 +18,8 @@ Options:
 ``maxMessages``   bound of one micro-batch (default 10000)
 ``splits``        partitions for each stream (default 2)
 ``onLoss``        ``fail`` (default) or ``skip``, when retention took messages before they were read
-``after``         where a new checkpoint starts: behind this sequence of the first stream, and behind what the
-                  others hold now (default: at the first message there is)
+``after``         where a new checkpoint starts: behind this sequence, one for each stream, separated by
+                  commas (default 0: at the first message there is; -1: behind all that is there now)
 ``missing``       ``fail`` (default) or ``wait``, when a stream does not exist
 
 With ``payload=arrow`` a message that cannot be read is not an error of the query: it becomes one row in which
@@ -39,7 +39,7 @@ from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -105,18 +105,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._max_messages = _positive(options, "maxMessages", 10_000)
         self._keys = [int(key) for key in options.get("shards", "0").split(",")]
         self._splits = _positive(options, "splits", 2)
-        self._after = _positive(options, "after", 0, least=0)
+        self._after = _after(options, self._streams)
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._until: dict[str, int] | None = None  # fixed for a run of "what is available now"
 
     def initialOffset(self) -> dict[str, int]:
         return {
-            name: max(state.first_sequence - 1, min(self._behind(name, state), state.last_sequence))
+            name: state.last_sequence
+            if self._after[name] < 0
+            else max(state.first_sequence - 1, min(self._after[name], state.last_sequence))
             for name, state in self._states().items()
         }
-
-    def _behind(self, name: str, state: api.StreamState) -> int:
-        return state.last_sequence if self._after and name != self._streams[0] else self._after
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._max_messages)
@@ -140,6 +139,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for name in sorted(end)
             for part in _split(name, start.get(name, 0) + 1, end[name], self._splits)
         ]
+
+    def all_there(self) -> Sequence[Range]:
+        return [
+            part
+            for name, state in self._states().items()
+            for part in _split(name, state.first_sequence, state.last_sequence, self._parts(state))
+        ]
+
+    def _parts(self, state: api.StreamState) -> int:
+        """So many that none has more than a micro-batch may."""
+        return max(self._splits, -(-state.messages // self._max_messages))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
@@ -178,6 +188,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     if not self._wait_for_missing:
                         raise
         return found
+
+
+class Reader(DataSourceReader):
+    """``spark.read.format("muster")``: what the streams hold now, with the same options."""
+
+    def __init__(self, options: MutableMapping[str, str], schema: StructType) -> None:
+        self._streams = StreamReader(options, schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._streams.all_there()
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, Range):  # Spark asks for None where there is nothing
+            yield from self._streams.read(partition)
 
 
 async def _what_is_left(stream: api.Stream, part: Range) -> AsyncIterator[api.StoredMessage]:
@@ -279,8 +303,19 @@ def _choice(options: MutableMapping[str, str], key: str, *choices: str) -> str:
     return value
 
 
-def _positive(options: MutableMapping[str, str], key: str, default: int, *, least: int = 1) -> int:
+def _positive(options: MutableMapping[str, str], key: str, default: int) -> int:
     value = options.get(key, str(default))
-    if not value.isdecimal() or int(value) < least:
-        raise errors.InvalidInput(f"the option {key!r} takes a number from {least} on, not {value!r}")
+    if not value.isdecimal() or int(value) < 1:
+        raise errors.InvalidInput(f"the option {key!r} takes a number from 1 on, not {value!r}")
     return int(value)
+
+
+def _after(options: MutableMapping[str, str], streams: Sequence[str]) -> dict[str, int]:
+    told = options.get("after", ",".join("0" for _ in streams))
+    try:
+        found = dict(zip(streams, map(int, told.split(",")), strict=True))
+    except ValueError:
+        raise errors.InvalidInput(
+            f"the option 'after' takes a number for each of {len(streams)} streams, not {told!r}"
+        ) from None
+    return found

@@ -1,0 +1,186 @@
+"""A policy replayed over what real notifiers kept: it reaches whom they reached, and whom it would have."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from muster.app import replay
+from muster.bus import client as bus_client
+from muster.core import errors, messages
+from muster.notify import client, plain, protocol, service
+from muster.testing.eventually import eventually
+from tests.cli import driver
+from tests.notify.conftest import MODELS, QUICK
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests"),
+]
+
+POLICY = "alert AND threat_level >= 3 AND sender.entity <> 'jester'"
+IIS = "application = 'IIS' AND load > 0.5"
+ADDRESSES = (IIS, "application LIKE 'Apa%' OR services CONTAINS 'cgi'", "load IS NULL", "TRUE")
+
+
+class World:
+    """A farm whose servers come, change and go, and two who send alerts about them."""
+
+    def __init__(self, farm: client.Parties, senders: dict[str, client.Party]) -> None:
+        self.chance = random.Random(5)
+        self.farm = farm
+        self.senders = senders
+        self.state: dict[str, dict[str, Any]] = {}
+        self.sent: list[tuple[str, int, set[str]]] = []  # sender, level, and whom the address meant
+        self.decided = 0
+
+    async def join(self, name: str) -> None:
+        state = {
+            "application": self.chance.choice(["IIS", "Apache"]),
+            "services": self.chance.choice([("docs",), ("docs", "cgi")]),
+            "load": self.chance.random(),
+        }
+        await self.farm.change([protocol.Join(party=name, model="WebServer", state=state, policy=POLICY)])
+        self.state[name] = state
+
+    async def load(self, names: list[str]) -> None:
+        loads = [self.chance.choice([None, self.chance.random()]) for _ in names]
+        await self.farm.update(names, load=loads)
+        for name, load in zip(names, loads, strict=True):
+            self.state[name]["load"] = load
+
+    async def leave(self, name: str) -> None:
+        await self.farm.change([protocol.Leave(party=name)])
+        del self.state[name]
+
+    async def send(self, sender: str, level: int, address: str) -> None:
+        await self.senders[sender].send("alert", {"threat_level": level, "text": "it's 100 %"}, to=address)
+        self.sent.append((sender, level, {name for name, one in self.state.items() if _meant(one, address)}))
+        # A transient event is admitted first and decided then: what changes meanwhile may count or not.
+        await eventually(lambda: self.decided == len(self.sent))
+
+
+def _meant(state: dict[str, Any], address: str) -> bool:
+    load = state["load"]
+    return {
+        ADDRESSES[0]: state["application"] == "IIS" and load is not None and load > 0.5,
+        ADDRESSES[1]: state["application"] == "Apache" or "cgi" in state["services"],
+        ADDRESSES[2]: load is None,
+        ADDRESSES[3]: True,
+    }[address]
+
+
+@contextlib.asynccontextmanager
+async def world(url: str) -> AsyncIterator[World]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def connect(name: str) -> bus_client.Client:
+            return await stack.enter_async_context(await bus_client.connect([url], identity=name, audit_s=0))
+
+        served = await stack.enter_async_context(service.Notifier(await connect("n1"), QUICK, kernels=plain))
+        await served.serving()
+        farm = await stack.enter_async_context(client.Parties(await connect("farm")))
+        control = await stack.enter_async_context(client.Parties(await connect("control")))
+        for model in MODELS:
+            await farm.define(model)
+        senders = {
+            name: await control.advertise(name, "Controller", {"entity": name})
+            for name in ("chief", "jester")
+        }
+        made = World(farm, senders)
+        keep = served._history.decided
+
+        def decided(*told: Any) -> None:
+            keep(*told)
+            made.decided += 1
+
+        served._history.decided = decided  # type: ignore[method-assign]
+        yield made
+
+
+async def played(url: str) -> World:
+    """A day of it, kept by the notifier."""
+    async with world(url) as made:
+        for number in range(20):
+            await made.join(f"w{number}")
+        for number, address in enumerate(ADDRESSES * 2):
+            await made.send("chief", number % 5 + 1, address)
+            await made.load(made.chance.sample(sorted(made.state), 7))
+            await made.send("jester", 5, address)
+            await made.leave(f"w{number}")
+            await made.send("chief", 4, address)
+            if number % 3 == 0:
+                await made.join(f"w{number}")
+        async with await bus_client.connect([url], identity="reader") as bus:
+            await eventually(lambda: _decided(bus, len(made.sent)), timeout_s=60)
+        return made
+
+
+async def _decided(bus: bus_client.Client, wanted: int) -> bool:
+    stream = await bus.open_stream(protocol.STREAM_HISTORY)
+    last = (await stream.state()).last_sequence
+    found = 0
+    async for one in stream.read(1, last) if last else _nothing():
+        try:
+            messages.decode(one.data, protocol.Decided)
+            found += 1
+        except messages.UnknownKind:
+            continue
+    return found == wanted
+
+
+async def _nothing() -> AsyncIterator[Any]:
+    return
+    yield
+
+
+async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_whom_it_would(broker, spark):
+    made = await played(broker.url)
+    async with world(broker.url), await bus_client.connect([broker.url], identity="op") as bus:
+        words = await replay.vocabulary(bus)
+    access = {"servers": broker.url}
+
+    def ask(policy: str, **more: Any):
+        return replay.notifications_of(spark, access, words, policy, **more)
+
+    as_it_was = await asyncio.to_thread(ask, POLICY)
+    wanted = [len(meant) if level >= 3 and sender == "chief" else 0 for sender, level, meant in made.sent]
+    assert [one.reached for one in as_it_was.told] == wanted  # or this test does not know its own world
+    assert [one.would_reach for one in as_it_was.told] == wanted
+    assert (as_it_was.events, as_it_was.deliveries) == (len(made.sent), sum(wanted))
+    others = await asyncio.to_thread(ask, "alert AND sender.entity = 'jester'")
+    reached = [meant for sender, _, meant in made.sent if sender == "jester"]
+    assert others.deliveries == sum(map(len, reached))
+    assert others.receivers == len(set().union(*reached))
+    assert others.reached == sum(wanted)
+    everywhere = await asyncio.to_thread(ask, "alert AND threat_level >= 5", address=IIS)
+    assert 0 < everywhere.deliveries < others.deliveries * len(made.sent)
+    assert (await asyncio.to_thread(ask, "command")).deliveries == 0
+    with pytest.raises(errors.ParseError, match="treat_level"):
+        await asyncio.to_thread(ask, "alert AND treat_level > 1")
+
+
+@pytest.mark.slow
+async def test_the_command_line_replays_notifications(broker, tmp_path):
+    made = await played(broker.url)
+    async with world(broker.url):
+        told = await asyncio.to_thread(
+            driver.run,
+            "pipeline",
+            "replay",
+            POLICY,
+            "--notifications",
+            "--server",
+            broker.url,
+            "-o",
+            "json",
+            home=tmp_path,
+            timeout_s=300,
+        )
+    assert told.code == 0, told.err
+    found = told.json()
+    assert found["deliveries"] == found["reached"] > 0
+    assert found["events"] == len(made.sent)

@@ -20,6 +20,9 @@ def root(tmp_path):
             zone=f"z{n % 3}",
             group="web" if n % 2 else "db",
             metrics={"cpu_percent": 10.0 * n if number else 0.0, "reads.users": float(n), "reads.x": 1.0},
+            services=(messages.ServiceReport(name="shop", metrics={"reads.orders_s": 0.5}),)
+            if n == 4
+            else (),
         )
         for number in range(2)
         for n in range(10)
@@ -76,7 +79,8 @@ def test_a_policy_is_replayed_over_past_states_and_demand_is_found(root, spark):
     assert wanted["users"].by_zone == {"z0": 36.0, "z1": 24.0, "z2": 30.0}
     assert wanted["users"].place_in == ["z0", "z2", "z1"]
     first = {one.key: one.total for one in batch.demand(spark, root, from_ms=T0, to_ms=T0 + 5000)}
-    assert first == {"users": 45.0, "x": 10.0}
+    assert first == {"users": 45.0, "x": 10.0, "orders": 5.0}
+    assert wanted["orders"].by_zone == {"z1": 10.0}  # one every two seconds, in two periods of ten
 
 
 def test_copies_go_where_most_of_the_demand_is():

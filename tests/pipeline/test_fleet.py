@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from muster.core import reports
+from muster.core import health, messages, reports
 from muster.monitor import interpreters
 from muster.pipeline import cells, fleet, results, roll, rules
 from tests.pipeline import traffic
@@ -159,6 +159,40 @@ def test_rules_see_metrics_of_the_fleets_own():
     found = results.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
     assert found["own.queue_mean"] == 52.0
     assert (found["own.queue_min"], found["own.queue_max"]) == (3.0, 101.0)
+
+
+def test_rules_and_roll_ups_see_what_services_report():
+    slow = rules.Rule(name="slow", level="node", when="own.shop_took_ms > 100")
+    down = rules.Rule(name="down", level="node", when="own.db_up < 1")
+    plan = fleet.Plan(rules=(slow, down))
+    known = fleet.Fleet(plan)
+
+    def services(took: float, state: health.State) -> tuple[messages.ServiceReport, ...]:
+        return (
+            messages.ServiceReport(name="db", state=state),
+            messages.ServiceReport(name="shop", metrics={"took ms": took, "depth": 2.0}),
+        )
+
+    rows = [
+        traffic.report("none", 1, T0, metrics={"queue": 1.0}),
+        traffic.report("a", 1, T0, services=services(120.0, health.State.UP)),
+        traffic.report("b", 1, T0, services=services(20.0, health.State.DOWN), metrics={"queue": 7.0}),
+        traffic.report("c", 1, T0, services=services(30.0, health.State.UP)[:1]),
+    ]
+    whole = reports.to_batch(rows)
+    arrivals = [
+        fleet.Arrival(1, T0, whole.slice(0, 2), reports.Facts()),
+        fleet.Arrival(2, T0, whole.slice(2), reports.Facts()),  # Arrow's children do not know of slices
+    ]
+    output = known.feed(arrivals, T0)
+    assert sorted((one.rule, one.machine, one.value) for one in output.changes) == [
+        ("down", "b", 0.0),
+        ("slow", "a", 120.0),
+    ]
+    found = results.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
+    assert found["own.db_up_mean"] == pytest.approx(2 / 3)
+    assert (found["own.shop_took_ms_min"], found["own.shop_depth_mean"]) == (20.0, 2.0)
+    assert found["own.queue_max"] == 7.0
 
 
 def test_changes_told_at_once_are_bounded_and_the_rest_is_counted():

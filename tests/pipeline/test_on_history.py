@@ -55,7 +55,8 @@ def machines(sequence: int) -> list[messages.NodeReport]:
             group=f"g{n % 2}",
             zone=f"z{n % 3}",
             period_s=1.0,
-            metrics={"cpu_percent": 5.0 * n, "reads.users": float(n)},
+            metrics={"cpu_percent": 5.0 * n},
+            services=(messages.ServiceReport(name="shop", metrics={"reads.users_s": float(n)}),),
         )
         for n in range(MACHINES)
     ]

@@ -216,7 +216,8 @@ def _replay_notifications(
 def demand(invocation: base.Invocation, prefix: str, root: Path | None) -> None:
     """Say who asks for which metadata from where, and where copies would be near to them.
 
-    Reads metrics that services report as reads.<key>, with Spark.
+    Reads metrics that machines or their services report as reads.KEY (so many in a period) or reads.KEY_s (so
+    many a second, as from a counter of statsd), with Spark.
     """
     import msgspec
 

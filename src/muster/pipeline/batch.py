@@ -117,12 +117,23 @@ def demand(
     from_ms: int | None = None,
     to_ms: int | None = None,
 ) -> list[Demand]:
-    """From metrics called ``reads.<key>``: accesses by zone, and the fewest zones that cover most of them."""
+    """Accesses of each key by zone, and the fewest zones that cover most of them.
+
+    From metrics of machines and of services that are called ``reads.<key>``: so many in a period; or
+    ``reads.<key>_s``: so many a second, as statsd's counters become.
+    """
     session.activate(spark)
     nodes = _during(_read(spark, root, history.NODES), "reported_at", from_ms, to_ms)
+    of_services = nodes.selectExpr("zone", "period_s", "explode(services) AS service")
     rows = (
-        nodes.selectExpr("zone", "explode(extra) AS (name, value)")
+        nodes.selectExpr("zone", "period_s", "explode(extra) AS (name, value)")
+        .unionAll(of_services.selectExpr("zone", "period_s", "explode(service.metrics) AS (name, value)"))
         .where(sql.write(parser.parse(f"name LIKE '{_quoted(prefix)}%' ESCAPE '!'"), {"name": _STRING}))
+        .selectExpr(
+            "zone",
+            "regexp_replace(name, '_s$', '') AS name",
+            "IF(endswith(name, '_s'), value * period_s, value) AS value",
+        )
         .groupBy("name", "zone")
         .agg(_sum())
         .collect()

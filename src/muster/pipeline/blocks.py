@@ -6,6 +6,7 @@ remembered of it; what is done with a block afterwards is arithmetic on arrays.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,7 +90,7 @@ class Block:
             np.array(code)[states.indices.to_numpy()],
             np.ones(rows, np.bool_) if arrival.facts.partial else partial,
             metrics,
-            *_extra(batch.column("extra"), words),
+            *_joined(_extra(batch.column("extra"), words), _services(batch.column("services"), words)),
             [(0, arrival.facts)] if arrival.facts.dropped else [],
         )
 
@@ -133,9 +134,55 @@ class Block:
         )
 
 
-def _extra(found: pa.MapArray, words: dict[str, int]) -> tuple[Ints, Ints, Floats]:
+Extra = tuple[Ints, Ints, Floats]  # rows, words, values
+_NOTHING: Extra = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+
+
+def _joined(one: Extra, other: Extra) -> Extra:
+    if not len(other[0]):
+        return one
+    rows, words, values = (np.concatenate(parts) for parts in zip(one, other, strict=True))
+    return rows, words, values
+
+
+def _services(found: pa.ListArray, words: dict[str, int]) -> Extra:
+    """Of a service ``shop``: its metrics as ``shop_<metric>``, and ``shop_up``, which is 1 or 0."""
     if found.null_count == len(found):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        return _NOTHING
+    ends = found.offsets.to_numpy()
+    row = np.repeat(np.arange(len(found)), np.diff(ends))
+    name, state, _, metrics = found.values.slice(ends[0], len(row)).flatten()
+    name = name.fill_null("").dictionary_encode()
+    services, service = name.dictionary.to_pylist(), name.indices.to_numpy()
+    up = np.array([_word(_plain(f"{one}_up"), words) for one in services], np.int64)[service]
+    is_up = (np.asarray(state.to_numpy(zero_copy_only=False)) == health.State.UP.value).astype(np.float64)
+    inner = metrics.offsets.to_numpy()
+    size = np.diff(inner)
+    key = metrics.keys.slice(inner[0], size.sum()).dictionary_encode()
+    keys = key.dictionary.to_pylist()
+    pair = np.repeat(service, size) * len(keys) + key.indices.to_numpy()
+    pairs, which = np.unique(pair, return_inverse=True)
+    word = np.array(
+        [
+            _word(_plain(f"{services[one // len(keys)]}_{keys[one % len(keys)]}"), words)
+            for one in pairs.tolist()
+        ],
+        np.int64,
+    )[which]
+    value = metrics.items.slice(inner[0], size.sum()).to_numpy(zero_copy_only=False).astype(np.float64)
+    rows, codes, values = _joined((row, up, is_up), (np.repeat(row, size), word, value))
+    good = np.isfinite(values) & (codes >= 0)
+    return rows[good], codes[good], values[good]
+
+
+def _plain(name: str) -> str:
+    """As a predicate can say it."""
+    return re.sub(r"\W", "_", name)
+
+
+def _extra(found: pa.MapArray, words: dict[str, int]) -> Extra:
+    if found.null_count == len(found):
+        return _NOTHING
     ends = found.offsets.to_numpy()
     row = np.repeat(np.arange(len(found)), np.diff(ends))
     # The keys and items of a slice are those of the whole.

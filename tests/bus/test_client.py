@@ -473,3 +473,22 @@ async def test_whoever_gives_a_publish_up_keeps_nobody_else_waiting(tmp_path, mo
         assert given_up.cancel()
         async with asyncio.timeout(60):
             assert await stream.publish("log", b"next") == 3
+
+
+class TestSeveralAtOnce:
+    async def test_they_go_in_order_or_none_of_them(self, plain):
+        async with (
+            await client.connect((plain.url,), identity="one") as bus,
+            await bus.subscribe("a.>") as heard,
+        ):
+            assert bus.publish_now(
+                [("a.1", b"first", {}), ("a.2", b"second", {"Kind": "x", "Place": "home"})]
+            )
+            first, second = await heard.next(timeout_s=10), await heard.next(timeout_s=10)
+            assert (first.subject, first.data, first.header("Kind")) == ("a.1", b"first", None)
+            assert (second.subject, second.data) == ("a.2", b"second")
+            assert (second.header("Kind"), second.header("Place"), second.header("No")) == ("x", "home", None)
+            with pytest.raises(errors.LimitExceeded):
+                bus.publish_now([("a.3", b"small", {}), ("a.4", bytes(64 << 20), {})])
+            await bus.publish("a.5", b"last")
+            assert (await heard.next(timeout_s=10)).subject == "a.5"

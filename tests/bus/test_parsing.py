@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import nats.errors
@@ -36,6 +37,7 @@ HEARD = [
 
 class Wire:
     def __init__(self) -> None:
+        self.on_little: list[Callable[[], None]] = []
         self.heard: list[Any] = []
 
     def hear(self, *message: Any) -> None:

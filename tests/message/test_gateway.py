@@ -18,20 +18,27 @@ proton = pytest.importorskip("proton", reason="python-qpid-proton is not install
 from proton import utils as proton_utils  # noqa: E402
 
 from muster.bus import api  # noqa: E402
+from muster.bus import client as bus_client  # noqa: E402
+from muster.bus.brokers import broker as brokers  # noqa: E402
 from muster.message import destinations, service  # noqa: E402
-from muster.message.amqp import engine, server  # noqa: E402
+from muster.message.amqp import engine, links, server  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust import certificates, passwords, roles  # noqa: E402
 from tests.message import conftest, java_project  # noqa: E402
 
 
+@pytest.fixture(scope="module")
+def verifiers(tmp_path_factory: pytest.TempPathFactory) -> passwords.Passwords:
+    """Made once: that takes long on purpose."""
+    made = passwords.Passwords(tmp_path_factory.mktemp("passwords"))
+    made.set("ann", roles.Role.USER, "correct horse", mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
+    return made
+
+
 @pytest_asyncio.fixture
 async def gateway(
-    dispatcher: service.Service, connect: fixtures.Connect, tmp_path: Path
+    dispatcher: service.Service, connect: fixtures.Connect, verifiers: passwords.Passwords
 ) -> AsyncIterator[server.Gateway]:
-    verifiers = passwords.Passwords(tmp_path)
-    mechanisms = ("SCRAM-SHA-256", "SCRAM-SHA-512")
-    await asyncio.to_thread(verifiers.set, "ann", roles.Role.USER, "correct horse", mechanisms=mechanisms)
     numbers = iter(range(1000))
 
     async def dial(login: passwords.Login) -> api.Bus:
@@ -173,14 +180,16 @@ async def test_what_a_vanished_client_had_comes_again_marked(gateway: server.Gat
     session = (await dial()).session()
     await session.producer(destinations.queue("orders")).send("one")
 
-    def vanish(connection):
-        receiver = connection.create_receiver("queue:orders")
-        assert receiver.receive(timeout=5).body == "one"
-        for bridge in list(gateway.bridges):
-            loop.call_soon_threadsafe(bridge.connection_aborted)
+    def vanish() -> None:
+        raw = _Raw(gateway.port, "vanishing")
+        receiver = raw.session.receiver("in")
+        receiver.source.address = "queue:orders"
+        receiver.open()
+        receiver.flow(1)
+        raw.until(lambda: receiver.current is not None and receiver.current.readable)
+        raw.socket.close()
 
-    loop = asyncio.get_running_loop()
-    await _in_thread(gateway, vanish, allowed_mechs="ANONYMOUS")
+    await asyncio.to_thread(vanish)
     message = await (await session.consumer(destinations.queue("orders"))).receive(10)
     assert message is not None
     assert (message.body(), message.redelivered) == ("one", True)
@@ -333,6 +342,46 @@ async def test_a_client_over_tls_is_served(gateway: server.Gateway, tmp_path: Pa
 
     async with server.Gateway(gateway.connect, None, anonymous="nobody", tls=door) as with_tls:
         await asyncio.to_thread(work, with_tls.port)
+
+
+async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
+    gateway: server.Gateway, broker: brokers.Broker
+):
+    async def quiet(login: passwords.Login) -> api.Bus:
+        return await bus_client.connect((broker.url,), identity="quiet", echo=False)
+
+    def say(raw: _Raw, text: str) -> None:
+        sender = raw.session.sender(text)
+        sender.target.address = "topic:hall"
+        sender.open()
+        raw.until(lambda: sender.credit > 0)
+        delivery = sender.delivery("1")
+        sender.send(proton.Message(body=text).encode())
+        sender.advance()
+        raw.until(lambda: delivery.settled)
+
+    def work(port: int) -> str:
+        mine, other = _Raw(port, "mine"), _Raw(port, "other")
+        receiver = mine.session.receiver("in")
+        receiver.source.address = "topic:hall"
+        descriptor = proton.symbol("apache.org:no-local-filter:list")
+        receiver.source.filter.put_dict({proton.symbol("no-local"): proton.Described(descriptor, "NoLocal")})
+        receiver.open()
+        receiver.flow(10)
+        mine.until(lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+        say(mine, "mine")
+        say(other, "theirs")
+        mine.until(lambda: receiver.current is not None and receiver.current.readable)
+        got = proton.Message()
+        got.decode(receiver.recv(receiver.current.pending))
+        outlets = [one for bridge in deaf.bridges for one in bridge._outlets.values()]
+        dropped = [one.rejected for one in outlets if isinstance(one, links.Tap)]
+        for one in (mine, other):
+            one.socket.close()
+        return f"{got.body}, dropped {dropped}"
+
+    async with server.Gateway(gateway.connect, None, anonymous="nobody", quiet=quiet) as deaf:
+        assert await asyncio.to_thread(work, deaf.port) == "theirs, dropped [0]"
 
 
 async def test_two_clients_cannot_have_one_id(gateway: server.Gateway):

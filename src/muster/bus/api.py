@@ -392,6 +392,11 @@ class Bus(Protocol):
         """Hear of changes of `state`; the returned function ends it."""
         ...
 
+    def on_little(self, act: Callable[[], None]) -> None:
+        """``act`` is called when messages came that are no flood, and have been handed out: whoever passes
+        them on can do so at once, rather than wait for what else this turn of the loop brings."""
+        ...
+
     def statistics(self) -> BusStatistics: ...
 
     async def publish(

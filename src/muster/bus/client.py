@@ -193,6 +193,9 @@ class Client:
     def on_state(self, listener: Callable[[api.ConnectionState], None]) -> Callable[[], None]:
         return self._listeners.add(listener)
 
+    def on_little(self, act: Callable[[], None]) -> None:
+        self._wire.on_little.append(act)
+
     def statistics(self) -> api.BusStatistics:
         return self._counts.statistics()
 

@@ -88,6 +88,7 @@ class Line(nats_client.Client):
         self._auth_failures = 0
         self.cause: errors.MusterError | None = None  # why it is closed, if not because we asked
         self.generation = 0  # grows with each connection made
+        self.on_little: list[Callable[[], None]] = []  # called when a small block has been read
         self.on_news: set[Callable[[], object]] = set()  # called when it is made anew, and when it is closed
 
     # Connecting.

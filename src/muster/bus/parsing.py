@@ -16,6 +16,7 @@ from nats.protocol import parser
 if TYPE_CHECKING:
     from muster.bus import line
 
+LITTLE_BYTES: Final = 8 << 10  # a block below it is no part of a flood
 LINE_BYTES_MAX: Final = 1 << 20  # of a line without an end: a broker's INFO may name many brokers
 
 
@@ -80,6 +81,9 @@ class Parser(parser.Parser):
         except (ValueError, IndexError) as error:
             raise nats.errors.ProtocolError from error
         self._keep(data[at:], wanted_bytes)
+        if size < LITTLE_BYTES:
+            for act in self._line.on_little:
+                act()
 
     async def _other(self, what: bytes, rest: bytes) -> None:
         over = self._line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -11,11 +11,17 @@ from muster.cli import base, monitoring
 from muster.cli import config as config_
 
 if TYPE_CHECKING:
-    from muster.app import visitors
     from muster.bus import api
     from muster.core import metrics
     from muster.soap import settings
     from muster.trust import keyring, passwords, roles
+
+
+class _Connect(Protocol):
+    """To the domain's bus as somebody; without ``echo`` it does not hear itself."""
+
+    async def __call__(self, name: str, role: roles.Role, *, echo: bool = True) -> api.Bus: ...
+
 
 _PATH = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -136,6 +142,9 @@ async def _serve(
     async def connect(login: passwords.Login) -> api.Bus:
         return await connect_as(login.name, login.role)
 
+    async def quiet(login: passwords.Login) -> api.Bus:
+        return await connect_as(login.name, login.role, echo=False)
+
     door = None
     if cert is not None:
         door = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -146,7 +155,13 @@ async def _serve(
         )
     async with (
         server.Gateway(
-            connect, trust.passwords(), anonymous=anonymous, host=host, port=port, tls=door
+            connect,
+            trust.passwords(),
+            anonymous=anonymous,
+            host=host,
+            port=port,
+            tls=door,
+            quiet=quiet,
         ) as started,
         monitoring.serving(invocation, None, measure, process=f"amqp-{started.port}") as asked,
     ):
@@ -178,9 +193,7 @@ async def _serve_soap(invocation: base.Invocation, wanted: settings.Soap) -> Non
         await opened.close()
 
 
-async def _domain(
-    invocation: base.Invocation, measure: metrics.Metrics
-) -> tuple[keyring.Trust, visitors.Connect]:
+async def _domain(invocation: base.Invocation, measure: metrics.Metrics) -> tuple[keyring.Trust, _Connect]:
     """The running domain's identities, and a way to connect to it as any of them."""
     import asyncio
     import ssl
@@ -198,8 +211,8 @@ async def _domain(
     trust = await asyncio.to_thread(identities.open_, settings)
     believed = ssl.create_default_context(cafile=running.ca) if running.ca else None
 
-    async def connect(name: str, role: roles.Role) -> api.Bus:
+    async def connect(name: str, role: roles.Role, *, echo: bool = True) -> api.Bus:
         creds = await asyncio.to_thread(identities.credentials, trust, name, role)
-        return await client.connect(running.servers, creds=creds, tls=believed, measure=measure)
+        return await client.connect(running.servers, creds=creds, tls=believed, measure=measure, echo=echo)
 
     return trust, connect

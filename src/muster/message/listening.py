@@ -88,14 +88,14 @@ class Ears(Generic[H]):
     """Those of one connection, by what they listen to."""
 
     def __init__(self, bus: api.Bus, kind: type[H]) -> None:
-        self._bus = bus
+        self.bus = bus
         self._kind = kind
         self._ears: dict[object, Ear[H]] = {}
 
     async def add(self, key: object, name: str, group: str | None, tap: Tap[H]) -> None:
         ear = self._ears.get(key)
         if ear is None:
-            ear = self._ears[key] = Ear(self._bus, name, group, self._kind)
+            ear = self._ears[key] = Ear(self.bus, name, group, self._kind)
         await ear.add(tap)
 
     async def remove(self, key: object, tap: Tap[H]) -> None:

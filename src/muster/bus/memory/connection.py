@@ -103,6 +103,9 @@ class Bus:
     def on_state(self, listener: Callable[[api.ConnectionState], None]) -> Callable[[], None]:
         return self._listeners.add(listener)
 
+    def on_little(self, act: Callable[[], None]) -> None:
+        del act  # messages come one by one here, and nobody is in a hurry
+
     def statistics(self) -> api.BusStatistics:
         return self._counts.statistics()
 

@@ -59,8 +59,11 @@ class Bridge(asyncio.Protocol):
         self._logging_in: asyncio.Task[None] | None = None
         self._login: str | None = None
         self.ended = False
+        self._ending: asyncio.Task[None] | None = None
         self.jms: client.Connection
         self.ears: listening.Ears[links.Heard]
+        self._quiet_ears: listening.Ears[links.Heard] | None = None
+        self._quieting = asyncio.Lock()
         self.origin_token = ""
         self.straight = inlets.Straight(self)
         self.transactions = transactions.Transactions(self)
@@ -160,6 +163,10 @@ class Bridge(asyncio.Protocol):
         if not more:
             self._socket.close()
 
+    def _flush_due(self) -> None:
+        if self._flushing:
+            self.flush()
+
     def soon(self, act: Callable[[], None]) -> None:
         self._loop.call_soon(act)
 
@@ -167,7 +174,7 @@ class Bridge(asyncio.Protocol):
         """At the end of this turn of the loop, with what else it brings."""
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._flush_due)
 
     def _handle(self, event: Any) -> None:
         kinds = proton.Event
@@ -224,14 +231,16 @@ class Bridge(asyncio.Protocol):
             self._engine.connection.close()
 
     async def end(self, *, lost: bool) -> None:
-        if self.ended:
-            return
-        self.ended = True
-        current = asyncio.current_task()
-        for task in list(self._tasks):
-            if task is not current:
-                task.cancel()
-        await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
+        """Whoever asks for it first decides whether it was ``lost``; all wait until it is over."""
+        if self._ending is None:
+            self.ended = True
+            self._ending = self._loop.create_task(self._end(lost=lost))
+        await asyncio.shield(self._ending)
+
+    async def _end(self, *, lost: bool) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for outlet in list(self._outlets.values()):
             outlet.closed = True
             if isinstance(outlet, links.Tap):
@@ -274,6 +283,8 @@ class Bridge(asyncio.Protocol):
         self.ears = listening.Ears(bus, links.Heard)
         self.origin_token = codec.origin_token(jms.origin)
         jms.on_ease = self._eased
+        jms.on_doubt(self._held)
+        bus.on_little(self._flush_due)
         connection.open()
         self._opened.set()
         self.spawn(self.straight.run())
@@ -288,6 +299,18 @@ class Bridge(asyncio.Protocol):
         self.running.connection.close()
         self.flush()
         await self.end(lost=False)
+
+    async def ears_for(self, *, no_local: bool) -> listening.Ears[links.Heard]:
+        """As `client.Connection.ears_for`."""
+        quiet, login = self._gateway.quiet, self._sasl.login
+        if not no_local or quiet is None or login is None:
+            return self.ears
+        async with self._quieting:
+            if self._quiet_ears is None:
+                made = await quiet(login)
+                await self.jms.bus.flush()
+                self.jms.speaks, self._quiet_ears = made, listening.Ears(made, links.Heard)
+            return self._quiet_ears
 
     # Links.
 
@@ -472,6 +495,12 @@ class Bridge(asyncio.Protocol):
     def has(self, key: str, number: int) -> bool:
         """Whether the client has this message and has not said what became of it."""
         return (key, number) in self._unsettled
+
+    def _held(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for key, number in self._unsettled:
+            found.setdefault(key, []).append(number)
+        return found
 
     def _settled(self, token: tuple[links.Outlet, str, int, bytes], code: int, state: bytes | None) -> None:
         """The client says what became of a message."""

@@ -163,7 +163,7 @@ class Straight:
         if not self._busy:
             sent = False
             with contextlib.suppress(errors.MusterError):  # each hears for itself what is wrong with it
-                sent = self._bridge.jms.bus.publish_now(
+                sent = self._bridge.jms.speaks.publish_now(
                     [(subject, body, {messages.HEADER: raw}) for _, _, _, subject, body, raw in fresh]
                 )
             if sent:
@@ -181,7 +181,7 @@ class Straight:
         return bool(self._fresh)
 
     async def run(self) -> None:
-        publish = self._bridge.jms.bus.publish
+        jms = self._bridge.jms
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -190,7 +190,7 @@ class Straight:
                 for inlet, number, settled, subject, body, raw in waiting:
                     error: errors.MusterError | None = None
                     try:
-                        await publish(subject, body, headers={messages.HEADER: raw})
+                        await jms.speaks.publish(subject, body, headers={messages.HEADER: raw})
                     except errors.MusterError as found:
                         error = found
                     inlet.done(number, settled, len(body), error)

@@ -165,6 +165,7 @@ class Tap(Outlet):
         self._key = (destination.name, group, wrapper.name if group else None)
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
+        self._ears = owner.ears
         self._sent = 0
         self._again: list[tuple[int, bytes]] = []  # what came back, the first of it last
         self.rejected = 0
@@ -172,7 +173,8 @@ class Tap(Outlet):
 
     async def open(self) -> None:
         name, group, _ = self._key
-        await self.bridge.ears.add(self._key, name, group, self)
+        self._ears = await self.bridge.ears_for(no_local=self._not_from is not None)
+        await self._ears.add(self._key, name, group, self)
 
     def offer(self, heard: Heard) -> None:
         if self.closed:
@@ -239,13 +241,13 @@ class Tap(Outlet):
     async def flow(self) -> None:
         self._pump()
         if not self.closed and self.link.drain:
-            await self.bridge.jms.bus.flush()
+            await self._ears.bus.flush()
             self._pump()
             self._drained()
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
-        await self.bridge.ears.remove(self._key, self)
+        await self._ears.remove(self._key, self)
 
 
 class Browser(Outlet):

@@ -20,7 +20,8 @@ class Gateway:
     """``anonymous``: the identity of those who log in without a name; None: they may not.
 
     ``may`` says which topics an identity may send to: the broker refuses what it must not, but tells no one.
-    Who is silent for ``idle_s`` is taken for gone.
+    Who is silent for ``idle_s`` is taken for gone.  ``quiet`` connects without hearing oneself, for clients
+    that do not want what they say themselves: then no copy of it travels to be dropped.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class Gateway:
         tls: ssl.SSLContext | None = None,
         may: desk.May = desk.anything,
         idle_s: float = 30.0,
+        quiet: Connect | None = None,
     ) -> None:
         self.connect = connect
+        self.quiet = quiet
         self.verifiers = verifiers
         self.anonymous = anonymous
         self.may = may

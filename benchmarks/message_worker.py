@@ -28,7 +28,8 @@ async def _connect(url: str, identity: str) -> client.Connection:
 
 async def dispatcher(url: str) -> None:
     """Says at each line how much CPU time it has used."""
-    running = service.Service(await bus_client.connect((url,), identity="dispatcher"))
+    bus = await bus_client.connect((url,), identity="dispatcher")
+    running = service.Service(bus)
     task = asyncio.create_task(running.run())
     await running.acting.wait()
     say({})
@@ -36,6 +37,7 @@ async def dispatcher(url: str) -> None:
         say({"cpu_s": time.process_time()})
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    await bus.close()
 
 
 async def gateway(url: str) -> None:

@@ -1,10 +1,16 @@
-"""Brokers of a mesh killed under load, whichever leads the log; a checker reads the whole history."""
+"""Brokers of a mesh killed under load; a checker reads the whole history.
+
+The first to go is the one that all clients are connected to, and nobody else: what was on its way to them is
+lost, and nothing but their own reconnection tells of it.  Then goes whichever leads the log, with whatever is
+connected to it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -13,15 +19,16 @@ from muster.bus.brokers import network
 from muster.message import client, protocol, service, settings
 from tests.message import history
 
-Connect = Callable[[str], Awaitable[bus_client.Client]]
+Connect = Callable[..., Awaitable[bus_client.Client]]
 
 
 @contextlib.asynccontextmanager
-async def _serving(connect: Connect, *names: str) -> AsyncIterator[None]:
+async def _serving(connect: Connect, at: str, *names: str) -> AsyncIterator[None]:
     """Dispatchers, of which one acts."""
+    acting: list[asyncio.Task[Any]] = []
     services = [
         service.Service(
-            await connect(name),
+            await connect(name, at),
             settings.Message(checkpoint_records=30),
             max_bytes=64 << 20,
             lease_ttl_s=2,
@@ -31,9 +38,11 @@ async def _serving(connect: Connect, *names: str) -> AsyncIterator[None]:
     ]
     running = [asyncio.create_task(one.run()) for one in services]
     try:
+        acting = [asyncio.create_task(one.acting.wait()) for one in services]
+        await asyncio.wait(acting, return_when=asyncio.FIRST_COMPLETED)
         yield
     finally:
-        for task in running:
+        for task in (*acting, *running):
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
@@ -45,21 +54,23 @@ async def _leader(bus: bus_client.Client) -> str:
 async def _kill_under_load(cluster: network.Network, *, kills: int, between: int) -> None:
     async with contextlib.AsyncExitStack() as stack:
 
-        async def connect(identity: str) -> bus_client.Client:
-            made = await bus_client.connect(cluster.urls, identity=identity)
+        async def connect(identity: str, *first: str) -> bus_client.Client:
+            made = await bus_client.connect([*first, *cluster.urls], identity=identity, in_order=bool(first))
             stack.push_async_callback(made.close)
             return made
 
-        async def dial(client_id: str) -> client.Connection:
-            return client.Connection(await connect(client_id), client_id=client_id)
-
-        watching = await connect("watching")
-        async with _serving(connect, "d1", "d2"), contextlib.AsyncExitStack() as connections:
+        home = next(iter(cluster.brokers.values()))  # of the dispatchers
+        watching = await connect("watching", home.url)
+        async with _serving(connect, home.url, "d1", "d2"), contextlib.AsyncExitStack() as connections:
             senders = 2
             count = (kills + 1) * between
             told = history.History(senders * count)
+            spared = (await _leader(watching), home.name)
+            first = next(name for name in cluster.brokers if name not in spared)
             users = [
-                await connections.enter_async_context(await dial(name))
+                await connections.enter_async_context(
+                    client.Connection(await connect(name, cluster[first].url), client_id=name)
+                )
                 for name in ("mover", "reader", "judge", "s0", "s1")
             ]
             mover, reader, judge, *sending = users
@@ -69,11 +80,11 @@ async def _kill_under_load(cluster: network.Network, *, kills: int, between: int
             async def kill() -> None:
                 for number in range(kills):
                     await told.reached(senders * between * number + between)
-                    leader = await _leader(watching)
-                    await cluster[leader].kill()
+                    victim = cluster[await _leader(watching) if number else first]
+                    await victim.kill()
                     await told.reached(len(told.moved) + 5)
-                    await cluster[leader].start()
-                    await cluster[leader].wait_healthy(timeout_s=60)
+                    await victim.start()
+                    await victim.wait_healthy(timeout_s=60)
 
             async with asyncio.TaskGroup() as work:
                 work.create_task(told.follow(following))
@@ -85,11 +96,11 @@ async def _kill_under_load(cluster: network.Network, *, kills: int, between: int
 
 
 @pytest.mark.timeout(180)
-async def test_the_leader_of_the_log_killed_under_load_costs_nothing(cluster: network.Network):
-    await _kill_under_load(cluster, kills=1, between=40)
+async def test_brokers_killed_under_load_cost_nothing(cluster: network.Network):
+    await _kill_under_load(cluster, kills=2, between=25)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_brokers_killed_one_after_another_under_load_cost_nothing(cluster: network.Network):
+async def test_many_brokers_killed_one_after_another_under_load_cost_nothing(cluster: network.Network):
     await _kill_under_load(cluster, kills=5, between=150)

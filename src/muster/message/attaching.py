@@ -131,6 +131,7 @@ class Attaching:
             one.settle(self._ledger.end)
             self._deliver.set_live(one, live=False)
             one.unload()
+            self._ledger.consumed.discard(key)  # at once: who attaches meanwhile has to say so again
             self._desk.journal.add(journal.Item([], ledger.Record(idle=[key])))
 
     def unsubscribe(

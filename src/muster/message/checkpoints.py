@@ -21,6 +21,7 @@ async def recover(over: desk.Desk) -> None:
         head = await over.stream.publish(protocol.RECORD, pages.encode(pages.Page()))
     except errors.LimitExceeded:
         head = (await over.stream.state()).last_sequence
+    over.journal.head = head
     last = await over.stream.last_for(protocol.CHECKPOINT)
     start = 1
     if last is not None:
@@ -33,7 +34,6 @@ async def recover(over: desk.Desk) -> None:
     async for page in over.read(start):
         if (record := pages.record_of(page.sequence, page.data)) is not None:
             over.ledger.apply(record, pages.end(page.sequence))
-    over.journal.head = head
     over.ledger.reach(head, pages.end(head))
     over.ledger.suspect()
     for subscription in over.ledger.subscriptions.values():

@@ -352,6 +352,8 @@ class Connection:
             self.on_ease()
 
     def _began(self, message: api.Message) -> None:
+        if self._known and protocol.decode_began(message.data).epoch == self._epoch:
+            return  # we have met
         self._known = False
         if not self.closed:
             self.spawn(self._greet_again())

@@ -197,6 +197,7 @@ def _sum(records: list[ledger.Record]) -> ledger.Record | None:
     else:
         found = ledger.Record()
         found.acked, found.stored = {}, {}
+        consumed: dict[str, bool] = {}  # what was said last
         for record in records:
             for key, sequences in record.acked.items():
                 found.acked.setdefault(key, []).extend(sequences)
@@ -205,7 +206,11 @@ def _sum(records: list[ledger.Record]) -> ledger.Record | None:
             found.subscribed += record.subscribed
             found.unsubscribed += record.unsubscribed
             found.works += record.works
-            found.consumed += record.consumed
-            found.idle += record.idle
             found.dropped += record.dropped
+            for key in record.consumed:
+                consumed[key] = True
+            for key in record.idle:
+                consumed[key] = False
+        found.consumed = [key for key, last in consumed.items() if last]
+        found.idle = [key for key, last in consumed.items() if not last]
     return found if found != ledger.Record() else None

@@ -264,6 +264,7 @@ class Began(msgspec.Struct, frozen=True):
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _asks: Final = msgspec.msgpack.Decoder(Ask)
+decode_began: Final = msgspec.msgpack.Decoder(Began).decode
 decode_slow: Final = msgspec.msgpack.Decoder(Slow).decode
 decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
 decode_deliveries: Final = msgspec.msgpack.Decoder(Deliveries).decode

@@ -332,8 +332,8 @@ class Outbreak:
     async def _heal(self) -> None:
         found = pipeline.Client(self._admin)
         async for infected in self._curve(self._wishes.contain_s_max):
-            counts = self._counts()
-            if infected or counts["isolated"] or self._controllers.needed:
+            commanded = sum(one.commanded for one in self._tallies.values())
+            if infected or self._counts()["isolated"] or self._controllers.needed or commanded:
                 continue
             with contextlib.suppress(errors.Unavailable):
                 system = await found.system()

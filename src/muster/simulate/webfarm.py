@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from muster.bus import api
@@ -44,10 +45,16 @@ events = log.Events("simulate")
 MODEL = "WebServer"
 STEP_S = 0.5
 ORDER_S_MAX = 60.0
+ASKED_MAX = 500  # servers in one request to a manager
+ASKS_MAX = 4  # such requests at once, for each operation: what waits here is not late there
+COMMANDED = "commanded"  # the condition of a server that is about to obey: nobody has to tell it again
 JOINS_MAX = 500
 ATTACKS = "worm/attempts"
 TALLIES = "worm/tallies"
 RELEASE = "worm/release"
+
+
+WORDS = (*(one.word for one in worm.Condition), COMMANDED)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +83,7 @@ class Tally(messages.Message, frozen=True, kw_only=True, tag="worm-tally"):
     repeated: int  # events that a party was handed twice; there should be none
     up: int
     managers: dict[str, int]  # who manages the servers here
+    commanded: int = 0  # servers that accepted a command which is not carried out yet
     dropped: int = 0  # messages that came faster than this farm took them
 
 
@@ -119,7 +127,9 @@ class WebFarm:
         self._tally = collections.Counter[str]()
         self._heard = collections.Counter[str]()
         self._first_heard_at = 0.0
-        self._advertised = self.farm.condition.copy()
+        self._commanded = np.zeros(count, np.int64)  # commands under way, by server
+        self._lanes = collections.defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(ASKS_MAX))
+        self._advertised = self._shown()
         self._released = asyncio.Event()
         self._boot = time.time_ns() // 1_000_000
         self._batches = 0
@@ -181,15 +191,19 @@ class WebFarm:
         for start in range(0, len(joins), JOINS_MAX):
             await self._parties.change(joins[start : start + JOINS_MAX])
 
+    def _shown(self) -> npt.NDArray[np.uint8]:
+        """What is advertised of each: its condition, or that it has been commanded."""
+        return np.where(self._commanded > 0, len(WORDS) - 1, self.farm.condition).astype(np.uint8)
+
     async def _advertise(self) -> None:
         """A change of condition is told in the next step, all of them in one message."""
         while True:
             await asyncio.sleep(STEP_S)
-            now = self.farm.condition.copy()
+            now = self._shown()
             changed = np.flatnonzero(now != self._advertised)
             if not len(changed):
                 continue
-            words = [worm.Condition(code).word for code in now[changed].tolist()]
+            words = [WORDS[code] for code in now[changed].tolist()]
             try:
                 await self._parties.update(
                     [self._names[place] for place in changed.tolist()], condition=words
@@ -209,6 +223,7 @@ class WebFarm:
         self._heard[event.id] += len(names)
         operation = event.content.get("operation")
         if isinstance(operation, str):
+            np.add.at(self._commanded, self._places(names), 1)
             key = (operation, f"{event.sender['party']}:{event.id}")
             self._ordered.names.setdefault(key, []).extend(names)
             self._ordered.some.set()
@@ -222,14 +237,24 @@ class WebFarm:
                 ordered, self._ordered.names = self._ordered.names, {}
                 for (operation, id), names in ordered.items():
                     # Each manager's apart: one that died holds up nobody else's.
-                    for some in self._by_manager(names):
-                        tasks.create_task(self._ask(operation, id, some))
+                    for theirs in self._by_manager(names):
+                        for start in range(0, len(theirs), ASKED_MAX):
+                            some = theirs[start : start + ASKED_MAX]
+                            tasks.create_task(self._carry_out(operation, id, some))
 
     def _by_manager(self, names: Sequence[str]) -> list[list[str]]:
         found: dict[str, list[str]] = {}
         for name in names:
             found.setdefault(self._agent.hosted[name].record.manager, []).append(name)
         return list(found.values())
+
+    def _places(self, names: Sequence[str]) -> list[int]:
+        return [self.task.plan.number(name) - self.farm.first for name in names]
+
+    async def _carry_out(self, operation: str, id: str, names: list[str]) -> None:
+        async with self._lanes[operation]:
+            await self._ask(operation, id, names)
+        np.subtract.at(self._commanded, self._places(names), 1)
 
     async def _ask(self, operation: str, id: str, names: list[str]) -> None:
         left, deadline = names, time.monotonic() + ORDER_S_MAX
@@ -283,6 +308,7 @@ class WebFarm:
             repeated=self._tally["repeated"],
             up=sum(one.seen.state is health.State.UP for one in self._agent.hosted.values()),
             managers=dict(owners),
+            commanded=int((self._commanded > 0).sum()),
             dropped=sum(bus.statistics().dropped for bus in (self._bus, self._channel, self._worm)),
         )
         await self._say(f"{TALLIES}/{self.task.name}", messages.encode(told))

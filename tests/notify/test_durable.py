@@ -77,9 +77,11 @@ async def test_a_repeated_send_is_one_event(notifier, parties):
     assert not web._queue
 
 
-@pytest.mark.parametrize("events", [300, pytest.param(8000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "events", [300, pytest.param(8000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
 async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_nothing(
-    broker, connect, start_process, events, record_property
+    broker, connect, start_process, events
 ):
     """Workload: events that are due at 1,000/s. Nemesis: SIGKILL, in the long run also one more notifier.
     Checker: each event at its receivers, once."""
@@ -131,7 +133,6 @@ async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_no
         if events > 1000:
             await start("n3")
         await eventually(lambda: len(acknowledged) >= events // 2, timeout_s=120)
-        record_property("events_s", len(acknowledged) / (loop.time() - started))  # so many were acknowledged
         doomed.signal(signal.SIGKILL)
         await workers
         assert sorted(acknowledged) == list(range(events))

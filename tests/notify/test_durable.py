@@ -124,7 +124,7 @@ async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_no
                     to=f"servicePort = {number % 10}",
                     durable=True,
                     id=str(number),
-                    timeout_s=120,
+                    timeout_s=300,
                 )
                 acknowledged.append(number)
 
@@ -142,7 +142,7 @@ async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_no
             for place, name in enumerate(names)
             if place % 10 == number % 10
         }
-        await eventually(lambda: expected <= set(got), timeout_s=120)
+        await eventually(lambda: expected <= set(got), timeout_s=200)
         assert set(got) == expected
         assert set(got.values()) == {1}
         assert len(mine._receipts) <= events  # what is settled is forgotten

@@ -76,7 +76,7 @@ def run(quick: bool) -> list[harness.Row]:
     del held
     gc.unfreeze()
     gc.collect()
-    with measure.Worker(WORKER, "memory", max(receivers, 100_000)) as worker:
+    with measure.Worker(WORKER, "memory", max(receivers, 250_000)) as worker:
         rows.append(
             harness.Row(
                 metric="memory for each receiver",

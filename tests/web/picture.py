@@ -18,10 +18,10 @@ from tests.cli import driver
 from tests.web.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
 
 FLEET = 10_000
-WIDTH, HEIGHT = 1280, 860
+WIDTH, HEIGHT = 1280, 960
 STORY_S_MAX = 900.0
 AFTER = "contained"  # the scene after which the picture is taken
-SETTLE_S = 6.0  # so that Spark's reports show it too
+SETTLE_S = 10.0  # so that Spark's reports show it too
 
 
 async def scene(process: asyncio.subprocess.Process, name: str) -> dict[str, Any]:

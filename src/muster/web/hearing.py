@@ -108,7 +108,9 @@ class Hearing:
                         self._add_system(message.data)
                     self._touch("reports")
                 case "pipeline", _, "progress":
-                    self.batches.append(messages.decode(message.data, pipeline_protocol.Progress))
+                    progress = messages.decode(message.data, pipeline_protocol.Progress)
+                    if progress.at_ms:  # before its first batch it has nothing to draw
+                        self.batches.append(progress)
                     self._touch("pipeline")
                 case "bus", _, _:
                     alert = messages.decode(message.data, messages.Alert)

@@ -154,8 +154,8 @@ def overview(seen: view.View) -> view.Page:
             view.Section("resources", "Resources by state", resources, ("manage",), 3.0, wide=False),
             view.Section("metrics", "What the fleet reports", metrics, ("reports",), 3.0, wide=False),
             view.Section("ages", "Age of reports on arrival", ages, (), 3.0, wide=False),
+            view.Section("alerts", "Alerts", firing, ("alerts",), 5.0),
             view.Section("through", "Throughput", through, (), 5.0, wide=False),
-            view.Section("alerts", "Alerts", firing, ("alerts",), 5.0, wide=False),
             view.Section("changes", "Latest changes", changes, ("manage",), 5.0, wide=False),
         ),
     )

@@ -28,7 +28,7 @@ def progress(seen: view.View) -> view.Page:
                 look="warn" if one.lag_messages > 1000 else "good",
             ),
             widgets.tile("Machines", f"{one.machines:,}", "in its state"),
-            widgets.tile("State", widgets.size(one.state_bytes), f"{one.state_rows:,} rows"),
+            widgets.tile("Memory of state", widgets.size(one.state_bytes), f"{one.state_rows:,} rows"),
         )
         stages: list[list[Child]] = [[name, f"{ms:,} ms"] for name, ms in one.stages_ms.items()]
         counts: list[list[Child]] = [[name, f"{count:,}"] for name, count in one.counts.items()]

@@ -265,10 +265,10 @@ def test_the_overview_draws_what_only_this_fleet_reports_and_shares_as_shares():
     rollup = reports.Rollup
     standard = {"cpu_percent": rollup(count=2, sum=90.0, min=40.0, max=50.0)}
     infected = {"infected": rollup(count=4, sum=1.0, min=0.0, max=1.0)}
-    assert overview.watched(standard) == ["cpu_percent"]
-    assert overview.watched(standard | infected) == ["infected"]
-    assert overview.watched(dict.fromkeys("dcba", infected["infected"])) == ["a", "b", "c"]
     systems = [(1.0, standard | infected), (2.0, standard)]
+    assert overview.watched(systems) == ["infected"]
+    assert overview.watched(systems[1:]) == ["cpu_percent"]
+    assert overview.watched([(1.0, dict.fromkeys("dcba", infected["infected"]))]) == ["a", "b", "c"]
     assert overview.is_share(systems, "infected")
     assert not overview.is_share(systems, "cpu_percent")
     assert overview._means(systems, "infected", 100) == [(1.0, 25.0), (2.0, None)]

@@ -107,7 +107,7 @@ def overview(seen: view.View) -> view.Page:
                 "No pipeline has made a report of the whole fleet yet.",
                 join("It runs with ", tag("code", "muster pipeline run"), "."),
             )
-        names = watched(source.systems[-1][1])
+        names = watched(source.systems)
         share = all(is_share(source.systems, name) for name in names)
         drawn = [
             charts.Line(
@@ -161,10 +161,10 @@ def overview(seen: view.View) -> view.Page:
     )
 
 
-def watched(metrics: reports.Rollups) -> list[str]:
-    """What to draw: metrics that only this fleet has, else its processors' load."""
-    own = sorted(name for name in metrics if name not in reports.STANDARD_METRICS)
-    return (own or ["cpu_percent"])[:LINES_MAX]
+def watched(systems: Systems) -> list[str]:
+    """What to draw: metrics that only this fleet has (a window may lack them), else its processors' load."""
+    own = {name for _, metrics in systems for name in metrics} - {*reports.STANDARD_METRICS}
+    return (sorted(own) or ["cpu_percent"])[:LINES_MAX]
 
 
 def is_share(systems: Systems, name: str) -> bool:

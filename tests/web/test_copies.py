@@ -57,7 +57,8 @@ async def test_copies_are_seen_to_follow_those_who_read(tmp_path, browser):
             for node in NODES[2:]:
                 async with reading(client.Client(bus, node=node), "printers/3"):
                     # Without a hand on it, the page shows a copy where the readers are.
-                    await page.wait_for_selector(f"#copies tbody tr:has-text('{node}')", timeout=60_000)
+                    held = f"#copies tbody tr > td:first-child:has-text('{node}')"
+                    await page.wait_for_selector(held, timeout=60_000)
                     await here.keep(f"copies-{node}")
             # And when nobody reads any more, what is left is the one that has to be.
             await here.until("document.querySelectorAll('#copies tbody tr').length === 1", timeout_s=60)

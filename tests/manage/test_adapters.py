@@ -9,6 +9,7 @@ import re
 import signal
 from typing import Any
 
+import psutil
 import pytest
 
 from muster.bus import http
@@ -20,6 +21,13 @@ from tests.manage import contract
 
 def limits_of(pid: int) -> str:
     return pathlib.Path(f"/proc/{pid}/limits").read_text()
+
+
+def runs(one: psutil.Process) -> bool:
+    try:
+        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class TestProcess(contract.Contract):
@@ -121,6 +129,34 @@ class TestProcess(contract.Contract):
         await eventually(lambda: (tmp_path / "told").exists() and ends_with("more\n"))
         await asyncio.to_thread((tmp_path / "go").write_text, "on\n")
         await eventually(lambda: ends_with("more\nlast\n"))  # it writes on behind what was kept
+
+    async def test_what_it_started_ends_with_it(self, host, tmp_path):
+        """Left alone it is killed; in a stop it may finish, until its time is over."""
+        words = """
+            sh -c 'trap "echo bye > said; exit" TERM; echo $$ > gentle; while :; do sleep 0.1; done' &
+            sh -c 'trap "" TERM; echo $$ > stubborn; while :; do sleep 0.1; done' &
+            exec sleep 1000
+        """
+        config = {"command": ["sh", "-c", words], "directory": str(tmp_path), "stop_s": 2}
+
+        async def others() -> list[psutil.Process]:
+            files = [tmp_path / "gentle", tmp_path / "stubborn"]
+            await eventually(lambda: all(one.exists() and one.read_text() for one in files))
+            found = [psutil.Process(int(one.read_text())) for one in files]
+            for one in files:
+                one.unlink()
+            return found
+
+        await self.do(host, "create", config=config)
+        first = await others()
+        os.kill(self.seen(host).properties["pid"], signal.SIGKILL)
+        await eventually(lambda: not any(map(runs, first)))
+        assert not (tmp_path / "said").exists()
+        await self.do(host, "execute", operation="start")
+        second = await others()
+        await self.do(host, "execute", operation="stop")
+        assert not any(map(runs, second))
+        assert (tmp_path / "said").exists()
 
     async def test_a_command_that_is_not_there(self, host):
         answer = await self.do(host, "create", config={"command": ["/no/such/program"]})

@@ -14,6 +14,7 @@ import pytest
 
 from muster.pipeline import java
 from muster.testing.eventually import eventually
+from tests.manage import test_adapters
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -92,6 +93,7 @@ async def test_it_is_up_when_it_commits_late_when_it_does_not_and_goes_on_after_
     family = psutil.Process(pid).children(recursive=True)
     assert any("java" in one.name() for one in family)
     os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: not any(map(test_adapters.runs, family)), timeout_s=60)
     more()
 
     async def went_on() -> bool:
@@ -107,7 +109,7 @@ async def test_it_is_up_when_it_commits_late_when_it_does_not_and_goes_on_after_
     family = psutil.Process(pid).children(recursive=True)
     await fleet.client.delete("query")
     await fleet.client.wait_gone("query", timeout_s=PATIENCE_S)
-    await eventually(lambda: not [one for one in family if one.is_running()], timeout_s=60)
+    assert not [one for one in family if test_adapters.runs(one)]
 
 
 def _lines_in(sink: Path) -> list[str]:

@@ -42,6 +42,36 @@ def signal_session(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
+def signal_followers(pid: int, number: int) -> None:
+    """To what is left of what a process led that has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def leads_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
+def has_followers(pid: int) -> bool:
+    """Whether anything runs of what a process led that has ended."""
+    try:
+        os.killpg(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return any(_runs_in(path, pid) for path in pathlib.Path("/proc").glob("[0-9]*/stat"))
+
+
+def _runs_in(path: pathlib.Path, group: int) -> bool:
+    try:
+        state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+    except (OSError, ValueError):
+        return False
+    return int(its_group) == group and state not in "ZX"
+
+
 def birth(pid: int) -> str:
     """When it was born, in the kernel's ticks: a number is given again, a birth is not. Empty if dead."""
     try:

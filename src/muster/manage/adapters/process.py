@@ -1,8 +1,9 @@
 """An operating-system process: started, watched, stopped; found again by its number and its birth.
 
-It leads a session of its own and outlives its agent.  Its output goes to a file next to the agent's, which is
-cut to its last half when it grows over its bound.  A process that runs already is adopted by the number in
-its ``pid_file``.  The process's end is known at once, from the kernel (a pidfd), whoever started it.
+It leads a session of its own and outlives its agent; what it started there ends with it.  Its output goes to
+a file next to the agent's, which is cut to its last half when it grows over its bound.  A process that runs
+already is adopted by the number in its ``pid_file``.  The process's end is known at once, from the kernel (a
+pidfd), whoever started it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from muster.manage.adapters import base
 
 OUTPUT_BYTES_MAX = 8 << 20
 OUTPUT_LOOK_S = 10.0
+FOLLOWERS_LOOK_S = 0.05
 LOG_BYTES = 64 << 10
 
 
@@ -82,6 +84,7 @@ class Process(base.Adapter):
         self._reason = "never started"
         self._exit_code: int | None = None
         self._problem = ""  # for which we have just ended it
+        self._followers_may_finish = False  # as it is being stopped
 
     # What agents call
 
@@ -147,13 +150,19 @@ class Process(base.Adapter):
         pid, config = self._pid, self._config
         if pid is None:
             return
-        ended = self._watching
+        ended, loop = self._watching, asyncio.get_running_loop()
+        until = loop.time() + (config.stop_s if config else 0)
+        leads, self._followers_may_finish = pids.leads_session(pid), True
         pids.signal_session(pid, signal.SIGTERM)
         if ended is not None:
-            await asyncio.wait([ended], timeout=config.stop_s if config else 0)
+            await asyncio.wait([ended], timeout=until - loop.time())
             if not ended.done():
                 pids.signal_session(pid, signal.SIGKILL)
                 await asyncio.wait([ended], timeout=5)
+        while leads and await asyncio.to_thread(pids.has_followers, pid):
+            if loop.time() > until:
+                pids.signal_followers(pid, signal.SIGKILL)
+            await asyncio.sleep(FOLLOWERS_LOOK_S)
         self._reason = "stopped"
 
     async def do_drain(self) -> None:
@@ -223,7 +232,7 @@ class Process(base.Adapter):
                 self._watch(pid)
 
     def _watch(self, pid: int) -> None:
-        self._pid = pid
+        self._pid, self._followers_may_finish = pid, False
         self.place.runtime |= {"pid": pid, "birth": pids.birth(pid)}
         self._watching = asyncio.create_task(self._until_it_ends(pid), name=f"process {self.place.name}")
         self._check_anew()
@@ -243,7 +252,7 @@ class Process(base.Adapter):
         return health.State.UP, ""
 
     async def _until_it_ends(self, pid: int) -> None:
-        end = asyncio.ensure_future(pids.end_of(pid))
+        leads, end = pids.leads_session(pid), asyncio.ensure_future(pids.end_of(pid))
         try:
             while not (await asyncio.wait([end], timeout=OUTPUT_LOOK_S))[0]:
                 if self.place.folder is not None:
@@ -252,6 +261,8 @@ class Process(base.Adapter):
         finally:
             end.cancel()
             await asyncio.gather(end, return_exceptions=True)
+        if leads and not self._followers_may_finish:  # or two would be at work when it is started again
+            pids.signal_followers(pid, signal.SIGKILL)
         how = "it ended" if code is None else f"ended by signal {-code}" if code < 0 else f"exit code {code}"
         if self._problem:
             how, self._problem = f"it was ended because it did not work: {self._problem}", ""

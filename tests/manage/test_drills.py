@@ -91,10 +91,11 @@ class Users:
         self.wanted: dict[str, int] = {}
         self.done = 0
         self.refused = 0
+        self.going_home = False
 
     async def work(self) -> None:
         number = 0
-        while True:
+        while not self.going_home:
             number += 1
             name = f"m{number % MEMORIES}"
             try:
@@ -105,6 +106,7 @@ class Users:
             except errors.MusterError:
                 # It may have been done: what it is now is what should be.
                 self.refused += 1
+                self.wanted.pop(name, None)
                 with contextlib.suppress(errors.MusterError):
                     found = await self.fleet.describe(name)
                     self.wanted[name] = found["spec"]["config"]["value"]
@@ -180,8 +182,8 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
         await drill("nursery and manager-1", kill_nursery)
         for name, pid in pids.items():
             assert psutil.pid_exists(pid), f"{name} was never touched"
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+        users.going_home = True
+        await working  # what is under way is answered first
         wanted = {name: (await fleet.describe(name))["spec"]["config"].get("value") for name in users.wanted}
         assert wanted == users.wanted, "what was acknowledged is what should be"
 

@@ -83,12 +83,18 @@ class Domain:
         return int(next(one.pid for one in self.family() if "nats-server" in one.name()))
 
 
+async def value_of(fleet: client.Client, name: str) -> int | None:
+    """As it should be; None where nobody has said yet."""
+    found: int | None = (await fleet.describe(name))["spec"].get("config", {}).get("value")
+    return found
+
+
 class Users:
     """Change what should be and have things done, all the time; remember what was acknowledged."""
 
     def __init__(self, fleet: client.Client) -> None:
         self.fleet = fleet
-        self.wanted: dict[str, int] = {}
+        self.wanted: dict[str, int | None] = {}
         self.done = 0
         self.refused = 0
         self.going_home = False
@@ -108,8 +114,7 @@ class Users:
                 self.refused += 1
                 self.wanted.pop(name, None)
                 with contextlib.suppress(errors.MusterError):
-                    found = await self.fleet.describe(name)
-                    self.wanted[name] = found["spec"]["config"]["value"]
+                    self.wanted[name] = await value_of(self.fleet, name)
 
 
 @pytest.fixture
@@ -152,7 +157,8 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
             began = time.monotonic()
             await act()
             before = users.done
-            await eventually(lambda: users.done > before + 2, timeout_s=PATIENCE_S)
+            await eventually(lambda: users.done > before + 2 or working.done(), timeout_s=PATIENCE_S)
+            assert not working.done(), working
             await eventually(lambda: all_up(fleet), timeout_s=PATIENCE_S)
             took[name] = time.monotonic() - began
 
@@ -184,7 +190,7 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
             assert psutil.pid_exists(pid), f"{name} was never touched"
         users.going_home = True
         await working  # what is under way is answered first
-        wanted = {name: (await fleet.describe(name))["spec"]["config"].get("value") for name in users.wanted}
+        wanted = {name: await value_of(fleet, name) for name in users.wanted}
         assert wanted == users.wanted, "what was acknowledged is what should be"
 
     # The bootstrap node alone: what it started ends with it, and what is managed runs on.
@@ -208,7 +214,7 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
         await eventually(lambda: all_up(fleet), timeout_s=PATIENCE_S)
         took["everything"] = time.monotonic() - began
         for name, value in wanted.items():
-            assert (await fleet.describe(name))["spec"]["config"]["value"] == value
+            assert await value_of(fleet, name) == value
         for name, pid in pids.items():
             found = (await fleet.observe(name))["properties"]["pid"]
             assert found == pid, f"{name} ran on, and was found again"

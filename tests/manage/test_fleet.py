@@ -205,6 +205,20 @@ async def test_silence_of_one_is_down_and_of_a_whole_zone_is_unknown(small):
     assert "whole zone default is silent" in row["reason"]
 
 
+async def test_a_manager_that_never_heard_of_it_does_not_repeat_what_a_checkpoint_said(small):
+    await small.client.apply(manifest(memory("a")))
+    await small.client.wait("a", "up")
+    await small.host.stop()
+    await small.man.abandon()
+    await small.manager("manager-2")
+    # It begins with a checkpoint that says: up.
+    row = await small.client.wait("a", "unknown", timeout_s=40)
+    assert row["manager"] == "manager-2"
+    assert "has not answered" in row["reason"]
+    await small.agent("host-a")
+    await small.client.wait("a", "up")
+
+
 async def test_an_agent_comes_back_and_its_resources_with_it(small):
     await small.client.apply(manifest(memory("a")))
     await small.client.wait("a", "up")

@@ -357,11 +357,9 @@ class Manager:
         self._claim_soon()
 
     def _listen(self, one: Managed, now: float, now_ms: int) -> None:
-        runtime = one.runtime
-        if runtime.observed is not None:
-            silent, since = runtime.zone in self._zones.silent, self._zones.heard_since
-            if reconcile.listen(runtime, now, now_ms, zone_silent=silent, heard_since=since):
-                self._note(one, True)
+        silent, since = one.runtime.zone in self._zones.silent, self._zones.heard_since
+        if reconcile.listen(one.runtime, now, now_ms, zone_silent=silent, heard_since=since):
+            self._note(one, True)
 
     # Acts
 

@@ -193,6 +193,13 @@ def listen(runtime: Runtime, now: float, now_ms: int, *, zone_silent: bool, hear
         health.State.FAILED,
     ):
         return False
+    if (
+        runtime.observed is None
+    ):  # its state is of a checkpoint, or of before an operation that nobody answered
+        if runtime.health.state is health.State.STARTING:
+            return False
+        reason = f"its agent has not answered this manager for {silence_s:.0f} s"
+        return happen(runtime, health.Event.CUT_OFF, reason, now_ms)
     if zone_silent:
         reason = f"its whole zone {runtime.zone} is silent for {silence_s:.0f} s: nothing is done there"
         return happen(runtime, health.Event.CUT_OFF, reason, now_ms)

@@ -128,7 +128,8 @@ def observe(
     if drift != runtime.drift:
         runtime.drift, runtime.dirty = drift, True
     if not observed.exists:
-        if before is not None and before.exists and not assignment.deleting:
+        was_there = before is not None and before.exists and not assignment.deleting
+        if was_there or runtime.health.state is health.State.UNKNOWN:
             return happen(runtime, health.Event.DIED, observed.reason or "it is not there any more", now_ms)
         return False
     match observed.state:

@@ -194,9 +194,7 @@ def listen(runtime: Runtime, now: float, now_ms: int, *, zone_silent: bool, hear
         health.State.FAILED,
     ):
         return False
-    if (
-        runtime.observed is None
-    ):  # its state is of a checkpoint, or of before an operation that nobody answered
+    if runtime.observed is None:  # its state is a checkpoint's, or of before a step that nobody answered
         if runtime.health.state is health.State.STARTING:
             return False
         reason = f"its agent has not answered this manager for {silence_s:.0f} s"

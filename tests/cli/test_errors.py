@@ -41,6 +41,12 @@ def test_with_json_output_the_error_is_json_too(muster, tmp_path):
     assert "muster init" in told["hint"]
 
 
+def test_a_deadline_that_passed_without_a_word_is_told_in_words():
+    told = main.explain(TimeoutError())
+    assert (told.code, told.exit_code) == (errors.TimedOut.code, 5)
+    assert told.message
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "word"),
     [

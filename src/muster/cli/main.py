@@ -134,7 +134,9 @@ def muster() -> None:
 
 def explain(error: OSError) -> errors.MusterError:
     """What the operating system refused, in the words of our own tree."""
-    what = (error.strerror or str(error)).lower()
+    if isinstance(error, TimeoutError):
+        return errors.TimedOut(str(error) or "it took too long", hint="is the machine busy? Try again")
+    what = (error.strerror or str(error) or type(error).__name__).lower()
     if error.filename:
         what = f"{error.filename}: {what}"
     match error.errno:

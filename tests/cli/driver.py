@@ -42,7 +42,7 @@ def command_line(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "muster", *map(str, arguments)]
 
 
-def run(*arguments: str | Path, home: Path | None = None, stdin: str = "", timeout_s: float = 60) -> Answer:
+def run(*arguments: str | Path, home: Path | None = None, stdin: str = "", timeout_s: float = 150) -> Answer:
     """A real process."""
     done = subprocess.run(
         command_line(*arguments),

@@ -22,6 +22,8 @@ from tests.cli import driver
 
 WAIT_S = 60.0
 
+pytestmark = pytest.mark.timeout(300)  # whole lives of domains, on machines that may be busy
+
 
 @contextlib.contextmanager
 def started(*arguments: str | Path, home: Path) -> Iterator[subprocess.Popen[str]]:

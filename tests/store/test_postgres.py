@@ -231,11 +231,13 @@ class Proxy:
         listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         async with listener:
             port = listener.sockets[0].getsockname()[1]
-            yield f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
-            listener.close()  # from Python 3.12 on, its end waits for those who are connected
-            for task in self._connections:
-                task.cancel()
-            await asyncio.gather(*self._connections, return_exceptions=True)
+            try:
+                yield f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
+            finally:
+                listener.close()  # from Python 3.12 on, its end waits for those who are connected
+                for task in self._connections:
+                    task.cancel()
+                await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(asyncio.create_task(self._serve(reader, writer)))
@@ -272,6 +274,7 @@ class Proxy:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 writer.write(data)
+            writer.close()
 
 
 async def test_a_commit_whose_answer_is_lost_counts_once(postgres_server, settings):
@@ -314,8 +317,10 @@ async def test_a_commit_that_nobody_can_be_asked_about_is_called_unknown(postgre
         assert [record.value for record in await store.scan("a")] == [b"1"]
 
 
-async def test_a_server_that_does_not_answer_is_given_up(postgres_server, settings):
-    quick = msgspec.structs.replace(settings, answer_timeout_s=2, busy_timeout_s=0.5)
+@pytest.mark.parametrize(("answer_s", "busy_s"), [(1.0, 1.0), (30.0, 0.3)], ids=["by us", "by the server"])
+async def test_a_server_that_does_not_answer_is_given_up(postgres_server, settings, answer_s, busy_s):
+    """Whichever ends a silent transaction first; the server does after two busy timeouts."""
+    quick = msgspec.structs.replace(settings, answer_timeout_s=answer_s, busy_timeout_s=busy_s)
     proxy = Proxy(postgres_server)
     async with (
         proxy.listening() as url,

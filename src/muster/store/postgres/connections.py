@@ -165,6 +165,8 @@ def translated(error: psycopg.Error, shown: str) -> errors.MusterError:
             return api.Full(f"the disk of {shown} is full: {error}", hint="free disk space, then try again")
         case psycopg.errors.LockNotAvailable():
             return errors.Unavailable(f"another process holds the lock of {shown}", retry_after_s=1.0)
+        case psycopg.errors.IdleInTransactionSessionTimeout():  # we were paused, or cut off, in the middle
+            return errors.TimedOut(f"{shown} gave up on a transaction that fell silent", retry_after_s=1.0)
         case psycopg.errors.QueryCanceled():
             return errors.TimedOut(f"{shown} gave up on a statement: {error}")
         case psycopg.errors.TooManyConnections():

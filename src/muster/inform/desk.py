@@ -23,6 +23,7 @@ events = log.Events("inform")
 
 OWN_MAX = 20_000
 DUE_SPARE = 10_000
+UNDER_WAY_BYTES_MAX = 64 << 20  # of the memory: records that have come and are not in the view yet
 
 
 class RoleOf(Protocol):
@@ -55,7 +56,8 @@ class Desk:
         self._rules = (*settings.rules, *(rights.BUILT_IN if role_of is not None else ()))
         self.mounts = {one.name: kinds.mounted(one) for one in settings.mounts}
         self.zone = zone
-        self.copies = copies.Copies(name, memory_bytes_max=settings.memory_bytes)
+        under_way = min(settings.memory_bytes // 8, UNDER_WAY_BYTES_MAX)
+        self.copies = copies.Copies(name, memory_bytes_max=settings.memory_bytes - under_way)
         self.directory = directory.Directory(name, lost_after_s=settings.lost_after_s)
         self.clock = clock.Clock(name)
         self.demand = demand.Counts()

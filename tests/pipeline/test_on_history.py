@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import itertools
 import json
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.pipeline import traffic
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RULES = "rules:\n  - {name: busy, level: node, when: cpu_percent > 85, severity: critical}\n"
-ROUNDS, MACHINES = 8, 20
+ROUNDS, MACHINES = 4, 20
 
 
 async def muster(*words: str | Path, home: Path) -> driver.Answer:
@@ -32,9 +33,8 @@ async def asked(*words: str | Path, home: Path) -> Any:
     return json.loads((await muster(*words, "-o", "json", home=home)).out)
 
 
-async def tell(home: Path, number: int) -> int:
+async def tell(where: dict[str, Any], number: int) -> int:
     """A round of reports into the stream, larger than the one before; how many."""
-    where = await asked("status", home=home)
     (creds,) = await asyncio.to_thread(lambda: list(Path(where["keys"]).rglob("admin.creds")))
     servers = [one["url"] for one in where["brokers"]]
     async with await connecting.connect(servers, creds=creds) as bus:
@@ -69,22 +69,33 @@ async def test_a_history_is_made_and_asked_in_every_way_from_the_command_line(tm
     await muster("init", "--port", "0", home=home)
     await muster("up", "--detach", "--set", "channel.enabled=true", home=home)
     try:
-        quick = [f"pipeline.{word}" for word in ("trigger_s=1s", "window_s=1s", "delay_s=900ms")]
+        quick = [f"pipeline.{word}" for word in ("trigger_s=5s", "window_s=1s", "delay_s=900ms")]
         child: process.Child = await start_process(
             *driver.command_line("pipeline", "run", "--set", f"pipeline.rules={rules}"),
             *(part for word in quick for part in ("--set", word)),
             env=driver.environment(home),
         )
+        where = await asked("status", home=home)
         total = 0
         for number in range(1, ROUNDS + 1):
-            total += await tell(home, number)
+            total += await tell(where, number)
 
             async def read(total: int = total) -> bool:
                 told = await asyncio.to_thread(driver.run, "pipeline", "status", "-o", "json", home=home)
                 return told.code == 0 and told.json()["total_rows"] >= total
 
             await eventually(read, timeout_s=300)
-        check = await asked("capacity", "--check", "--window", "10m", home=home)
+        rounds = itertools.count(ROUNDS + 1)
+
+        async def checked() -> Any:
+            """Of batches that had not to catch up; there may be none yet on a busy machine."""
+            await tell(where, next(rounds))
+            told = await asyncio.to_thread(
+                driver.run, "capacity", "--check", "--window", "10m", "-o", "json", home=home
+            )
+            return told.json() if told.code == 0 else None
+
+        check = await eventually(checked, timeout_s=300)
         assert {"Spark's trigger", "batch"} <= set(check["stages_s"])
         assert check["batches"] > 0
         assert check["measured_max_s"] > 0

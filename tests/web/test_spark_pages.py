@@ -23,7 +23,7 @@ RULES = """\
 rules:
   - name: busy
     level: group
-    when: cpu_percent > 0
+    when: cpu_percent_mean > 0
     severity: warning
     summary: "{about} is at {value:.0f} %"
 """

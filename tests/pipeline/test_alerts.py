@@ -60,6 +60,16 @@ def test_a_judgement_made_twice_changes_nothing_the_second_time():
     assert states(one.judge(say(True, 0, "group:web", "down"), 5000)) == []
 
 
+def test_a_window_without_a_figure_leaves_the_last_one_known():
+    one = book()
+    one.judge(say(True, 0), 0)
+    unknown = alerts.Judgement("hot", "node:a", True, 10_000, None, "web")
+    one.judge([unknown], 10_000)
+    fired = one.tick(30_000)
+    assert states(fired) == ["firing"]
+    assert fired.alerts[0].value == 95.0
+
+
 def test_acknowledged_stays_so_until_it_ends():
     one = book()
     one.judge(say(True, 0, "group:web", "down"), 0)

@@ -172,7 +172,9 @@ class Book:
                 entry = self._entries[one.rule, one.about] = Entry(one.rule, one.about)
             if one.at_ms <= entry.judged_ms:
                 continue
-            entry.judged_ms, entry.value, entry.group = one.at_ms, one.value, one.group
+            entry.judged_ms, entry.group = one.at_ms, one.group
+            if one.value is not None:  # a window in which nothing was measured says nothing newer
+                entry.value = one.value
             if one.on != entry.on:
                 entry.on = one.on
                 if one.on:

@@ -66,6 +66,7 @@ PUBLISH = {
             "muster.manage.from.a1",  # nothing said: the subject has no kind
             "muster.manage.from.a1.renew",  # as if it were a manager
             "muster.manage.from.a1.vouch.a2",
+            "muster.manage.from.a1.vouch.a2.secret",
             "muster.monitor.from.a1.batch.root.0",  # reports of whole fleets, as if it were a channel
             "muster.monitor.from.a1.summary.c1",
             "muster.pipeline.from.a1.alert.hot",  # which would set the domain's responses off

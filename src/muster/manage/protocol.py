@@ -8,8 +8,7 @@
     muster.manage.to.<manager>.execute               operations that users asked for
     muster.manage.from.<agent>.hello                 an agent says what it is and has
     muster.manage.from.<agent>.request.secret        … and asks for a secret of what it starts
-    muster.manage.from.<manager>.vouch.<agent>       … which a manager passes on that has a line to it
-    muster.manage.from.<manager>.vouch.<agent>.secret
+    muster.manage.from.<manager>.vouch.<agent>[.<what>]  … either by way of a manager that has a line to it
     muster.manage.to.<agent>.claim                   a manager takes resources over
     muster.manage.to.<agent>.operation.<resource>    a manager has something done
     muster.manage.from.<agent>.beat.<manager>        heartbeats of an agent's resources, many in a message

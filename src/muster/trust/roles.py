@@ -49,7 +49,7 @@ STREAMS = {
 # Said to a part by its own processes alone: whoever else could say them would be taken for one of those.
 # As short as can be: they stand in every document that has permissions of its own.
 OWN_WORDS = {
-    "manage": ("renew", "checkpoint", "vouch.*"),
+    "manage": ("renew", "checkpoint", "vouch.>"),
     "monitor": ("batch.>", "summary.>"),
     "pipeline": ("alert.>", "report.>", "progress"),
 }

@@ -85,7 +85,7 @@ class Engine:
                 yield Reader(now.position, self, connection)
             finally:
                 with contextlib.suppress(errors.NotConnected):  # the store was closed meanwhile
-                    await self._read(connection, sqlite3.Connection.rollback)
+                    await self._read(connection, statements.end)
 
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]:
         return await self._read_once(lambda reading: statements.get_many(reading, collection, keys))
@@ -186,11 +186,11 @@ class Engine:
         """Several statements, one moment, one trip to a thread."""
 
         def read(connection: sqlite3.Connection) -> T:
-            statements.begin(connection)
             try:
+                statements.begin(connection)
                 return function(connection)
             finally:
-                connection.rollback()
+                statements.end(connection)
 
         async with self._reader() as connection:
             return await self._read(connection, read)

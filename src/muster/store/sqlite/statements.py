@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import secrets
 import sqlite3
@@ -84,6 +85,14 @@ def _execute_each(connection: sqlite3.Connection, script: str) -> None:
 def begin(connection: sqlite3.Connection) -> commits.Head:
     connection.execute("BEGIN")
     return head(connection)  # the first read fixes the moment
+
+
+def end(connection: sqlite3.Connection) -> None:
+    """Whoever was cancelled interrupts the connection, wherever it is: in the end of a read, too."""
+    for _ in range(2):
+        if connection.in_transaction:
+            with contextlib.suppress(sqlite3.OperationalError):
+                connection.rollback()
 
 
 def head(connection: sqlite3.Connection) -> commits.Head:

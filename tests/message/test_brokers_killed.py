@@ -82,7 +82,7 @@ async def _kill_under_load(cluster: network.Network, *, kills: int, between: int
                     await told.reached(senders * between * number + between)
                     victim = cluster[await _leader(watching) if number else first]
                     await victim.kill()
-                    await told.reached(len(told.moved) + 5)
+                    await told.reached(min(len(told.moved) + 5, told.total))
                     await victim.start()
                     await victim.wait_healthy(timeout_s=60)
 

@@ -127,7 +127,7 @@ class Audit:
                     await self._store(messages.decode(data, messages.Decision))
                 except errors.InvalidInput as error:  # not one of ours: it would come up for ever
                     self._context.log.warning("no-decision", file=path.name, error=error)
-                except errors.MusterError as error:
+                except (errors.MusterError, OSError) as error:
                     self._context.log.warning("not-recorded", file=path.name, error=error)
                     break
                 await asyncio.to_thread(path.unlink)

@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,19 @@ class Answer:
 
     def json(self) -> Any:
         return json.loads(self.out)
+
+
+def wait_until(
+    look: Callable[[], Any], *, timeout_s: float = 60.0, not_yet: tuple[type[Exception], ...] = ()
+) -> Any:
+    """The first true thing that ``look`` finds, for tests that have no loop (see `eventually`)."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(*not_yet):
+            if found := look():
+                return found
+        assert time.monotonic() < deadline, f"it did not become true in {timeout_s:g} s"
+        time.sleep(0.1)  # pace of looking
 
 
 def environment(home: Path | None = None, **extra: str) -> dict[str, str]:

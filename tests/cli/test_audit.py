@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,15 +79,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def told(place: Path, what: str, *filters: str) -> dict[str, Any]:
     """The newest act of this kind; notes in a file are taken over a moment later."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
+
+    def look() -> Any:
         found = driver.quick("audit", "--what", what, *filters, "-o", "json", home=place)
         assert found.code == 0, found.err
-        if found.json():
-            newest: dict[str, Any] = found.json()[-1]
-            return newest
-        time.sleep(0.1)  # pace of looking
-    raise AssertionError(f"no {what} in the audit")
+        return found.json()
+
+    newest: dict[str, Any] = driver.wait_until(look)[-1]
+    return newest
 
 
 def test_acts_on_the_home_are_taken_over_also_those_from_before_the_start(place):
@@ -103,10 +101,8 @@ def test_acts_on_the_home_are_taken_over_also_those_from_before_the_start(place)
     assert refused.code == errors.NotFound.exit_code
     one = told(place, "revoke", "--target", "nobody")
     assert (one["outcome"], "nobody" in one["why"]) == ("refused", True)
-    deadline = time.monotonic() + WAIT_S
-    while list((place / "local" / audit.FOLDER).glob("*.json")):
-        assert time.monotonic() < deadline, "notes stay although they were taken over"
-        time.sleep(0.1)  # pace of looking
+    notes = place / "local" / audit.FOLDER
+    driver.wait_until(lambda: not list(notes.glob("*.json")))
 
 
 ACTS = [

@@ -87,11 +87,7 @@ class Shell:
         return answer.out
 
     def until(self, look: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + WAIT_S
-        while not (found := look()):
-            assert time.monotonic() < deadline, self("get")
-            time.sleep(0.1)  # pace
-        return found
+        return driver.wait_until(look, timeout_s=WAIT_S)
 
     def state(self, name: str) -> str:
         return str(rows(self("get", name))[0]["state"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,13 +100,7 @@ def stop(running: Running) -> None:
 
 
 def wait_until(condition: Callable[[], Any], *, timeout_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        with contextlib.suppress(httpx.HTTPError):
-            if found := condition():
-                return found
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.1)  # pace of looking
+    return driver.wait_until(condition, timeout_s=timeout_s, not_yet=(httpx.HTTPError,))
 
 
 @pytest.fixture(scope="session")

@@ -294,6 +294,14 @@ def test_summaries_of_merging_channels_add_up_with_node_reports():
     assert late.counts.keys() == {"late"}
 
 
+def test_a_shard_of_summaries_alone_keeps_its_groups_over_a_micro_batch():
+    plan = fleet.Plan()
+    known = fleet.Fleet(plan)
+    known.feed([], T0, summaries=[summary([traffic.report("a", 1, T0, group="far", zone="z3")])])
+    found = closed(again(known, plan).feed([], T0 + 20_000))
+    assert found["group", "far", 0].cell.total == found["zone", "z3", 0].cell.total == 1
+
+
 def test_a_summary_that_does_not_hold_together_is_counted_and_harms_nothing():
     known = fleet.Fleet(fleet.Plan())
     good = summary([traffic.report("a", 1, T0)])

@@ -107,7 +107,7 @@ class Fleet:
     def __init__(self, plan: Plan, known: roll.Roll | None = None) -> None:
         self._plan = plan
         self._judge = machines.Judge(plan.rules)
-        self.roll = known or roll.Roll(self._judge.wanted)
+        self.roll = roll.Roll(self._judge.wanted) if known is None else known
         self._clock_ms = 0
         self._closed_ms = 0  # windows that end here or before are closed
         self._open: dict[tuple[int, str, int], cells.Cell] = {}  # by window's start, level, code in the roll

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from muster.core import errors
@@ -18,6 +19,8 @@ from muster.inform import demand, desk, placement, protocol, writing
 PROBE_S = 1.0
 CHUNK = 2_000
 TOGETHER = 32
+
+_Work = Callable[[], Coroutine[Any, Any, None]]  # not begun: a round may be cancelled while it makes its list
 
 
 class Upkeep:
@@ -95,7 +98,7 @@ class Upkeep:
         shared.short.clear()
         live = shared.directory.candidates(shared.information())
         members = [one.node for one in live]
-        work: list[Coroutine[Any, Any, None]] = []
+        work: list[_Work] = []
         for number, key in enumerate(keys, 1):
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
@@ -106,7 +109,7 @@ class Upkeep:
                 continue
             wanted = placement.mend(copy.holders, live, shared.copies_wanted(), watermark=settings.watermark)
             if wanted != copy.holders and not copy.deleted:
-                work.append(self._writer.place(key, wanted, before=copy.holders))
+                work.append(partial(self._writer.place, key, wanted, before=copy.holders))
         self.moved["mended"] += len(work)
         self._generation = generation if await _all(work) else -1
 
@@ -120,7 +123,7 @@ class Upkeep:
         keys = counts.keys()
         if shared.copies.temporary:
             keys |= {key for key, copy in shared.copies.index.items() if copy.temporary}
-        work: list[Coroutine[Any, Any, None]] = []
+        work: list[_Work] = []
         for number, key in enumerate(sorted(keys), 1):
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
@@ -136,10 +139,10 @@ class Upkeep:
                     case demand.Migrate(to):
                         self.moved["migrated"] += 1
                         holders = demand.migrated(copy.holders, shared.name, to)
-                        work.append(self._writer.place(key, holders, before=copy.holders))
+                        work.append(partial(self._writer.place, key, holders, before=copy.holders))
                     case demand.Replicate(to) if to not in copy.holders:
                         self.moved["replicated"] += 1
-                        work.append(self._replicate(key, to))
+                        work.append(partial(self._replicate, key, to))
         await _all(work)
 
     async def _replicate(self, key: str, to: str) -> None:
@@ -159,7 +162,7 @@ class Upkeep:
         """Expired contexts become deleted ones; what was deleted long ago is forgotten."""
         shared = self._desk
         now_ns = shared.now_ns()
-        work: list[Coroutine[Any, Any, None]] = []
+        work: list[_Work] = []
         while shared.due and shared.due[0][0] <= now_ns:
             _, key = heapq.heappop(shared.due)
             copy = shared.copies.index.get(key)
@@ -168,26 +171,26 @@ class Upkeep:
             if copy.deleted:
                 if (copy.stamp >> 16) * 1_000_000 + shared.settings.tombstone_s * 1e9 <= now_ns:
                     if not copy.temporary and copy.holders[0] == shared.name:
-                        work.append(shared.log.forget(key))
+                        work.append(partial(shared.log.forget, key))
                     shared.drop(key)
             elif 0 < copy.expires_at_ns <= now_ns:
                 if copy.temporary:
                     shared.drop(key)
                 elif copy.holders[0] == shared.name:
                     self.moved["expired"] += 1
-                    work.append(self._writer.expire(key))
+                    work.append(partial(self._writer.expire, key))
                     heapq.heappush(shared.due, (now_ns + 5_000_000_000, key))  # should this one fail
         await _all(work)
 
 
-async def _all(work: list[Coroutine[Any, Any, None]]) -> bool:
+async def _all(work: list[_Work]) -> bool:
     """Some at a time. Whether all of it could be done; what could not is found again by the next round."""
     gate = asyncio.Semaphore(TOGETHER)
 
-    async def one(task: Coroutine[Any, Any, None]) -> bool:
+    async def one(task: _Work) -> bool:
         async with gate:
             try:
-                await task
+                await task()
             except (errors.Unavailable, errors.Refused, errors.NotFound) as error:
                 desk.events.warning("upkeep-failed", error=error)
                 return False

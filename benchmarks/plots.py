@@ -16,6 +16,7 @@ GOAL_COLOUR = "#c0392b"
 BAR_INCHES = 0.22
 DOTS_PER_INCH = 100
 LOGARITHMIC_FROM = 30  # times the smallest figure
+ROWS_MAX = 30  # of more, only those with something to be held against are drawn; the table has them all
 
 
 def draw(name: str, rows: Sequence[harness.Row], path: pathlib.Path) -> None:
@@ -24,6 +25,8 @@ def draw(name: str, rows: Sequence[harness.Row], path: pathlib.Path) -> None:
     mpl.use("Agg")
     from matplotlib import artist, lines, patches, pyplot
 
+    if len(rows) > ROWS_MAX:
+        rows = [row for row in rows if row.goal is not None or row.paper is not None]
     panels: dict[str, list[harness.Row]] = {}
     for row in rows:
         panels.setdefault(row.unit, []).append(row)

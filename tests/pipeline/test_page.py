@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from muster.core import messages, reports
-from muster.pipeline import fleet, history, job, rules
+from muster.pipeline import fleet, history, job, protocol, rules
 
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "pipeline.md").read_text()
 
@@ -38,6 +38,11 @@ def test_every_reason_and_every_folder_is_named():
         reports.WrongSchema.code,
         reports.WrongVersion.code,
     ]
-    assert [reason for reason in reasons if f"`{reason}`" not in TEXT] == []
+    assert [reason for reason in reasons if reason not in protocol.COUNTED] == []
+    assert [reason for reason in protocol.COUNTED if f"`{reason}`" not in TEXT] == []
+    source = "".join(path.read_text() for path in Path(job.__file__).parent.glob("*.py"))
+    counted = set(re.findall(r"(?:outcomes|self|output)\.count\(\"([a-z-]+)\"", source))
+    assert len(counted) > 5
+    assert counted - set(protocol.COUNTED) == set()
     kinds = (history.NODES, history.LEVELS, history.ALERTS, history.HOURS, history.DAYS)
     assert [kind for kind in kinds if f"\n{kind}/" not in TEXT] == []

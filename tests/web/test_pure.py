@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from muster.core import errors, reports
+from muster.pipeline import levels, query, results
 from muster.trust import roles
-from muster.web import cache, guard, logins, problems, sessions
+from muster.web import cache, guard, logins, past, problems, sessions
 from muster.web.pages import charts, html, overview, routes, view, widgets
 from muster.web.rest import base
+from tests.pipeline import test_history, traffic
 
 KEY = b"k" * 32
 
@@ -185,6 +187,17 @@ def test_charts_leave_gaps_and_say_their_figures():
     made = charts.lines([charts.Line("load", points)], label="Load", unit=" s")
     assert made.count("<polyline") == 2
     assert 'aria-label="Load. Now load: 5 s"' in made
+    both = [charts.Line("load", points), charts.Line("95 %", [(0.0, None), (3.0, float("nan"))])]
+    assert charts.lines(both, label="Load", unit=" s") == made  # of what was never measured nothing is said
+
+
+def test_where_nothing_came_for_several_paces_nothing_is_drawn():
+    steady = [(float(at), 1.0) for at in range(0, 60, 10)]
+    assert charts.gapped(steady) == steady
+    late = [*steady, (200.0, 9.0), (210.0, 1.0)]
+    assert charts.gapped(late) == [*steady, (200.0, None), (200.0, 9.0), (210.0, 1.0)]
+    assert charts.gapped([]) == []
+    assert charts.gapped([(1.0, 1.0)]) == [(1.0, 1.0)]
 
 
 # At the door
@@ -272,3 +285,52 @@ def test_the_overview_draws_what_only_this_fleet_reports_and_shares_as_shares():
     assert overview.is_share(systems, "infected")
     assert not overview.is_share(systems, "cpu_percent")
     assert overview._means(systems, "infected", 100) == [(1.0, 25.0), (2.0, None)]
+
+
+# The past
+
+
+def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
+    """And thins what is between the gaps, never the gaps."""
+    start_ms = 1_700_000_000_000
+    for number in (*range(40), *range(50, 90)):  # ten windows without a report
+        many = results.Many("system", "", start_ms + number * 10_000)
+        many.cell.fold(test_history._column(float(number)))
+        levels.write([many], 10_000, tmp_path, "r", number)
+    asked = past.levels("system", "", "cpu_percent", start_ms)
+    found = past.plot(tmp_path, asked, 20)
+    gone = [(one["at_ms"] - start_ms) // 10_000 for one in found if one["mean"] is None]
+    assert gone == [40]
+    assert [one["mean"] for one in found if one["mean"] is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
+    drawn = str(
+        charts.lines([charts.Line("mean", [(o["at_ms"] / 1000, o["mean"]) for o in found])], label="CPU")
+    )
+    assert drawn.count("<polyline") == 2
+    assert drawn.count('class="gap"') == 1
+    assert "nothing measured" in drawn
+
+
+def test_the_history_is_paged_by_its_cursors(tmp_path):
+    with pytest.raises(errors.NotFound, match="no history"):
+        past.page(tmp_path / "none", query.Query(), 5, "")
+    rows = [traffic.report(f"m{n}", 1, test_history.T0 + n) for n in range(12)]
+    test_history.store(tmp_path, 0, rows)
+    seen = []
+    cursor: str | None = ""
+    while cursor is not None:
+        found, cursor = past.page(tmp_path, query.Query(columns=("machine",)), 5, cursor)
+        seen.append([one["machine"] for one in found])
+    assert seen == [["m11", "m10", "m9", "m8", "m7"], ["m6", "m5", "m4", "m3", "m2"], ["m1", "m0"]]
+
+
+def test_a_metric_s_name_says_its_unit_and_words_go_with_their_number():
+    assert [
+        widgets.unit(name) for name in ("cpu_percent", "memory_bytes", "network_in_bytes_s", "up_s", "x")
+    ] == [
+        " %",
+        " B",
+        " B/s",
+        " s",
+        "",
+    ]
+    assert (widgets.count(1, "channel"), widgets.count(2000, "channel")) == ("1 channel", "2,000 channels")

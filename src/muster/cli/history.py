@@ -67,9 +67,12 @@ def history(
 ) -> None:
     """Search the history of reports and alerts.
 
+    The newest come first, unless all are asked for (`-n 0`).
+
     QUERY is a predicate over the columns of what is searched; docs/reference/predicates.md is its language.
     """
     from muster.core import errors, units
+    from muster.pipeline import latest
     from muster.pipeline import query as query_
 
     if root is None:
@@ -91,6 +94,8 @@ def history(
             raise errors.InvalidInput("--of needs --by: of which to make a line each")
         rows = query_.summarise(root, wanted, of=of, by=parts).to_pylist()
         shown = (*parts, *query_.STATISTICS)
+    elif limit > 0:
+        rows = latest.page(root, wanted, limit)[0].to_pylist()
     else:
         for batch in query_.search(root, wanted):
             rows += batch.to_pylist()

@@ -1,8 +1,9 @@
 """What comes of a micro-batch: reports, judgements and alerts, written, published, and then remembered.
 
 In that order: a batch that is interrupted is done again, with the same results under the same message ids and
-file names.  `Outcomes.take` runs in a thread of Spark's; the book of alerts and the bus belong to the event
-loop, which it waits for.
+file names.  The book of alerts does not change twice, so what it said the first time stays *unsaid* until
+the brokers have it, and is remembered.  `Outcomes.take` runs in a thread of Spark's; the book and the bus
+belong to the event loop, which it waits for.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Remembered(msgspec.Struct):
 
     book: alerts.Memory
     unsent: list[alerts.Notice] = msgspec.field(default_factory=list)
+    unsaid: list[messages.Alert] = msgspec.field(default_factory=list)
 
 
 class Outcomes:
@@ -64,6 +66,8 @@ class Outcomes:
         remembered = self._remember()
         self.book = alerts.Book((*known, HISTORY), remembered.book)
         self.sender = notices.Sender(receivers, settings, unsent=remembered.unsent)
+        self._unsaid = remembered.unsaid  # changes of alerts that the brokers do not have yet
+        self._unkept: list[messages.Alert] = []  # that they have, and the history does not
         self._window_ms = int(settings.window_s * 1000)
         mark = history_.done(history, run)
         self._summaries = mark.summaries if mark is not None else -1  # the last that was read
@@ -142,7 +146,8 @@ class Outcomes:
         await self.obey(outcome)
         for level, name, message in made:
             self.latest[level, name] = message
-        await asyncio.to_thread(self._keep_alerts, outcome.alerts, number)
+        kept, self._unkept = self._unkept, []
+        await asyncio.to_thread(self._keep_alerts, kept, number)
         await asyncio.to_thread(self.save)
         self.machines = machines
         self.total_rows += counts.get("rows", 0)
@@ -168,22 +173,27 @@ class Outcomes:
             self._log.error("history-not-written", error=error)
 
     async def obey(self, outcome: alerts.Outcome) -> None:
-        """Publish what changed, and queue what people are to be told."""
+        """Publish what changed, and queue what people are to be told. What fails is said by the next."""
+        for notice in outcome.notices:
+            self.sender.add(notice)
+        self._unsaid += outcome.alerts
+        saying = list(self._unsaid)
         await _in_groups(
             self._alerts.publish(
                 protocol.alert(self._bus.identity, one.rule),
                 messages.encode(one),
                 message_id=f"{one.rule}:{one.about}:{one.state.value}:{one.since_ms}",
             )
-            for one in outcome.alerts
+            for one in saying
         )
-        for notice in outcome.notices:
-            self.sender.add(notice)
+        said = {id(one) for one in saying}
+        self._unkept += [one for one in self._unsaid if id(one) in said]
+        self._unsaid = [one for one in self._unsaid if id(one) not in said]
 
     async def pass_time(self) -> None:
         """Alerts ripen by the clock of the stream, which stands still while nothing is read."""
         outcome = self.book.tick(self.clock_ms)
-        if outcome.alerts:
+        if outcome.alerts or self._unsaid:
             await self.obey(outcome)
             await asyncio.to_thread(self.save)
 
@@ -199,7 +209,7 @@ class Outcomes:
             ) from error
 
     def save(self) -> None:
-        data = msgspec.json.encode(Remembered(self.book.memory(), self.sender.unsent()))
+        data = msgspec.json.encode(Remembered(self.book.memory(), self.sender.unsent(), self._unsaid))
         fresh = self._memory_path.with_suffix(f".{uuid.uuid4().hex[:8]}")
         try:
             with fresh.open("wb") as file:

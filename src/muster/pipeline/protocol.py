@@ -30,6 +30,32 @@ TICK = "tick"
 
 Counts = dict[str, int]
 
+#: What `Progress.counts` counts, in words. ``untold RULE`` besides: a rule became true of more machines than
+#: anyone can read about.
+COUNTED = {
+    "malformed": "messages that could not be read",
+    "too-large": "messages that were too large to be read",
+    "wrong-schema": "messages with other columns than reports have",
+    "wrong-version": "messages of a version that is not known here",
+    "forged": "messages whose header names another group than their rows",
+    "future": "reports from too far in the future: a machine's clock is wrong",
+    "late": "reports that came after their window had closed; the history has them",
+    "duplicated": "reports that were seen already, and counted once",
+    "unusable": "reports that could not be taken in: a fault of Muster's, please report it",
+    "unpublished": "results that could not be said: a fault of Muster's, please report it",
+    "summaries": "rows of summaries that were taken in: nothing is wrong with them",
+    "not-in-history": "reports that could not be written to the history",
+    "levels-not-in-history": "group, zone and system reports that could not be written to the history",
+    "alerts-not-in-history": "changes of alerts that could not be written to the history",
+    "history-full": "times the history had no room",
+    "history-failed": "times the history could not be written for another reason",
+    "query-failed": "times Spark's query ended by itself and was started again; nothing is lost by that",
+    "bus-errors": "times the brokers did not take a tick or an alert; it is tried again",
+    "progress-not-kept": "accounts of batches that could not be kept for `muster pipeline fit`",
+    "not-compacted": "times the history could not be compacted; it is tried again",
+    "alerts-not-saved": "times the book of alerts could not be saved; it is tried again",
+}
+
 
 class Top(messages.Message, frozen=True, kw_only=True, tag="top/1"):
     """The machines with the highest values of some metrics in one window."""

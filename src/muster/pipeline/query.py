@@ -39,9 +39,12 @@ class Query:
 
 def search(root: Path, query: Query) -> Iterator[pa.RecordBatch]:
     """The rows where the predicate is true, in no particular order."""
-    dataset = _open(root, query.kind)
-    if dataset is None:
-        return
+    dataset = dataset_of(paths(root, query.kind))
+    if dataset is not None:
+        yield from scan(dataset, query)
+
+
+def scan(dataset: ds.Dataset, query: Query) -> Iterator[pa.RecordBatch]:
     model = _model(dataset.schema)
     condition = parser.parse(query.where)
     check.require(condition, model, query.where)
@@ -106,15 +109,19 @@ def summarise(root: Path, query: Query, *, of: str, by: Sequence[str]) -> pa.Tab
     return made.slice(0, query.limit)
 
 
-def _open(root: Path, kind: str) -> Any:
+def paths(root: Path, kind: str) -> list[str]:
     if kind not in KINDS:
         raise errors.InvalidInput(f"the history has no {kind!r}: there are {', '.join(KINDS)}")
-    paths = [str(path) for path in history.files(root, kind)]
-    if not paths:
+    return [str(path) for path in history.files(root, kind)]
+
+
+def dataset_of(files: Sequence[str]) -> Any:
+    """None where there are none."""
+    if not files:
         return None
     # An hour's files have columns that earlier batches lack, after a new version added one.
-    schema = pa.unify_schemas([ds.dataset(paths[0]).schema, ds.dataset(paths[-1]).schema])
-    return ds.dataset(paths, schema=schema, format="parquet")
+    schema = pa.unify_schemas([ds.dataset(files[0]).schema, ds.dataset(files[-1]).schema])
+    return ds.dataset(list(files), schema=schema, format="parquet")
 
 
 def _period(query: Query, schema: pa.Schema) -> Any:

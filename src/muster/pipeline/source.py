@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,8 @@ FAULT = "fault"
 
 RAW_SCHEMA = "sequence bigint, subject string, data binary, headers map<string,string>, stored_at timestamp"
 
+PATIENCE_S = 20.0
+RETRY_S = 0.5
 ROWS_MAX = 10_000_000  # of one message: an Arrow header of a few bytes can claim to be followed by terabytes
 
 
@@ -71,12 +74,20 @@ class Access:
     ca: str | None = None
 
     async def connect(self) -> client.Client:
-        return await connecting.connect(
-            self.servers,
-            creds=self.credentials,
-            identity=None if self.credentials else "spark",
-            tls=ssl.create_default_context(cafile=self.ca) if self.ca else None,
-        )
+        """With patience: a call that fails ends the query, and brokers come back within seconds."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await connecting.connect(
+                    self.servers,
+                    creds=self.credentials,
+                    identity=None if self.credentials else "spark",
+                    tls=ssl.create_default_context(cafile=self.ca) if self.ca else None,
+                )
+            except errors.Unavailable:
+                if time.monotonic() > deadline_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     @classmethod
     def of(cls, options: MutableMapping[str, str]) -> Access:

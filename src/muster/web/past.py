@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,19 +15,22 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 1_000  # in one answer
 PLOT_ROWS_MAX = 100_000
+FIGURES = ("mean", "min", "max", "p95", "machines", "stale")
 
 
-def search(folder: Path, asked: query.Query) -> list[dict[str, Any]]:
-    from muster.pipeline import query
+def page(
+    folder: Path, asked: query.Query, limit: int, cursor: str
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The newest rows behind the cursor, and the cursor of the next page."""
+    from muster.pipeline import latest
 
     if not folder.is_dir():
         raise errors.NotFound(
             "there is no history here", hint="the pipeline writes it: `muster pipeline run`"
         )
-    rows: list[dict[str, Any]] = []
-    for batch in query.search(folder, asked):
-        rows += batch.to_pylist()
-    return [{name: rows_.plain(value) for name, value in row.items()} for row in rows]
+    found, mark = latest.page(folder, asked, limit, latest.Mark.parse(cursor) if cursor else None)
+    rows = [{name: rows_.plain(value) for name, value in row.items()} for row in found.to_pylist()]
+    return rows, None if mark is None else str(mark)
 
 
 def levels(level: str, name: str, metric: str, from_ms: int) -> query.Query:
@@ -38,12 +42,12 @@ def levels(level: str, name: str, metric: str, from_ms: int) -> query.Query:
         for column, value in (("level", level), ("name", name), ("metric", metric))
         if value or column != "name"
     )
-    wanted = ("from", "sum", "count", "min", "max", "p95", "machines", "stale")
+    wanted = ("from", "to", "sum", "count", "min", "max", "p95", "machines", "stale")
     return query.Query("levels", where, from_ms, None, wanted)
 
 
 def plot(folder: Path, asked: query.Query, points: int) -> list[dict[str, Any]]:
-    """Thinned: at most ``points`` rows, oldest first."""
+    """Thinned to some ``points`` rows, oldest first. Where windows are missing, a row without figures."""
     from muster.pipeline import query
 
     if not folder.is_dir():
@@ -55,11 +59,18 @@ def plot(folder: Path, asked: query.Query, points: int) -> list[dict[str, Any]]:
             raise errors.LimitExceeded("too many rows for one plot", hint="choose a shorter time")
     rows.sort(key=lambda row: row["from"])
     step = max(1, math.ceil(len(rows) / points))
-    return [
-        {
-            "at_ms": int(row["from"].timestamp() * 1000),
-            "mean": row["sum"] / row["count"] if row["count"] else None,
-            **{key: row[key] for key in ("min", "max", "p95", "machines", "stale")},
-        }
-        for row in rows[::step]
-    ]
+    found: list[dict[str, Any]] = []
+    place = 0  # in a stretch without gaps
+    for before, row in zip([None, *rows], rows, strict=False):
+        if before is not None and row["from"] > before["to"]:
+            found.append({"at_ms": _ms(before["to"]), **dict.fromkeys(FIGURES)})
+            place = 0
+        if place % step == 0:
+            mean = row["sum"] / row["count"] if row["count"] else None
+            found.append({"at_ms": _ms(row["from"]), **{key: row.get(key) for key in FIGURES}, "mean": mean})
+        place += 1
+    return found
+
+
+def _ms(moment: datetime.datetime) -> int:
+    return int(moment.timestamp() * 1000)

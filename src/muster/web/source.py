@@ -162,12 +162,18 @@ class Source(hearing.Hearing):
         to_ms: int | None,
         columns: tuple[str, ...] = (),
         limit: int = 100,
-    ) -> list[dict[str, Any]]:
+        cursor: str = "",
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """The newest first, and the cursor of the following page."""
         from muster.pipeline import query
 
-        asked = query.Query(kind, where or "TRUE", from_ms, to_ms, columns, min(limit, past.ROWS_MAX))
+        asked = query.Query(kind, where or "TRUE", from_ms, to_ms, columns)
+        limit = min(limit, past.ROWS_MAX)
         return await self.cache.get(
-            ("history", asked), "history", 5.0, lambda: asyncio.to_thread(past.search, self._history, asked)
+            ("history", asked, limit, cursor),
+            "history",
+            5.0,
+            lambda: asyncio.to_thread(past.page, self._history, asked, limit, cursor),
         )
 
     async def plot(

@@ -92,5 +92,6 @@ def alerts(seen: view.View) -> view.Page:
             view.Section("alerts", "Not resolved", firing, ("alerts",), 5.0),
             view.Section("silences", "Silences and maintenance", silences, ("alerts",), 10.0),
         ),
+        lead="What the pipeline's rules and the streams' budgets find wrong, the worst first.",
         head=form,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.web.pages import charts, view, widgets
-from muster.web.pages.html import Child, Markup, join
+from muster.web.pages.html import Child, Markup, join, tag
 
 
 def brokers(seen: view.View) -> view.Page:
@@ -26,7 +26,7 @@ def brokers(seen: view.View) -> view.Page:
             charts.Node(
                 one["name"],
                 widgets.tone(one["state"]),
-                f"{one.get('connections', 0)} clients, {through[one['name']]:,.0f}/s",
+                f"{widgets.count(one.get('connections') or 0, 'client')}, {through[one['name']]:,.0f}/s",
                 through[one["name"]] / most,
             )
             for one in found
@@ -41,8 +41,8 @@ def brokers(seen: view.View) -> view.Page:
             )
             for one in links
         ]
-        label = f"{len(found)} brokers, {sum(one['up'] for one in links)} of {len(links)} links up"
-        return charts.graph(nodes, edges, label=label)
+        up = f"{sum(one['up'] for one in links)} of {len(links)} links up"
+        return charts.graph(nodes, edges, label=f"{widgets.count(len(found), 'broker')}, {up}")
 
     async def listed() -> Markup:
         now = rates()
@@ -83,7 +83,12 @@ def brokers(seen: view.View) -> view.Page:
             ["Link", "Kind", "State", "#Round trip", "#Messages in", "#Messages out"],
             rows,
             label="Links",
-            none=widgets.empty("Nothing joins these brokers.", "One broker needs no links."),
+            none=widgets.empty(
+                "Nothing joins these brokers."
+                if len(await source.brokers()) > 1
+                else "One broker needs no links.",
+                join("Link two: ", tag("code", "muster broker link A B"), "."),
+            ),
         )
 
     async def load() -> Markup:
@@ -111,4 +116,5 @@ def brokers(seen: view.View) -> view.Page:
             view.Section("links", "Links", links, ("brokers",), 5.0, wide=False),
             view.Section("load", "Messages in", load, (), 5.0, wide=False),
         ),
+        lead="Brokers carry every message. A larger circle has more traffic; a thicker link carries more.",
     )

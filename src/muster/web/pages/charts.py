@@ -6,15 +6,18 @@ Each has a name for those who cannot see it, and says its figures in words as we
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.web.pages import widgets
 from muster.web.pages.html import Markup, tag
 
 WIDTH, HEIGHT = 640, 160
-LEFT, RIGHT, TOP, BOTTOM = 60, 8, 10, 24
+LEFT, RIGHT, TOP, BOTTOM = 72, 8, 12, 28
+
+GAP_PACES, GAP_S_MIN = 3, 5.0
 
 Point = tuple[float, float | None]  # seconds, value
 
@@ -28,6 +31,7 @@ class Line:
 
 def lines(series: Sequence[Line], *, label: str, unit: str = "", least: float = 0.0) -> Markup:
     """Values over time. A gap stays a gap."""
+    series = [one for one in series if any(_is_known(y) for _, y in one.points)]
     known = [(x, y) for one in series for x, y in one.points if y is not None and math.isfinite(y)]
     if len(known) < 2:
         return widgets.empty("Not enough measured yet.", "Points appear as they come.")
@@ -50,21 +54,36 @@ def lines(series: Sequence[Line], *, label: str, unit: str = "", least: float = 
     for at, anchor in ((low_x, "start"), ((low_x + high_x) / 2, "middle"), (high_x, "end")):
         x = LEFT + (at - low_x) / span_x * (WIDTH - LEFT - RIGHT)
         drawn.append(tag("text", _clock(at, span_x), x=f"{x:.1f}", y=HEIGHT - 4, cls=f"axis {anchor}"))
+    gaps = sorted({gap for one in series for gap in _gaps(one.points)})
+    for begin, end in gaps:
+        left, right = (float(place(x, 0.0).partition(",")[0]) for x in (begin, end))
+        drawn.append(
+            tag(
+                "rect",
+                tag("title", f"Nothing measured, {_clock(begin, span_x)} to {_clock(end, span_x)}"),
+                x=f"{left:.1f}",
+                y=TOP,
+                width=f"{right - left:.1f}",
+                height=HEIGHT - TOP - BOTTOM,
+                cls="gap",
+            )
+        )
     for one in series:
         run: list[str] = []
         for x, value in (*one.points, (high_x, None)):
-            if value is not None and math.isfinite(value):
+            if value is not None and _is_known(value):
                 run.append(place(x, value))
             elif run:
                 drawn.append(tag("polyline", points=" ".join(run if len(run) > 1 else run * 2), cls=one.look))
                 run = []
     last = [
-        f"{one.name}: {_short(next((y for _, y in reversed(one.points) if y is not None), 0.0))}{unit}"
+        f"{one.name}: {_short([y for _, y in one.points if y is not None and _is_known(y)][-1])}{unit}"
         for one in series
     ]
     legend = tag(
         "div",
         *(tag("span", words, cls=f"key {one.look}") for words, one in zip(last, series, strict=True)),
+        tag("span", "nothing measured", cls="key gap") if gaps else None,
         cls="legend",
     )
     picture = tag(
@@ -76,6 +95,35 @@ def lines(series: Sequence[Line], *, label: str, unit: str = "", least: float = 
         cls="chart",
     )
     return tag("figure", picture, legend)
+
+
+def gapped(points: Sequence[tuple[float, float]]) -> list[Point]:
+    """Of what comes at some pace: where it stayed away for several paces, nothing was measured."""
+    paces = sorted(later - sooner for (sooner, _), (later, _) in itertools.pairwise(points))
+    most_s = max(GAP_S_MIN, GAP_PACES * paces[len(paces) // 2]) if paces else 0.0
+    found: list[Point] = []
+    for at_s, value in points:
+        if found and at_s - found[-1][0] > most_s:
+            found.append((at_s, None))
+        found.append((at_s, value))
+    return found
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _gaps(points: Sequence[Point]) -> Iterator[tuple[float, float]]:
+    """From the last that is known before a gap to the first that is known behind it."""
+    known: float | None = None
+    missing = False
+    for x, y in points:
+        if not _is_known(y):
+            missing = True
+            continue
+        if missing and known is not None:
+            yield known, x
+        known, missing = x, False
 
 
 def shares(counts: Mapping[str, int], *, label: str) -> Markup:
@@ -151,7 +199,7 @@ class Edge:
 
 def graph(nodes: Sequence[Node], edges: Sequence[Edge], *, label: str) -> Markup:
     """Brokers in a ring, and what joins them; thicker carries more, dashed is down."""
-    height = 360 if len(nodes) > 1 else 150
+    height = 360 if len(nodes) > 2 else 150
     middle_x, middle_y = WIDTH / 2, height / 2 - 8
     across, down = WIDTH / 2 - 110, height / 2 - 62
     places: dict[str, tuple[float, float]] = {}

@@ -77,6 +77,7 @@ def contexts(seen: view.View) -> view.Page:
             view.Section("nodes", "Information nodes", nodes, ("inform",), 2.0),
             view.Section("rows", "Contexts", rows, ("inform",), 3.0),
         ),
+        lead="Pieces of metadata with a key. Permanent copies stay; temporary ones go where readers are.",
         head=join(
             widgets.search(
                 "/contexts",

@@ -10,6 +10,7 @@ from muster.web.pages.html import Child, Markup, join, tag
 
 STATES = ("", "up", "late", "stale", "unknown", "down", "failed", "draining", "starting")
 SHOWN = 50
+_QUOTE = "'"
 
 
 def tree(seen: view.View) -> view.Page:
@@ -20,7 +21,13 @@ def tree(seen: view.View) -> view.Page:
         if found is None:
             return widgets.empty(
                 "There is no report yet.",
-                join("Sensors report to channels: ", tag("code", "muster channel run"), ", then a sensor."),
+                join(
+                    "Sensors report to channels: ",
+                    tag("code", "muster channel"),
+                    ", then ",
+                    tag("code", "muster sensor"),
+                    ".",
+                ),
             )
         return join(
             widgets.facts(
@@ -204,6 +211,9 @@ def node(seen: view.View) -> view.Page:
             view.Section("report", "Its latest report", report, ("machines",), 3.0),
         ),
         head=_trail(widgets.link("System", "/tree"), name),
+        foot=widgets.more(
+            "Its past", view.to("/history", where=f"machine = '{name.replace(_QUOTE, 2 * _QUOTE)}'")
+        ),
     )
 
 

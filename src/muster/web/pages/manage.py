@@ -21,7 +21,8 @@ def resources(seen: view.View) -> view.Page:
         found = await source.summary()
         if not found["resources"]:
             return widgets.empty(
-                "Nothing is managed yet.", join("Apply a manifest: ", tag("code", "muster apply fleet.yaml"))
+                "Nothing is managed yet.",
+                join("Apply a manifest: ", tag("code", "muster apply -f fleet.yaml")),
             )
         return charts.shares(found["states"], label="Resources by state")
 
@@ -84,6 +85,7 @@ def resources(seen: view.View) -> view.Page:
             view.Section("summary", "By state", summary, ("manage",), 5.0),
             view.Section("rows", "Resources", rows, ("manage",), 5.0),
         ),
+        lead="What manifests ask for, and how it is.",
         head=join(
             widgets.search(
                 "/resources",
@@ -232,13 +234,16 @@ def managers(seen: view.View) -> view.Page:
                 one["name"],
                 f"{one['resources']:,}",
                 one.get("zone", ""),
-                "takes no more" if one.get("cordoned") else "takes work",
+                "no more" if one.get("cordoned") else "new resources",
                 ", ".join(one.get("types") or ()),
             ]
             for one in found[:100]
         ]
         return widgets.table(
-            ["Agent", "#Resources", "Zone", "", "Types"], rows, label="Agents", none="No agent has come yet."
+            ["Agent", "#Resources", "Zone", "Takes", "Types"],
+            rows,
+            label="Agents",
+            none="No agent has come yet.",
         )
 
     return view.Page(
@@ -248,6 +253,7 @@ def managers(seen: view.View) -> view.Page:
             view.Section("moved", "Fail-overs", moved, ("audit", "manage"), 5.0),
             view.Section("agents", "Agents", agents, ("manage",), 10.0),
         ),
+        lead="Every resource has one manager at a time, under a lease. When one dies, others take over.",
     )
 
 

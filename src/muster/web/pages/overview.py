@@ -62,7 +62,15 @@ def overview(seen: view.View) -> view.Page:
         if not found["machines"]:
             return widgets.empty(
                 "No machine has reported yet.",
-                join("Start a sensor with ", tag("code", "muster sensor run"), ", or a virtual fleet."),
+                join(
+                    "Start ",
+                    tag("code", "muster channel"),
+                    " and ",
+                    tag("code", "muster sensor"),
+                    ", or play a fleet: ",
+                    tag("code", "muster simulate sensors"),
+                    ".",
+                ),
             )
         return join(
             charts.shares(found["states"], label="Machines by state"),
@@ -73,7 +81,8 @@ def overview(seen: view.View) -> view.Page:
         found = await source.summary()
         if not found["resources"]:
             return widgets.empty(
-                "Nothing is managed yet.", join("Apply a manifest: ", tag("code", "muster apply fleet.yaml"))
+                "Nothing is managed yet.",
+                join("Apply a manifest: ", tag("code", "muster apply -f fleet.yaml")),
             )
         return join(
             charts.shares(found["states"], label="Resources by state"),
@@ -94,8 +103,8 @@ def overview(seen: view.View) -> view.Page:
         found = source.machines.seconds()[-300:]
         return charts.lines(
             [
-                charts.Line("median", [(one.at_s, one.p50_s) for one in found], "line-1"),
-                charts.Line("oldest", [(one.at_s, one.max_s) for one in found], "line-2"),
+                charts.Line("median", charts.gapped([(one.at_s, one.p50_s) for one in found]), "line-1"),
+                charts.Line("oldest", charts.gapped([(one.at_s, one.max_s) for one in found]), "line-2"),
             ],
             label="Age of reports when they reach the top",
             unit=" s",
@@ -116,8 +125,9 @@ def overview(seen: view.View) -> view.Page:
             for n, name in enumerate(names, 1)
         ]
         label = "Of all machines, by Spark" if share else "Means over the fleet, by Spark"
+        units = {" %" if share else widgets.unit(name) for name in names}
         return join(
-            charts.lines(drawn, label=label, unit=" %" if share else ""),
+            charts.lines(drawn, label=label, unit=units.pop() if len(units) == 1 else ""),
             widgets.more("Farther back", view.to("/history", metric=names[0])),
         )
 
@@ -182,8 +192,7 @@ def _means(systems: Systems, name: str, scale: float) -> list[charts.Point]:
 
 
 def _groups(machines: dict[str, Any]) -> str:
-    count = len(machines["groups"])
-    return f"in {count:,} group{'' if count == 1 else 's'}"
+    return f"in {widgets.count(len(machines['groups']), 'group')}"
 
 
 async def _resources(source: Any) -> Markup:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 
 from muster.core import errors, reports, units
+from muster.pipeline import protocol
 from muster.web import source as source_
 from muster.web.pages import charts, view, widgets
 from muster.web.pages.html import Child, Markup, join, tag
 
-LASTS = ("15m", "1h", "6h", "1d", "7d", "30d")
+LASTS = {
+    "15m": "15 minutes",
+    "1h": "hour",
+    "6h": "6 hours",
+    "1d": "day",
+    "7d": "7 days",
+    "30d": "30 days",
+}
+LEVELS = {"system": "the whole fleet", "group": "a group", "zone": "a zone"}
+ROWS_SHOWN = 50
 
 
 def progress(seen: view.View) -> view.Page:
@@ -31,7 +42,9 @@ def progress(seen: view.View) -> view.Page:
             widgets.tile("Memory of state", widgets.size(one.state_bytes), f"{one.state_rows:,} rows"),
         )
         stages: list[list[Child]] = [[name, f"{ms:,} ms"] for name, ms in one.stages_ms.items()]
-        counts: list[list[Child]] = [[name, f"{count:,}"] for name, count in one.counts.items()]
+        counts: list[list[Child]] = [
+            [tag("code", name), _counted(name), f"{count:,}"] for name, count in sorted(one.counts.items())
+        ]
         return join(
             tiles,
             tag(
@@ -39,12 +52,17 @@ def progress(seen: view.View) -> view.Page:
                 tag(
                     "div",
                     tag("h3", "Stages of the batch"),
-                    widgets.table(["Stage", "#Time"], stages, label="Stages"),
+                    widgets.table(["Stage", "#Time"], stages, label="Stages", none="No batch is done yet."),
                 ),
                 tag(
                     "div",
-                    tag("h3", "Counted since the start"),
-                    widgets.table(["What", "#Count"], counts, label="Counts"),
+                    tag("h3", "Counted since the job started"),
+                    widgets.table(
+                        ["Reason", "What", "#Count"],
+                        counts,
+                        label="Counts",
+                        none="Nothing was late, refused or lost.",
+                    ),
                 ),
                 cls="columns",
             ),
@@ -88,6 +106,8 @@ def history(seen: view.View) -> view.Page:
         return int((time.time() - units.parse_duration_s(last)) * 1000)
 
     async def plot() -> Markup:
+        if level != "system" and not name:
+            return await _which(source, level, metric, last)
         found = await source.plot(level, name, metric, from_ms=from_ms() // 10_000 * 10_000)
         if not found:
             return _none()
@@ -96,10 +116,13 @@ def history(seen: view.View) -> view.Page:
                 charts.Line("mean", [(one["at_ms"] / 1000, one["mean"]) for one in found], "line-1"),
                 charts.Line("95 %", [(one["at_ms"] / 1000, one["p95"]) for one in found], "line-2"),
             ],
-            label=f"{metric} of the {level} {name}",
+            label=f"{metric} of {LEVELS.get(level, level)} {name}",
+            unit=widgets.unit(metric),
         )
 
     async def machines() -> Markup:
+        if level != "system" and not name:
+            return await _which(source, level, metric, last)
         found = await source.plot(level, name, metric, from_ms=from_ms() // 10_000 * 10_000)
         if not found:
             return _none()
@@ -113,19 +136,20 @@ def history(seen: view.View) -> view.Page:
 
     async def rows() -> Markup:
         try:
-            found = await source.history(
+            found, next_ = await source.history(
                 "nodes",
                 where,
                 from_ms=from_ms() // 10_000 * 10_000,
                 to_ms=None,
                 columns=("reported_at", "machine", "group", "zone", "state", "cpu_percent", "memory_percent"),
-                limit=50,
+                limit=ROWS_SHOWN,
+                cursor=seen.asked("after"),
             )
         except errors.NotFound:
             return _none()
         made: list[list[Child]] = [
             [
-                one["reported_at"],
+                widgets.moment(_ms(one["reported_at"])),
                 widgets.link(one["machine"], "/node", name=one["machine"]),
                 one["group"],
                 one["zone"],
@@ -135,29 +159,32 @@ def history(seen: view.View) -> view.Page:
             ]
             for one in found
         ]
-        return widgets.table(
-            ["Reported", "Machine", "Group", "Zone", "State", "#CPU", "#Memory"],
-            made,
-            label="Reports found",
-            none="No report fits.",
+        return join(
+            widgets.table(
+                ["Reported", "Machine", "Group", "Zone", "State", "#CPU", "#Memory"],
+                made,
+                label="Reports found",
+                none="No report fits.",
+            ),
+            widgets.pages(seen, next_, shown=len(made)),
         )
 
     form = widgets.search(
         "/history",
-        widgets.field("Level", "level", level, options=[(one, one) for one in ("system", "group", "zone")]),
+        widgets.field("Plot", "level", level, options=list(LEVELS.items())),
         widgets.field("Its name", "name", name, placeholder="of the group or zone"),
         widgets.field("Metric", "metric", metric, options=[(one, one) for one in _metrics(source, metric)]),
-        widgets.field("Of the last", "last", last, options=[(one, one) for one in LASTS]),
-        widgets.field("Reports where", "where", where, placeholder="cpu_percent > 90"),
+        widgets.field("Of the last", "last", last, options=list(LASTS.items())),
+        widgets.field("List reports where", "where", where, placeholder="cpu_percent > 90"),
     )
     return view.Page(
         "History",
         (
-            view.Section("plot", f"{metric}", plot, ("history",), 10.0),
-            view.Section("machines", "Machines", machines, ("history",), 10.0, wide=False),
-            view.Section("rows", "Reports of machines", rows, ("history",), 30.0),
+            view.Section("plot", metric, plot, ("history",), 10.0, wide=False),
+            view.Section("machines", "Machines that reported", machines, ("history",), 10.0, wide=False),
+            view.Section("rows", "Reports of machines, newest first", rows, ("history",), 30.0),
         ),
-        lead="From the Parquet files that the pipeline writes; anything can read them.",
+        lead="From the Parquet files that the pipeline writes. Where nothing came in time, a plot has a gap.",
         head=form,
     )
 
@@ -168,6 +195,27 @@ def _metrics(source: source_.Source, chosen: str) -> list[str]:
     return list(
         dict.fromkeys([*sorted({chosen, *own} - {*reports.STANDARD_METRICS}), *reports.STANDARD_METRICS])
     )
+
+
+def _counted(reason: str) -> str:
+    word, _, rule = reason.partition(" ")
+    if word == "untold":
+        return f"machines of which {rule} became true at once, beyond those that were told"
+    return protocol.COUNTED.get(reason, "")
+
+
+def _ms(moment: str) -> int:
+    return int(datetime.datetime.fromisoformat(moment).timestamp() * 1000)
+
+
+async def _which(source: source_.Source, level: str, metric: str, last: str) -> Markup:
+    """Of groups and zones there are many: one has to be named."""
+    found = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
+    names = [one["group"] for one in found["groups"][:20]] if level == "group" else []
+    links = [
+        widgets.link(name, "/history", level=level, name=name, metric=metric, last=last) for name in names
+    ]
+    return widgets.empty(f"Which {level}? Give its name above.", join(*(join(one, " ") for one in links)))
 
 
 def _none() -> Markup:
@@ -197,24 +245,25 @@ def capacity(seen: view.View) -> view.Page:
                     "–" if holds is None else "within 20 %" if holds else "off by more than 20 %",
                     look="" if holds is None else "good" if holds else "warn",
                 ),
-                widgets.tile("Levels of channels", found["levels"], f"{len(found['channels'])} channels"),
+                widgets.tile(
+                    "Levels of channels", found["levels"], widgets.count(len(found["channels"]), "channel")
+                ),
             ),
         )
 
     async def chart() -> Markup:
         found = await source.capacity()
-        measured = found["measured"]
+        drawn = {
+            "measured, oldest": [(one["at_ms"] / 1000, one["max_s"]) for one in found["measured"]],
+            "predicted, at most": [
+                (one["at_ms"] / 1000, found["predicted_max_s"]) for one in found["measured"]
+            ],
+            "measured, median": [(one["at_ms"] / 1000, one["p50_s"]) for one in found["measured"]],
+        }
         return charts.lines(
             [
-                charts.Line(
-                    "measured, oldest", [(o["at_ms"] / 1000, o["max_s"]) for o in measured], "line-1"
-                ),
-                charts.Line(
-                    "predicted", [(o["at_ms"] / 1000, found["predicted_max_s"]) for o in measured], "line-2"
-                ),
-                charts.Line(
-                    "measured, median", [(o["at_ms"] / 1000, o["p50_s"]) for o in measured], "line-3"
-                ),
+                charts.Line(name, charts.gapped(points), f"line-{number}")
+                for number, (name, points) in enumerate(drawn.items(), 1)
             ],
             label="Age of reports on arrival: predicted and measured",
             unit=" s",

@@ -99,6 +99,7 @@ def queues(seen: view.View) -> view.Page:
             view.Section("subscriptions", "Durable subscriptions", subscriptions, ("message",), 3.0),
             view.Section("dead", "Dead letters", dead, ("message",), 5.0),
         ),
+        lead="Messages that wait, as JMS has them: in queues, and for subscribers that are away.",
     )
 
 

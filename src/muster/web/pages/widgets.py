@@ -66,7 +66,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], *, label: str, n
         return none if isinstance(none, Markup) else empty(html.text(none) or "Nothing yet.")
     numeric = [name.startswith("#") for name in head]
     top = [
-        tag("th", name.removeprefix("#"), scope="col", cls="num" if right else "")
+        tag("th", name.removeprefix("#"), scope="col", cls="num" if right else "") if name else tag("td", "")
         for name, right in zip(head, numeric, strict=True)
     ]
     body = [
@@ -103,6 +103,17 @@ def link(label: str, path: str, **query: str | int | None) -> Markup:
 
 def more(label: str, href: str) -> Markup:
     return tag("p", tag("a", label, href=href), cls="more")
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """``1 channel``, ``2 channels``."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def unit(metric: str) -> str:
+    """What the name of a metric says of its unit, to stand behind a figure."""
+    units = {"_percent": " %", "_bytes": " B", "_bytes_s": " B/s", "_s": " s"}
+    return next((text for end, text in units.items() if metric.endswith(end)), "")
 
 
 def number(value: float | None, digits: int = 0) -> str:

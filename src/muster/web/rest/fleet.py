@@ -139,7 +139,7 @@ async def service(known: state.Known, person: state.Person, service: Name, name:
 
 @router.get(
     "/history/{kind}",
-    summary="Search the history: reports of nodes and levels, alerts, days",
+    summary="Search the history, newest first: reports of nodes and levels, alerts, days",
     **base.answers(base.items()),
 )
 async def history(
@@ -153,16 +153,18 @@ async def history(
         str, Query(max_length=1000, description="Names, with commas between; empty: all.")
     ] = "",
     limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
-    rows = await known.source.history(
+    rows, next_ = await known.source.history(
         kind,
         where,
         from_ms=from_ms,
         to_ms=to_ms,
         columns=tuple(filter(None, columns.split(","))),
         limit=limit,
+        cursor=cursor,
     )
-    return base.page(rows)
+    return base.page(rows, next_)
 
 
 @router.get("/history-plot", summary="A metric of a level over time, thinned", **base.answers(base.items()))

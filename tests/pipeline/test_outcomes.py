@@ -1,0 +1,74 @@
+"""What comes of a batch while the brokers do not take it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.bus import client
+from muster.core import errors, messages
+from muster.core.messages import AlertState
+from muster.pipeline import alerts, outcomes, protocol, query, settings
+
+DOWN = [alerts.Judgement("down", "group:web", True, 1000, group="web")]
+
+
+class Deaf:
+    """A stream without a leader, for longer than anybody waits."""
+
+    async def publish(self, *_: Any, **__: Any) -> int:
+        raise errors.TimedOut("no acknowledgement came")
+
+
+async def opened(bus: client.Client, folder: Path) -> outcomes.Outcomes:
+    rules = folder / "rules.yaml"
+    rules.write_text("rules:\n  - {name: down, level: group, when: reports = 0}\n")
+    wanted = settings.Pipeline(rules=str(rules), operators=("*",))
+    made = await asyncio.to_thread(
+        outcomes.Outcomes, bus, wanted, history=folder / "history", run="r", memory=folder / "alerts.json"
+    )
+    await made.open(protocol.streams())
+    return made
+
+
+async def said(bus: client.Client) -> list[tuple[str, AlertState]]:
+    stream = await bus.open_stream(protocol.ALERTS_STREAM)
+    last = (await stream.state()).last_sequence
+    found = [messages.decode(one.data, messages.Alert) async for one in stream.read(1, last)] if last else []
+    return [(one.about, one.state) for one in found]
+
+
+async def test_an_alert_that_no_broker_took_is_said_when_one_does(broker, tmp_path):
+    """The batch is done again, and the book does not change twice: what it said must not be lost."""
+    async with await client.connect([broker.url], identity="pipeline") as bus:
+        one = await opened(bus, tmp_path)
+        stream, one._alerts = one._alerts, Deaf()  # type: ignore[assignment]
+        with pytest.raises(errors.TimedOut):
+            await one._finish(7, DOWN, 1000, [], {}, 0)
+        assert await said(bus) == []
+        one._alerts = stream
+        await one._finish(7, DOWN, 1000, [], {}, 0)
+        assert await said(bus) == [("group:web", AlertState.FIRING)]
+        await one.pass_time()
+        assert await said(bus) == [("group:web", AlertState.FIRING)]
+        rows = [
+            row
+            for part in query.search(tmp_path / "history", query.Query("alerts"))
+            for row in part.to_pylist()
+        ]
+        assert [(row["about"], row["state"]) for row in rows] == [("group:web", "firing")]
+
+
+async def test_what_no_broker_took_is_said_by_the_next_process(broker, tmp_path):
+    async with await client.connect([broker.url], identity="pipeline") as bus:
+        one = await opened(bus, tmp_path)
+        one._alerts = Deaf()  # type: ignore[assignment]
+        with pytest.raises(errors.TimedOut):
+            await one._finish(7, DOWN, 1000, [], {}, 0)
+        one.save()  # as whoever sends notices does, at any moment
+        again = await opened(bus, tmp_path)
+        await again.pass_time()
+        assert await said(bus) == [("group:web", AlertState.FIRING)]
+        await again.pass_time()
+        assert len(await said(bus)) == 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import shlex
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,12 @@ import click
 from muster.cli import base, connection
 
 if TYPE_CHECKING:
-    from muster.inform import client
+    from muster.inform import client, protocol
+
+limit_option = click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="The most to list."
+)
+after_option = click.option("--after", default="", metavar="KEY", help="Go on behind this key.")
 
 
 @contextlib.asynccontextmanager
@@ -50,3 +56,18 @@ def attributes(given: tuple[str, ...]) -> dict[str, Any]:
         if not isinstance(found[name], str | int | float | bool | list):
             found[name] = value
     return found
+
+
+def say_what_is_missing(invocation: base.Invocation, found: protocol.Found) -> None:
+    """Beside the answer: why there may be more than it shows."""
+    if found.more:
+        invocation.printer.note(
+            f"not complete: the first {len(found.contexts):,} are shown; the next with "
+            f"--after {shlex.quote(found.reached)}"
+        )
+    if found.silent:
+        invocation.printer.note(f"not complete: no answer from {', '.join(found.silent)}")
+    for name, why in found.failed.items():
+        invocation.printer.note(f"not complete: {name} could not be searched: {why}")
+    for name in found.cut:
+        invocation.printer.note(f"not complete: {name} has more entries than are searched in a mount")

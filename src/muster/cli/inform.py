@@ -165,26 +165,25 @@ def delete(invocation: base.Invocation, key: str, if_version: int | None, to: co
     ],
 )
 @click.argument("predicate")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@contexts.limit_option
+@contexts.after_option
 @connection.options
 @base.pass_invocation
-def find(invocation: base.Invocation, predicate: str, limit: int, to: connection.Options) -> None:
-    """List the contexts whose attributes satisfy a predicate.
+def find(invocation: base.Invocation, predicate: str, limit: int, after: str, to: connection.Options) -> None:
+    """List the contexts whose attributes satisfy a predicate, in the order of their keys.
 
-    Besides its own attributes a context has key, version and writer.
+    Besides its own attributes a context has key, version and writer. Whether there are more is said on
+    stderr.
     """
 
     async def work() -> protocol.Found:
         async with contexts.connected(invocation, to) as held:
-            return await held.find(predicate, limit=limit)
+            return await held.find(predicate, limit=limit, after=after)
 
     found = base.run(work())
     rows = [_context(one) for one in found.contexts]
     invocation.printer.rows(rows, ("key", "version", "attributes", "age_s", "source"), of="context")
-    if found.silent:
-        sys.stderr.write(f"not complete: no answer from {', '.join(found.silent)}\n")
-    for name, why in found.failed.items():
-        sys.stderr.write(f"not complete: {name} could not be searched: {why}\n")
+    contexts.say_what_is_missing(invocation, found)
 
 
 @inform.command(examples=[("muster inform watch printers/3 -o json | jq .value", "until Ctrl-C")])

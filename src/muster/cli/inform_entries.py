@@ -190,7 +190,8 @@ def show(invocation: base.Invocation, id: str, to: connection.Options) -> None:
 @click.option(
     "--box", type=float, nargs=4, metavar="W S E N", help="Only entries inside, by their lat and lon."
 )
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@contexts_.limit_option
+@contexts_.after_option
 @connection.options
 @base.pass_invocation
 def find(
@@ -198,14 +199,22 @@ def find(
     predicate: str,
     box: tuple[float, float, float, float] | None,
     limit: int,
+    after: str,
     to: connection.Options,
 ) -> None:
-    """List the service entries that satisfy a predicate."""
+    """List the service entries that satisfy a predicate.
+
+    Those of mounted registries are among them, each with its source.
+    """
     from muster.inform import services
 
     area = services.Box(*box) if box else None
-    found = _in_services(invocation, to, lambda all_: all_.find(predicate, box=area, limit=limit))
-    invocation.printer.rows([_entry(one) for one in found], ("id", "name", "access", "metadata"))
+    found = _in_services(
+        invocation, to, lambda all_: all_.search(predicate, box=area, limit=limit, after=after)
+    )
+    rows = [{**_entry(services.from_context(one)), "source": one.source} for one in found.contexts]
+    invocation.printer.rows(rows, ("id", "name", "access", "metadata", "source"))
+    contexts_.say_what_is_missing(invocation, found)
 
 
 @service.command(acts=("delete-service", "{id}"), examples=[("muster inform service delete ID", "")])

@@ -9,8 +9,9 @@ async for change in inform.watch("printers/3"):
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal
 
 from muster.bus import api
@@ -19,6 +20,8 @@ from muster.inform import protocol
 from muster.predicates import parser
 
 TIMEOUT_S = 30.0  # a write waits out a silent primary and the selection of another
+FOUND_BYTES_MAX = 32 << 20  # of values, in what one search brings
+RETRY_S = 0.2
 WAIT_S = 5.0  # a node that dies while we wait there is noticed so late
 
 
@@ -64,23 +67,31 @@ class Client:
         """`errors.NotFound` if there is none. 0: as new as this moment."""
         return await self._ask("get", protocol.Get(key, max_staleness_s), protocol.Context)
 
-    async def find(self, predicate: str, *, limit: int = 100) -> protocol.Found:
+    async def find(self, predicate: str, *, limit: int = 100, after: str = "") -> protocol.Found:
         """Those that satisfy the predicate, in the order of their keys; at most ``limit``, up to 10,000.
 
-        Mounted registries are searched too: what is from one has its name as ``source``.
+        Fewer where their values are large (`FOUND_BYTES_MAX`).  With ``more`` the search is not at its end:
+        ask again ``after`` what it has ``reached``.  Mounted registries are searched too: what is from one
+        has its name as ``source``.
         """
         parser.parse(predicate)  # here its faults can be pointed at
-        found = await self._ask("find", protocol.Find(predicate, limit), protocol.Found)
-        contexts, silent, more = list(found.contexts), set(found.silent), found.more
-        failed = dict(found.failed)
-        while more and len(contexts) < limit:
-            asked = protocol.Find(predicate, limit - len(contexts), contexts[-1].key)
+        contexts: list[protocol.Context] = []
+        failed: dict[str, str] = {}
+        silent: set[str] = set()
+        cut: set[str] = set()
+        size = 0
+        while True:
+            without = (*silent, *failed)
+            asked = protocol.Find(predicate, limit - len(contexts), after, without)
             found = await self._ask("find", asked, protocol.Found)
             contexts += found.contexts
             silent |= set(found.silent)
             failed |= found.failed
-            more = found.more and bool(found.contexts)
-        return protocol.Found(contexts, sorted(silent), more, failed)
+            cut |= set(found.cut)
+            after = found.reached or (contexts[-1].key if contexts else after)
+            size += sum(len(one.value) for one in found.contexts)
+            if not found.more or len(contexts) >= limit or size > FOUND_BYTES_MAX:
+                return protocol.Found(contexts, sorted(silent), found.more, failed, after, sorted(cut))
 
     async def history(self, key: str, *, after_version: int = 0) -> protocol.History:
         """Its changes after that version as far back as the log goes, oldest first."""
@@ -99,20 +110,27 @@ class Client:
         """
         position = after_version
         while True:
-            try:
-                found = await self._ask(
-                    "changes", protocol.Changes(key, position, WAIT_S), protocol.History, WAIT_S + 2.0
-                )
-            except errors.Unavailable:
-                continue
-            if position and not found.complete:
-                raise errors.NotFound(
-                    f"the changes of {key!r} after version {position} are gone",
-                    hint="read it, and watch from the version that you got",
-                )
-            for change in found.changes:
+            for change in await self.changes(key, after_version=position):
                 position = change.version
                 yield change
+
+    async def changes(self, key: str, *, after_version: int = 0) -> Sequence[protocol.Change]:
+        """One step of `watch`: what came after that version, or nothing when some seconds have passed."""
+        try:
+            found = await self._ask(
+                "changes", protocol.Changes(key, after_version, WAIT_S), protocol.History, WAIT_S + 2.0
+            )
+        except errors.TimedOut:
+            return ()
+        except errors.Unavailable:
+            await asyncio.sleep(RETRY_S)
+            return ()
+        if after_version and not found.complete:
+            raise errors.NotFound(
+                f"the changes of {key!r} after version {after_version} are gone",
+                hint="read it, and watch from the version that you got",
+            )
+        return found.changes
 
     async def where(self, key: str) -> list[protocol.CopyView]:
         """Its copies: the primary first."""

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
 
 import msgspec
 
-from muster.inform import demand, protocol
+from muster.inform import demand, ordered, protocol
 
 ENTRY_BYTES = 440  # measured: with the id of the last write and its places in the tables, without its key
 VALUE_BYTES = 48  # what a value takes beyond its length
@@ -56,6 +55,7 @@ class Copies:
     def __init__(self, me: str, *, memory_bytes_max: int) -> None:
         self.me = me
         self.index: dict[str, Copy] = {}
+        self.order: ordered.Keys | None = None  # of the index, once somebody has asked for it
         self.permanent = 0
         self.temporary = 0
         self.evicted = 0
@@ -118,6 +118,8 @@ class Copies:
             queued=known is not None and known.queued,
         )
         self.index[key] = copy
+        if known is None and self.order is not None:
+            self.order.add(key)
         self._weigh(key, copy, +1)
         if known is None or known.temporary != temporary:
             if known is not None:
@@ -164,6 +166,8 @@ class Copies:
     def drop(self, key: str) -> None:
         copy = self.index.pop(key, None)
         if copy is not None:
+            if self.order is not None:
+                self.order.discard(key)
             self._weigh(key, copy, -1)
             self._count(key, copy, -1)
 
@@ -184,10 +188,3 @@ class Copies:
             self.buckets[bucket] = count
         else:
             del self.buckets[bucket]
-
-    def primaries(self) -> Iterator[tuple[str, Copy]]:
-        """Those that are here when their turn comes."""
-        for key in list(self.index):
-            copy = self.index.get(key)
-            if copy is not None and not copy.temporary and copy.holders[0] == self.me:
-                yield key, copy

@@ -101,6 +101,9 @@ class Change(Frame, frozen=True):
     reason: str
 
 
+Sized = TypeVar("Sized", Change, Context)
+
+
 class Put(Frame, frozen=True, tag="put"):
     key: str  # empty: the system assigns one
     value: bytes
@@ -136,6 +139,7 @@ class Find(Frame, frozen=True):
     predicate: str
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
     after: str = ""  # only keys behind this one
+    without: tuple[str, ...] = ()  # nodes and mounts that did not answer before: they are not waited for
 
 
 class Found(Frame, frozen=True):
@@ -143,16 +147,20 @@ class Found(Frame, frozen=True):
 
     contexts: list[Context]
     silent: list[str] = []  # nodes that did not answer: their primaries are not among the contexts
-    more: bool = False  # there are further ones: ask again after the last of these
+    more: bool = False  # there may be further ones: ask again after ``reached``
     failed: dict[str, str] = {}  # mounts that could not be searched, and why
+    reached: str = ""  # where there is more: all up to this key has been searched
+    cut: list[str] = []  # mounts that have more entries than are searched
 
 
 class FoundHere(Frame, frozen=True):
-    """What one node found among its primaries, as far as one answer holds it."""
+    """What one node found among its primaries (or a mount has), as far as one answer holds it."""
 
     node: str
     contexts: list[Context]
     more: bool = False
+    reached: str = ""  # where there is more: all up to this key has been searched
+    cut: bool = False  # a mount has more entries than are searched
 
 
 class Changes(Frame, frozen=True):
@@ -287,6 +295,16 @@ def decode_record(data: bytes) -> Record:
 
 def attributes_of(data: bytes) -> Attributes:
     return _decode_attributes(data) if data else {}
+
+
+def fitting(found: list[Sized]) -> list[Sized]:
+    """The first of them, as many as one answer holds."""
+    size = 0
+    for number, one in enumerate(found):
+        size += len(one.value or b"") + len(encode(one.attributes)) + 256
+        if number and size > ANSWER_BYTES_MAX:
+            return found[:number]
+    return found
 
 
 # Subjects.

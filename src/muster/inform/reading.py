@@ -9,17 +9,13 @@ found".
 from __future__ import annotations
 
 import asyncio
-import heapq
-from typing import TypeVar
 
 import msgspec
 
 from muster.core import errors
 from muster.inform import contextlog, copies, demand, desk, protocol
 from muster.inform.mounts import base as mounts
-from muster.predicates import closure, parser
 
-SCAN_CHUNK = 2_000
 WHERE_TIMEOUT_S = 2.0
 
 
@@ -39,9 +35,9 @@ class Reader:
         if max_staleness_s is not None and age_s > max_staleness_s:
             return None
         value = copy.read()
-        return None if value is None else self._context(key, copy, value, age_s)
+        return None if value is None else self.context(key, copy, value, age_s)
 
-    def _context(self, key: str, copy: copies.Copy, value: bytes, age_s: float) -> protocol.Context:
+    def context(self, key: str, copy: copies.Copy, value: bytes, age_s: float) -> protocol.Context:
         return protocol.Context(
             key,
             value,
@@ -88,7 +84,7 @@ class Reader:
         if copy is None or not copy.is_live(shared.now_ns()):
             return None
         value = await shared.value_of(asked.key, copy)
-        return None if value is None else self._context(asked.key, copy, value, shared.age_s(copy))
+        return None if value is None else self.context(asked.key, copy, value, shared.age_s(copy))
 
     async def _from_others(self, asked: protocol.Get) -> protocol.Context:
         shared, settings = self._desk, self._desk.settings
@@ -146,7 +142,7 @@ class Reader:
             for entry in entries
             if entry.record.reason != "place" and entry.version > after_version
         ]
-        fitting = _fitting(changes)
+        fitting = protocol.fitting(changes)
         return protocol.History(fitting, complete=complete, more=len(fitting) < len(changes))
 
     async def changes(self, asked: protocol.Changes, identity: str) -> protocol.History:
@@ -171,92 +167,7 @@ class Reader:
             except TimeoutError:
                 continue
 
-    # All of them.
-
-    async def find(self, asked: protocol.Find, identity: str) -> protocol.Found:
-        """Those that satisfy the predicate, wherever they are: every primary answers for its own."""
-        parser.parse(asked.predicate)  # its faults are told here, once
-        shared = self._desk
-        others = shared.directory.nodes
-        question = protocol.encode(asked)
-        told, (mounted, failed) = await asyncio.gather(
-            shared.bus.gather(  # we are one of those asked
-                protocol.to_all("find"),
-                question,
-                enough=len(others) + 1,
-                timeout_s=shared.settings.timeout_s,
-            ),
-            self._find_mounted(asked),
-        )
-        answers = [protocol.result_of(message.data, protocol.FoundHere) for message in told]
-        answers += mounted
-        # A node that had more to say than one answer holds has told all up to its last key, and so have we.
-        ends = [one.contexts[-1].key for one in answers if one.more]
-        found = [one for each in answers for one in each.contexts if not ends or one.key <= min(ends)]
-        found.sort(key=lambda one: one.key)
-        shown = _fitting(found[: asked.limit])
-        more = bool(ends) or len(shown) < len(found)
-        heard = {one.node for one in answers}
-        allowed = [one for one in shown if self._may_read(identity, one)]
-        if more and not allowed and shown:
-            return await self.find(msgspec.structs.replace(asked, after=shown[-1].key), identity)
-        return protocol.Found(allowed, [node for node in others if node not in heard], more, failed)
-
-    async def _find_mounted(self, asked: protocol.Find) -> tuple[list[protocol.FoundHere], dict[str, str]]:
-        """What the other registries have, and which of them could not be asked."""
-        theirs = self._desk.mounts
-        told = await asyncio.gather(
-            *(one.find(asked.predicate, asked.after, asked.limit) for one in theirs.values()),
-            return_exceptions=True,
-        )
-        found, failed = [], {}
-        for name, one in zip(theirs, told, strict=True):
-            if isinstance(one, errors.MusterError):
-                failed[name] = one.message
-                desk.events.warning("mount-failed", mount=name, error=one)
-            elif isinstance(one, BaseException):
-                raise one
-            else:
-                found.append(protocol.FoundHere(name, one))
-        return found, failed
-
-    def _may_read(self, identity: str, context: protocol.Context) -> bool:
-        try:
-            self._desk.check(identity, "read", context.key, context.writer)
-        except errors.Forbidden:
-            return False
-        return True
-
-    async def find_here(self, asked: protocol.Find) -> protocol.FoundHere:
-        """Among the contexts whose primary we are."""
-        shared = self._desk
-        matches = closure.compile(parser.parse(asked.predicate))
-        keys: list[str] = []
-        for number, (key, copy) in enumerate(shared.copies.primaries(), 1):
-            if number % SCAN_CHUNK == 0:
-                await asyncio.sleep(0)
-            if key <= asked.after or not copy.is_live(shared.now_ns()):
-                continue
-            attributes = {
-                **_searchable(copy.attributes),
-                "key": key,
-                "version": copy.version,
-                "writer": copy.writer,
-            }
-            if matches(attributes.get):
-                keys.append(key)
-        found: list[protocol.Context] = []
-        size = 0
-        for key in heapq.nsmallest(asked.limit, keys):
-            held = shared.copies.index.get(key)
-            value = await shared.value_of(key, held) if held is not None else None
-            if held is None or value is None:
-                continue
-            size += len(value) + len(held.attributes) + 256
-            if found and size > protocol.ANSWER_BYTES_MAX:
-                return protocol.FoundHere(shared.name, found, more=True)
-            found.append(self._context(key, held, value, shared.age_s(held)))
-        return protocol.FoundHere(shared.name, found, more=len(keys) > asked.limit and bool(found))
+    # Where it is.
 
     async def where(self, key: str) -> list[protocol.CopyView]:
         shared = self._desk
@@ -280,27 +191,6 @@ class Reader:
         kind = shared.copies.kind(copy).value
         counts = shared.demand.of(key)
         return [protocol.CopyView(shared.name, kind, copy.version, shared.age_s(copy), counts)]
-
-
-Sized = TypeVar("Sized", protocol.Change, protocol.Context)
-
-
-def _fitting(found: list[Sized]) -> list[Sized]:
-    """The first of them, as many as one answer holds."""
-    size = 0
-    for number, one in enumerate(found):
-        size += len(one.value or b"") + 256
-        if number and size > protocol.ANSWER_BYTES_MAX:
-            return found[:number]
-    return found
-
-
-def _searchable(attributes: bytes) -> dict[str, object]:
-    """As predicates see them: a list is a set."""
-    return {
-        name: frozenset(value) if isinstance(value, list) else value
-        for name, value in protocol.attributes_of(attributes).items()
-    }
 
 
 def _expired(record: protocol.Record, now_ns: int) -> bool:

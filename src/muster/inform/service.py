@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from muster.bus import api
 from muster.core import errors, subjects
-from muster.inform import contextlog, desk, protocol, reading, unsaved, upkeep, views, writing
+from muster.inform import contextlog, desk, finding, protocol, reading, unsaved, upkeep, views, writing
 from muster.inform import settings as settings_
 from muster.store import database
 
@@ -72,6 +72,7 @@ class Node:
         self.desk = shared
         self.name = shared.name
         self.reader = reading.Reader(shared)
+        self.finder = finding.Finder(shared, self.reader)
         self.writer = writing.Writer(shared)
         self.upkeep = upkeep.Upkeep(shared, self.writer)
         self.refused = 0  # requests beyond what can be in flight
@@ -86,7 +87,7 @@ class Node:
         reader, writer, keeper = self.reader, self.writer, self.upkeep
         self._verbs: dict[str, Answer] = {
             "get": lambda who, data: reader.get(protocol.decode(data, protocol.Get), who),
-            "find": lambda who, data: reader.find(protocol.decode(data, protocol.Find), who),
+            "find": lambda who, data: self.finder.find(protocol.decode(data, protocol.Find), who),
             "changes": lambda who, data: reader.changes(protocol.decode(data, protocol.Changes), who),
             "history": self._history,
             "where": lambda _, data: reader.where(protocol.decode(data, protocol.Name).key),
@@ -460,7 +461,7 @@ class Node:
         await self.writer.become_primary(name.key, name.silent)
 
     async def _find_here(self, data: bytes) -> protocol.FoundHere:
-        return await self.reader.find_here(protocol.decode(data, protocol.Find))
+        return await self.finder.find_here(protocol.decode(data, protocol.Find))
 
     async def _where_here(self, data: bytes) -> list[protocol.CopyView]:
         return self.reader.where_here(protocol.decode(data, protocol.Name).key)

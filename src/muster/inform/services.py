@@ -108,8 +108,14 @@ class Services:
         return from_context(await self._contexts.get(PREFIX + id))
 
     async def find(self, where: str = "", *, box: Box | None = None, limit: int = 100) -> Sequence[Entry]:
-        found = await self._contexts.find(predicate(where, box), limit=limit)
+        found = await self.search(where, box=box, limit=limit)
         return [from_context(context) for context in found.contexts]
+
+    async def search(
+        self, where: str = "", *, box: Box | None = None, limit: int = 100, after: str = ""
+    ) -> protocol.Found:
+        """As `find`, with what the search says of itself: each context is one entry (`from_context`)."""
+        return await self._contexts.find(predicate(where, box), limit=limit, after=after)
 
     async def delete(self, id: str) -> None:
         await self._contexts.delete(PREFIX + id)

@@ -153,7 +153,9 @@ class Sessions:
     async def _active_children(self, id: str) -> Sequence[protocol.Context]:
         quoted = id.replace("'", "''")
         found = await self._contexts.find(
-            f"kind = '{KIND}' AND parent = '{quoted}' AND status = '{Status.ACTIVE.value}'", limit=1_000
+            f"key LIKE '{PREFIX}%' AND kind = '{KIND}' AND parent = '{quoted}' "
+            f"AND status = '{Status.ACTIVE.value}'",
+            limit=1_000,
         )
         if found.silent:
             raise errors.Unavailable(f"no answer from {', '.join(found.silent)}: there may be children there")

@@ -1,4 +1,4 @@
-"""The web's connections to the bus: its own, and one for each person who acts.
+"""The web's connections to the bus: its own, and one for each person who acts or reads contexts.
 
 The web process outlives the domain it shows: a domain that restarts may come back on other ports, so the link
 asks anew where it is, for as long as it takes.  People act under their own identities, so that every service
@@ -20,7 +20,7 @@ from muster.trust import roles
 
 IDENTITY = "web"
 RETRY_S = 0.5
-PEOPLE_MAX = 32
+PEOPLE_MAX = 256
 IDLE_S = 300.0
 
 events = log.Events("web")
@@ -44,7 +44,9 @@ class Link:
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._bus: api.Bus | None = None
-        self._people: collections.OrderedDict[str, tuple[api.Bus, float]] = collections.OrderedDict()
+        self._people: collections.OrderedDict[tuple[str, roles.Role], tuple[api.Bus, float]] = (
+            collections.OrderedDict()
+        )
         self._joining = asyncio.Lock()
         self.reason = "connecting to the domain"
 
@@ -99,20 +101,20 @@ class Link:
         """A connection under the person's own identity."""
         _ = self.bus  # complains if the domain is away
         async with self._joining:
-            kept = self._people.pop(name, None)
+            kept = self._people.pop((name, role), None)
             bus = kept[0] if kept else None
             if bus is None or bus.state is api.ConnectionState.CLOSED:
                 bus = await self._door.connect(name, role)
-            self._people[name] = (bus, time.monotonic())
+            self._people[name, role] = (bus, time.monotonic())
             while len(self._people) > PEOPLE_MAX:
                 _, (oldest, _) = self._people.popitem(last=False)
                 await _close(oldest)
         return bus
 
     async def _forget_idle(self) -> None:
-        for name, (bus, used_s) in list(self._people.items()):
+        for who, (bus, used_s) in list(self._people.items()):
             if time.monotonic() - used_s > IDLE_S:
-                del self._people[name]
+                del self._people[who]
                 await _close(bus)
 
     async def _leave(self, bus: api.Bus) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,10 +25,13 @@ from muster.notify import client as notify_client
 from muster.notify import protocol as notify_protocol
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import protocol as pipeline_protocol
-from muster.web import hearing, link, machines, past
+from muster.trust import roles
+from muster.web import hearing, link, machines, past, sessions
 from muster.web import rows as rows_
 
 READ_S = hearing.READ_S
+
+T = TypeVar("T")
 
 
 class Source(hearing.Hearing):
@@ -230,28 +233,61 @@ class Source(hearing.Hearing):
         found = await self._ask("nodes", "inform", 2.0, lambda bus: self._inform(bus).nodes())
         return [{**msgspec.structs.asdict(one), "load": msgspec.structs.asdict(one.load)} for one in found]
 
-    async def contexts(self, where: str, *, limit: int = 100) -> dict[str, Any]:
-        found = await self._ask(
-            ("contexts", where, limit),
-            "inform",
-            2.0,
-            lambda bus: self._inform(bus).find(where or "TRUE", limit=limit),
-        )
-        return {"items": [rows_.context_row(one) for one in found.contexts], "silent": found.silent}
+    async def _as(self, person: sessions.Session) -> api.Bus:
+        operates = person.role.covers(sessions.Role.OPERATOR)
+        role = roles.Role.OPERATOR if operates else roles.Role.VIEWER
+        return await self.link.as_person(person.name, role)
 
-    async def context(self, key: str) -> inform_protocol.Context:
-        return await self._ask(("context", key), "inform", 0.5, lambda bus: self._inform(bus).get(key))
+    async def _read(
+        self,
+        person: sessions.Session,
+        what: tuple[Hashable, ...],
+        kept_s: float,
+        ask: Callable[[inform_client.Client], Awaitable[T]],
+    ) -> T:
+        """As the person: who may read which context is decided where it is kept."""
+
+        async def make(_: api.Bus) -> T:
+            return await ask(self._inform(await self._as(person)))
+
+        return await self._ask((person.name, *what), "inform", kept_s, make)
+
+    async def contexts(
+        self, person: sessions.Session, where: str, *, limit: int = 100, after: str = ""
+    ) -> dict[str, Any]:
+        found = await self._read(
+            person,
+            ("contexts", where, limit, after),
+            2.0,
+            lambda inform: inform.find(where or "TRUE", limit=limit, after=after),
+        )
+        return _page([rows_.context_row(one) for one in found.contexts], found)
+
+    async def context(self, person: sessions.Session, key: str) -> inform_protocol.Context:
+        return await self._read(person, ("context", key), 0.5, lambda inform: inform.get(key))
+
+    async def watch(
+        self, person: sessions.Session, key: str, *, after_version: int
+    ) -> AsyncIterator[inform_protocol.Change]:
+        position = after_version
+        while True:  # each time by a connection that is in use: idle ones are closed
+            inform = self._inform(await self._as(person))
+            for change in await inform.changes(key, after_version=position):
+                position = change.version
+                yield change
 
     async def copies(self, key: str) -> list[dict[str, Any]]:
         found = await self._ask(("copies", key), "inform", 1.0, lambda bus: self._inform(bus).where(key))
         return [msgspec.structs.asdict(one) for one in found]
 
-    async def context_history(self, key: str, *, after: int, limit: int) -> dict[str, Any]:
-        found = await self._ask(
+    async def context_history(
+        self, person: sessions.Session, key: str, *, after: int, limit: int
+    ) -> dict[str, Any]:
+        found = await self._read(
+            person,
             ("changes", key, after),
-            "inform",
             1.0,
-            lambda bus: self._inform(bus).history(key, after_version=after),
+            lambda inform: inform.history(key, after_version=after),
         )
         some = found.changes[:limit]
         rows = []
@@ -262,19 +298,22 @@ class Source(hearing.Hearing):
         more = len(found.changes) > len(some)
         return {"items": rows, "complete": found.complete, "next": some[-1].version if more else None}
 
-    async def entries(self, where: str, *, limit: int) -> list[dict[str, Any]]:
-        found = await self._ask(
-            ("entries", where, limit),
-            "inform",
+    async def entries(
+        self, person: sessions.Session, where: str, *, limit: int, after: str
+    ) -> dict[str, Any]:
+        found = await self._read(
+            person,
+            ("entries", where, limit, after),
             2.0,
-            lambda bus: services.Services(self._inform(bus)).find(where, limit=limit),
+            lambda inform: services.Services(inform).search(where, limit=limit, after=after),
         )
-        return [rows_.entry_row(one) for one in found]
+        rows = [
+            {**rows_.entry_row(services.from_context(one)), "source": one.source} for one in found.contexts
+        ]
+        return _page(rows, found)
 
-    async def entry(self, id: str) -> dict[str, Any]:
-        found = await self._ask(
-            ("entry", id), "inform", 0.5, lambda bus: services.Services(self._inform(bus)).get(id)
-        )
+    async def entry(self, person: sessions.Session, id: str) -> dict[str, Any]:
+        found = await self._read(person, ("entry", id), 0.5, lambda inform: services.Services(inform).get(id))
         return rows_.entry_row(found)
 
     # Notification
@@ -356,3 +395,14 @@ async def dispatch(
     if answer.error is not None:
         raise faults.named(answer.error, answer.message)
     return answer
+
+
+def _page(rows: list[dict[str, Any]], found: inform_protocol.Found) -> dict[str, Any]:
+    """One page of a search, and what it lacks."""
+    return {
+        "items": rows,
+        "next": found.reached if found.more else None,
+        "silent": found.silent,
+        "failed": found.failed,
+        "cut": found.cut,
+    }

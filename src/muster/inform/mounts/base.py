@@ -12,11 +12,11 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from muster.core import errors
-from muster.inform import protocol
-from muster.predicates import closure, parser
+from muster.inform import plans, protocol
 
 PREFIX = "mount/"
 ENTRIES_MAX = 10_000
+CHUNK = 500
 T = TypeVar("T")
 
 TIMEOUT_S = 1.5  # a little less than a search waits for our own nodes
@@ -47,16 +47,25 @@ class Mounted:
         self._backend = backend
         self._timeout_s = timeout_s
 
-    async def find(self, predicate: str, after: str, limit: int) -> list[protocol.Context]:
-        matches = closure.compile(parser.parse(predicate))
+    def may_have(self, plan: plans.Plan, after: str) -> bool:
+        """Whether anything here can be what the plan selects, behind ``after``."""
+        prefix = self._key("")
+        return plan.reaches(prefix) and (after < prefix or after.startswith(prefix))
+
+    async def find(self, plan: plans.Plan, after: str, limit: int) -> protocol.FoundHere:
         entries = await self._within(self._backend.entries())
-        found = [
-            self._context(one)
-            for one in entries
-            if (key := self._key(one.key)) > after
-            and matches({**one.attributes, "key": key, "version": one.version}.get)
-        ]
-        return sorted(found, key=lambda one: one.key)[:limit]
+        matching: list[Found] = []
+        for number, one in enumerate(entries, 1):
+            if number % CHUNK == 0:
+                await asyncio.sleep(0)
+            key = self._key(one.key)
+            if key > after and plan.selects(key, one.version, "", one.attributes):
+                matching.append(one)
+        matching.sort(key=lambda one: one.key)
+        found = protocol.fitting([self._context(one) for one in matching[:limit]])
+        more = len(found) < len(matching)
+        reached = found[-1].key if more else ""
+        return protocol.FoundHere(self.name, found, more, reached, cut=len(entries) >= ENTRIES_MAX)
 
     async def get(self, key: str) -> protocol.Context:
         found = await self._within(self._backend.entry(key.removeprefix(self._key(""))))

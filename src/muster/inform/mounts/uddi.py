@@ -5,6 +5,7 @@ They come with the attributes that our own services have, so one predicate finds
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from muster.bus import http
@@ -16,6 +17,7 @@ from muster.soap import envelope, xml
 U = schema.UDDI
 ROWS = 500  # in one answer
 DETAILS = 100
+TOGETHER = 4
 _LIMITS = xml.Limits(bytes=16 << 20, elements=500_000)
 
 
@@ -43,10 +45,14 @@ class Uddi:
                 break
             if not page:
                 break
-        found: list[base.Found] = []
-        for first in range(0, len(keys), DETAILS):
-            found += await self._details(keys[first : first + DETAILS])
-        return found
+        gate = asyncio.Semaphore(TOGETHER)
+
+        async def some(first: int) -> list[base.Found]:
+            async with gate:
+                return await self._details(keys[first : first + DETAILS])
+
+        found = await asyncio.gather(*map(some, range(0, len(keys), DETAILS)))
+        return [one for each in found for one in each]
 
     async def entry(self, key: str) -> base.Found | None:
         try:

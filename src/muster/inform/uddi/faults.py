@@ -24,6 +24,7 @@ class Code(enum.Enum):
     KEY_UNAVAILABLE = ("E_keyUnavailable", 40100)
     MESSAGE_TOO_LARGE = ("E_messageTooLarge", 30110)
     REQUEST_TIMEOUT = ("E_requestTimeout", 20240)
+    RESULT_SET_TOO_LARGE = ("E_resultSetTooLarge", 40300)
     TOO_MANY_OPTIONS = ("E_tooManyOptions", 10030)
     UNKNOWN_USER = ("E_unknownUser", 10150)
     UNSUPPORTED = ("E_unsupported", 10050)

@@ -89,15 +89,8 @@ class Registry:
         return list(await asyncio.gather(*map(one, keys)))
 
     async def find(self, kind: str, condition: str = "") -> list[records.Held]:
-        predicate = f"kind = '{kind}'" + (f" AND ({condition})" if condition else "")
-        async with self._as(self._reader) as contexts:
-            found = await contexts.find(predicate, limit=FOUND_MAX)
-        if found.silent:
-            raise faults.fault(
-                faults.Code.BUSY, f"no answer from {', '.join(found.silent)}: what is there is not complete"
-            )
         held = []
-        for context in found.contexts:
+        for context in await self._found(kind, records.context_key(kind, ""), condition):
             try:
                 held.append(records.held(context))
             except errors.InvalidInput:  # written by hand, and no entity: not ours to show
@@ -105,6 +98,22 @@ class Registry:
         if kind == "business" and not condition:
             held.append(records.Held("business", records.DOMAIN_KEY, records.domain_business()))
         return held
+
+    async def _found(self, kind: str, prefix: str, condition: str) -> list[protocol.Context]:
+        """All that there are in this registry: what is mounted is its own registry's to show."""
+        predicate = f"key LIKE '{prefix}%' AND kind = '{kind}'" + (f" AND ({condition})" if condition else "")
+        async with self._as(self._reader) as contexts:
+            found = await contexts.find(predicate, limit=FOUND_MAX)
+        if found.silent:
+            raise faults.fault(
+                faults.Code.BUSY, f"no answer from {', '.join(found.silent)}: what is there is not complete"
+            )
+        if found.more:
+            raise faults.fault(
+                faults.Code.RESULT_SET_TOO_LARGE,
+                f"over {len(found.contexts):,} entities would have to be looked at: ask for less",
+            )
+        return found.contexts
 
     async def services_of(self, business: str) -> list[records.Held]:
         if business == records.DOMAIN_KEY:
@@ -152,10 +161,8 @@ class Registry:
     # Assertions: each publisher's own word, one context for each.
 
     async def assertions(self, condition: str = "") -> list[Assertion]:
-        predicate = "kind = 'assertion'" + (f" AND ({condition})" if condition else "")
-        async with self._as(self._reader) as contexts:
-            found = await contexts.find(predicate, limit=FOUND_MAX)
-        return [Assertion.of(context) for context in found.contexts]
+        found = await self._found("assertion", _ASSERTIONS, condition)
+        return [Assertion.of(context) for context in found]
 
     async def say(self, publisher: Publisher, said: Assertion) -> None:
         async with self._as(publisher) as contexts:

@@ -41,7 +41,7 @@ def contexts(seen: view.View) -> view.Page:
         )
 
     async def rows() -> Markup:
-        found = await source.contexts(where, limit=SHOWN)
+        found = await source.contexts(seen.person, where, limit=SHOWN)
         made: list[list[Child]] = [
             [
                 widgets.link(one["key"], "/contexts/one", key=one["key"]),
@@ -58,6 +58,10 @@ def contexts(seen: view.View) -> view.Page:
             widgets.problem(f"No answer from {', '.join(silent)}.", "What is primary there is not shown.")
             if silent
             else None,
+            *(
+                widgets.problem(f"{name} could not be searched.", why)
+                for name, why in found["failed"].items()
+            ),
             widgets.table(
                 ["Key", "Value", "Attributes", "#Version", "Primary", "Written by"],
                 made,
@@ -66,8 +70,8 @@ def contexts(seen: view.View) -> view.Page:
                     "No context fits.", join("Write one: ", tag("code", "muster inform put key value"))
                 ),
             ),
-            tag("p", f"The first {SHOWN} are shown; narrow the search.", cls="hint")
-            if len(made) == SHOWN
+            tag("p", f"The first {len(made)} are shown; narrow the search.", cls="hint")
+            if found["next"] is not None
             else None,
         )
 
@@ -123,7 +127,7 @@ def context(seen: view.View) -> view.Page:
     source = seen.known.source
 
     async def value() -> Markup:
-        found = await source.context(key)
+        found = await source.context(seen.person, key)
         row = _row(found)
         return join(
             tag("pre", row.get("value", row.get("value_base64", ""))),
@@ -165,7 +169,7 @@ def context(seen: view.View) -> view.Page:
         )
 
     async def past() -> Markup:
-        found = await source.context_history(key, after=0, limit=500)
+        found = await source.context_history(seen.person, key, after=0, limit=500)
         rows: list[list[Child]] = [
             [
                 f"{one['version']:,}",

@@ -13,7 +13,6 @@ from fastapi import Path, Request
 from starlette.responses import StreamingResponse
 
 from muster.core import errors, messages, subjects
-from muster.inform import client as inform_client
 from muster.manage import protocol as manage_protocol
 from muster.pipeline import protocol as pipeline_protocol
 from muster.web import problems, rows, sessions, state
@@ -136,10 +135,8 @@ async def watch_context(
     key: Annotated[str, Path(min_length=1, max_length=512)],
     after_version: Annotated[int, base.Query(ge=0, le=(1 << 53) - 1)] = 0,
 ) -> StreamingResponse:
-    inform = inform_client.Client(known.source.link.bus)
-
     async def changes() -> AsyncIterator[bytes]:
-        async for one in inform.watch(key, after_version=after_version):
+        async for one in known.source.watch(person, key, after_version=after_version):
             row = msgspec.structs.asdict(one)
             value = row.pop("value")
             told = {**row, **({} if value is None else rows.shown(value))}

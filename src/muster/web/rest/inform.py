@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -33,6 +34,22 @@ _CONTEXT = base.row(
     age_s="number",
     expires_at_ms="integer?",
 )
+
+
+def _searched(of: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The schema of one page of a search: whatever may be missing from it is said."""
+    made = base.items(of)
+    names = {"type": "array", "items": {"type": "string"}}
+    made["properties"] |= {
+        "silent": {**names, "description": "Information nodes that did not answer."},
+        "failed": {
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+            "description": "Mounted registries that could not be searched, and why.",
+        },
+        "cut": {**names, "description": "Mounted registries that have more entries than are searched."},
+    }
+    return made
 
 
 class NewContext(Strict):
@@ -101,17 +118,20 @@ async def _write(
         raise problems.PreconditionFailed(error.message) from error
 
 
-@router.get("/contexts", summary="Contexts that a predicate selects", **base.answers(base.items(_CONTEXT)))
+@router.get("/contexts", summary="Contexts that a predicate selects", **base.answers(_searched(_CONTEXT)))
 async def contexts(
-    known: state.Known, person: state.Person, where: base.Where = "", limit: base.Limit = base.LIMIT
+    known: state.Known,
+    person: state.Person,
+    where: base.Where = "",
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
-    found = await known.source.contexts(where, limit=limit)
-    return base.reply({**found, "next": None})
+    return base.reply(await known.source.contexts(person, where, limit=limit, after=cursor))
 
 
 @router.get("/contexts/{key:path}", summary="A context", **base.answers(_CONTEXT, headers=True))
 async def context(known: state.Known, person: state.Person, key: Key) -> Response:
-    found = await known.source.context(key)
+    found = await known.source.context(person, key)
     return base.reply(rows.context_row(found), version=found.version)
 
 
@@ -160,7 +180,7 @@ async def history(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    found = await known.source.context_history(key, after=base.number(cursor), limit=limit)
+    found = await known.source.context_history(person, key, after=base.number(cursor), limit=limit)
     return base.reply({**found, "next": None if found["next"] is None else str(found["next"])})
 
 
@@ -183,11 +203,15 @@ async def nodes(
 # Service entries
 
 
-@router.get("/services", summary="Service entries that a predicate selects", **base.answers(base.items()))
+@router.get("/services", summary="Service entries that a predicate selects", **base.answers(_searched()))
 async def entries(
-    known: state.Known, person: state.Person, where: base.Where = "", limit: base.Limit = base.LIMIT
+    known: state.Known,
+    person: state.Person,
+    where: base.Where = "",
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
-    return base.page(await known.source.entries(where, limit=limit))
+    return base.reply(await known.source.entries(person, where, limit=limit, after=cursor))
 
 
 EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
@@ -195,7 +219,7 @@ EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 @router.get("/services/{id}", summary="A service entry", **base.answers({"type": "object"}, headers=True))
 async def entry(known: state.Known, person: state.Person, id: EntryId) -> Response:
-    found = await known.source.entry(id)
+    found = await known.source.entry(person, id)
     return base.reply(found, version=found["version"])
 
 

@@ -1,0 +1,228 @@
+"""Searches: every primary answers for its own, in the order of keys, a part at a time.
+
+A node may have a million contexts, and a search of them must keep it from nothing else.  So it is walked in
+slices of a moment, all searches taking turns; it ends when it has enough, or when its time is up, and says
+how far it came (``reached``), and who asked goes on from there.  What a search holds in memory is one answer.
+
+The order of the keys is made when a node is first asked to search, and kept from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from muster.core import errors
+from muster.inform import copies, desk, ordered, plans, protocol, reading
+
+SLICE_S = 0.001
+SLICE_KEYS = 64  # between two looks at the clock
+SEARCH_S = 1.0  # then a node answers with what it has
+ANSWERS_S = 3.0  # who has not answered by then is silent
+SEARCHES_MAX = 64
+
+
+class _Slice(NamedTuple):
+    matching: list[tuple[str, copies.Copy]]
+    reached: str | None  # None: there are no further keys
+
+
+class Finder:
+    def __init__(self, shared: desk.Desk, reader: reading.Reader) -> None:
+        self._desk = shared
+        self._reader = reader
+        self._turn = asyncio.Lock()  # of the searches: one slice in each round of the loop
+        self._unordered: list[str] = []  # keys that are still to be put in order
+        self._searches = 0
+
+    # Everywhere.
+
+    async def find(self, asked: protocol.Find, identity: str) -> protocol.Found:
+        """Those that satisfy the predicate, wherever they are, as far as one answer holds them."""
+        shared = self._desk
+        plan = plans.plan(asked.predicate)  # its faults are told here, once
+        others = [node for node in shared.directory.nodes if node not in asked.without]
+        told, (mounted, failed) = await asyncio.gather(
+            shared.bus.gather(  # we are one of those asked
+                protocol.to_all("find"),
+                protocol.encode(asked),
+                enough=len(others) + 1,
+                timeout_s=min(ANSWERS_S, shared.settings.timeout_s),
+            ),
+            self._find_mounted(asked, plan),
+        )
+        ours = [protocol.result_of(message.data, protocol.FoundHere) for message in told]
+        heard = {one.node for one in ours}
+        answers = ours + mounted
+        # Who had more to say than one answer holds has told all up to where it came, and so have we.
+        unfinished = [_end(one) for one in answers if one.more]
+        reached = min(unfinished, default="")
+        found = [one for each in answers for one in each.contexts if not unfinished or one.key <= reached]
+        found.sort(key=lambda one: one.key)
+        shown = protocol.fitting(found[: asked.limit])
+        if len(shown) < len(found):
+            reached = shown[-1].key
+        return protocol.Found(
+            [one for one in shown if self._may_read(identity, one)],
+            [node for node in others if node not in heard],
+            bool(unfinished) or len(shown) < len(found),
+            failed,
+            reached,
+            [one.node for one in mounted if one.cut],
+        )
+
+    async def _find_mounted(
+        self, asked: protocol.Find, plan: plans.Plan
+    ) -> tuple[list[protocol.FoundHere], dict[str, str]]:
+        """What the other registries have, and which of them could not be asked."""
+        theirs = {
+            name: one
+            for name, one in self._desk.mounts.items()
+            if name not in asked.without and one.may_have(plan, asked.after)
+        }
+        told = await asyncio.gather(
+            *(one.find(plan, asked.after, asked.limit) for one in theirs.values()),
+            return_exceptions=True,
+        )
+        found, failed = [], {}
+        for name, one in zip(theirs, told, strict=True):
+            if isinstance(one, errors.MusterError):
+                failed[name] = one.message
+                desk.events.warning("mount-failed", mount=name, error=one)
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                found.append(one)
+        return found, failed
+
+    def _may_read(self, identity: str, context: protocol.Context) -> bool:
+        try:
+            self._desk.check(identity, "read", context.key, context.writer)
+        except errors.Forbidden:
+            return False
+        return True
+
+    # Here.
+
+    async def find_here(self, asked: protocol.Find) -> protocol.FoundHere:
+        """Among the contexts whose primary we are."""
+        if self._searches >= SEARCHES_MAX:
+            raise errors.Overloaded(
+                f"{self._desk.name} has {SEARCHES_MAX} searches in flight", retry_after_s=SEARCH_S
+            )
+        self._searches += 1
+        try:
+            return await self._search(asked, plans.plan(asked.predicate))
+        finally:
+            self._searches -= 1
+
+    async def _search(self, asked: protocol.Find, plan: plans.Plan) -> protocol.FoundHere:
+        shared, until_s = self._desk, time.monotonic() + SEARCH_S
+        found: list[protocol.Context] = []
+        size, reached = 0, asked.after
+        if plan.keys is None and not await self._ordered(until_s):
+            return protocol.FoundHere(shared.name, found, True, reached)
+        while True:
+            async with self._turn:
+                matching, after = self._slice(plan, reached)
+                await asyncio.sleep(0)
+            for key, selected in matching:
+                if len(found) == asked.limit:
+                    return protocol.FoundHere(shared.name, found, True, found[-1].key)
+                copy, value = await self._value(plan, key, selected)
+                if value is None:
+                    continue
+                size += len(value) + len(copy.attributes) + 256
+                if found and size > protocol.ANSWER_BYTES_MAX:
+                    return protocol.FoundHere(shared.name, found, True, found[-1].key)
+                found.append(self._reader.context(key, copy, value, shared.age_s(copy)))
+            if after is None:
+                return protocol.FoundHere(shared.name, found)
+            reached = after
+            if time.monotonic() > until_s:
+                return protocol.FoundHere(shared.name, found, True, reached)
+
+    async def _value(self, plan: plans.Plan, key: str, copy: copies.Copy) -> tuple[copies.Copy, bytes | None]:
+        """The value of what was selected; None where it has gone, or is no longer what is looked for."""
+        while True:
+            value = await self._desk.value_of(key, copy)
+            if value is not None:
+                return copy, value
+            now = self._selected(plan, key, self._desk.now_ns())
+            if now is None or now is copy:
+                return copy, None
+            copy = now  # it was written meanwhile
+
+    def _slice(self, plan: plans.Plan, after: str) -> _Slice:
+        now_ns, until_s = self._desk.now_ns(), time.monotonic() + SLICE_S
+        matching: list[tuple[str, copies.Copy]] = []
+        while keys := self._following(plan, after):
+            for key in keys:
+                copy = self._selected(plan, key, now_ns)
+                if copy is not None:
+                    matching.append((key, copy))
+            after = keys[-1]
+            if time.monotonic() > until_s:
+                return _Slice(matching, after)
+        return _Slice(matching, None)
+
+    def _selected(self, plan: plans.Plan, key: str, now_ns: int) -> copies.Copy | None:
+        held = self._desk.copies
+        copy = held.index.get(key)
+        if copy is None or copy.temporary or copy.holders[0] != held.me or not copy.is_live(now_ns):
+            return None
+        packed = copy.attributes
+        for needed in plan.bytes:
+            if needed not in packed:
+                return None
+        attributes = protocol.attributes_of(packed) if plan.unpacks else {}
+        return copy if plan.selects(key, copy.version, copy.writer, attributes) else None
+
+    # The order of the keys.
+
+    def _following(self, plan: plans.Plan, after: str) -> Sequence[str]:
+        """Some keys that the plan may select; none only where there are none."""
+        if plan.keys is not None:
+            first = bisect.bisect_right(plan.keys, after)
+            return plan.keys[first : first + SLICE_KEYS]
+        order = self._desk.copies.order
+        assert order is not None
+        if after < plan.begins:
+            keys = order.following(plan.begins, SLICE_KEYS, itself=True)
+        else:
+            keys = order.following(after, SLICE_KEYS)
+        if not plan.begins or (keys and keys[-1].startswith(plan.begins)):
+            return keys
+        return [key for key in keys if key.startswith(plan.begins)]
+
+    async def _ordered(self, until_s: float) -> bool:
+        """Whether all keys are in order; if not, the next search goes on with it."""
+        held = self._desk.copies
+        if held.order is None:
+            held.order = ordered.Keys()
+            self._unordered = list(held.index)[::-1]
+        while self._unordered:
+            async with self._turn:
+                self._order_some(held.order)
+                await asyncio.sleep(0)
+            if time.monotonic() > until_s:
+                break
+        return not self._unordered
+
+    def _order_some(self, order: ordered.Keys) -> None:
+        until_s, index, waiting = time.monotonic() + SLICE_S, self._desk.copies.index, self._unordered
+        while waiting:
+            for key in waiting[: -SLICE_KEYS - 1 : -1]:
+                if key in index:
+                    order.add(key)
+            del waiting[-SLICE_KEYS:]
+            if time.monotonic() > until_s:
+                return
+
+
+def _end(told: protocol.FoundHere) -> str:
+    """How far it came; a node of an older version says no more than its last key."""
+    return told.reached or (told.contexts[-1].key if told.contexts else "")

@@ -1,0 +1,183 @@
+"""Searches: what they may leave out, where they stop and go on, and that they keep a node from nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+
+import pytest
+
+from muster.bus import http
+from muster.core import errors
+from muster.inform import client, finding, ordered, plans, protocol, service
+from muster.inform.mounts import base as mounts
+from muster.inform.mounts import kinds
+from muster.predicates import closure, parser
+
+
+def test_keys_stay_in_their_order(monkeypatch):
+    monkeypatch.setattr(ordered, "BLOCK", 4)
+    chance = random.Random(7)
+    keys, there = ordered.Keys(), set()
+    for _ in range(3_000):
+        key = f"k{chance.randrange(200)}"
+        if chance.random() < 0.6:
+            keys.add(key)
+            there.add(key)
+        else:
+            keys.discard(key)
+            there.discard(key)
+        wanted = f"k{chance.randrange(200)}"
+        for itself in (False, True):
+            behind = sorted(one for one in there if one > wanted or (itself and one == wanted))
+            found: list[str] = []
+            while some := keys.following(found[-1] if found else wanted, 3, itself=itself and not found):
+                found += some
+            assert found == behind
+
+
+PREDICATES = (
+    "TRUE",
+    "floor = 2",
+    "floor = 2.0 AND name = 'a'",
+    "name = 'a'",
+    "NOT (name = 'a')",
+    "name <> 'a' AND floor > 1",
+    "name IN ('a', 'é') AND NOT (floor = 3)",
+    "name LIKE 'a%' OR floor = 3",
+    "name IS NULL",
+    "name IS NOT NULL AND key LIKE 'p/%'",
+    "tags CONTAINS 'x'",
+    "NOT (tags CONTAINS 'x')",
+    "floor + 1 > 2 AND lit",
+    "key = 'p/1'",
+    "key IN ('q/2', 'p/1') AND name = 'a'",
+    "key LIKE 'p/_' AND key LIKE '%1'",
+    "key LIKE 'p/!_%' ESCAPE '!'",
+    "version > 1 AND writer = 'ann'",
+    "key = name",
+    "key = 5",
+)
+FACTS = (
+    {},
+    {"floor": 2, "name": "a", "tags": ["x", "y"], "lit": True},
+    {"floor": 2.0, "name": "b" * 40, "tags": ["y"], "lit": False},
+    {"floor": 3, "name": "é"},
+    {"name": 1, "tags": "x"},
+    {"floor": "2", "name": "p/1", "key": "other"},
+)
+
+
+def test_a_plan_leaves_out_nothing_that_its_predicate_selects():
+    for predicate in PREDICATES:
+        plan, matches = plans.plan(predicate), closure.compile(parser.parse(predicate))
+        for key, facts in itertools.product(("p/1", "p/_2", "p/", "q/2", "p"), FACTS):
+            told = {**plans.searchable(facts), "key": key, "version": 2, "writer": "ann"}
+            if not matches(told.get):
+                assert not plan.selects(key, 2, "ann", facts)
+                continue
+            assert plan.selects(key, 2, "ann", facts if plan.unpacks else {})
+            assert all(one in protocol.encode(facts) for one in plan.bytes), (predicate, facts)
+            assert key.startswith(plan.begins)
+            assert plan.keys is None or key in plan.keys
+            assert plan.reaches(key[:1])
+
+
+def test_a_plan_knows_what_is_out_of_its_reach():
+    assert plans.plan("key LIKE 'service/%' AND kind = 'service'").begins == "service/"
+    assert not plans.plan("key LIKE 'service/%'").reaches("mount/lab/")
+    assert plans.plan("key LIKE 'mou%'").reaches("mount/lab/")
+    assert plans.plan("key = 'mount/lab/x'").reaches("mount/lab/")
+    assert not plans.plan("key IN ('a', 'b')").reaches("mount/lab/")
+    assert not plans.plan("version = 1").unpacks
+
+
+def fill(node: service.Node, count: int) -> None:
+    """Contexts as if they had come from the log, in no order."""
+    numbers = list(range(count))
+    random.Random(3).shuffle(numbers)
+    for number in numbers:
+        attributes = protocol.encode({"number": number, "even": number % 2 == 0})
+        record = protocol.Record(f"c/{number:05}", (node.name,), 1, node.name, b"v", attributes, number + 1)
+        node.desk.copies.apply(record, number + 1, 0.0)
+
+
+async def test_a_search_is_one_of_many_answers_and_others_have_their_turns(start_node, inform, monkeypatch):
+    node = await start_node("n1")
+    fill(node, 3_000)
+    monkeypatch.setattr(finding, "SLICE_S", 0.0)
+    monkeypatch.setattr(finding, "SEARCH_S", 0.0)  # each answer is one slice, and the first are of the order
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(others())
+    found = await inform.find("number >= 2990 AND even")
+    other.cancel()
+    assert [one.attributes["number"] for one in found.contexts] == [2990, 2992, 2994, 2996, 2998]
+    assert not found.more
+    assert turns > 2 * 3_000 / finding.SLICE_KEYS
+
+
+async def test_a_limit_is_said_and_the_search_goes_on_behind_it(start_node, inform):
+    node = await start_node("n1")
+    fill(node, 50)
+    some = await inform.find("even", limit=20)
+    assert (len(some.contexts), some.more, some.reached) == (20, True, "c/00038")
+    rest = await inform.find("even", limit=20, after=some.reached)
+    assert ([one.key for one in rest.contexts], rest.more) == (
+        [f"c/000{n}" for n in (40, 42, 44, 46, 48)],
+        False,
+    )
+    exactly = await inform.find("even", limit=25)
+    assert (len(exactly.contexts), exactly.more) == (25, False)
+    by_prefix = await inform.find("key LIKE 'c/0001%'")
+    assert [one.key for one in by_prefix.contexts] == [f"c/0001{n}" for n in range(10)]
+
+
+async def test_keys_that_come_and_go_are_in_the_order(start_node, inform):
+    await start_node("n1")
+    assert (await inform.find("TRUE")).contexts == []
+    for key in ("b", "a", "c"):
+        await inform.put(key, b"")
+    await inform.delete("b")
+    assert [one.key for one in (await inform.find("TRUE")).contexts] == ["a", "c"]
+    await inform.put("b", b"again")
+    assert [one.key for one in (await inform.find("TRUE")).contexts] == ["a", "b", "c"]
+
+
+async def test_searches_beyond_what_a_node_takes_are_refused(start_node, connect, monkeypatch):
+    monkeypatch.setattr(finding, "SEARCHES_MAX", 0)
+    await start_node("n1")
+    with pytest.raises(errors.Overloaded, match="searches"):
+        await client.Client(await connect("bob")).find("TRUE")
+
+
+async def test_a_mount_is_asked_only_where_it_may_have_something(start_node, inform, monkeypatch):
+    monkeypatch.setattr(mounts, "ENTRIES_MAX", 3)
+    asked = 0
+
+    def answer(_: object) -> http.Response:
+        nonlocal asked
+        asked += 1
+        # In base 64: k1 to k3, each with {"tags": ["edge"]}.
+        entries = [{"key": key, "value": "eyJ0YWdzIjogWyJlZGdlIl19"} for key in ("azE=", "azI=", "azM=")]
+        return http.text(json.dumps({"kvs": entries}))
+
+    async with await http.serve({}, doors={"/v3/kv/range": answer}) as server:
+        await start_node("n1", mounts=(kinds.Mount(name="old", kind="etcd", url=server.url),))
+        found = await inform.find("tags CONTAINS 'edge'", limit=2)
+        assert [one.key for one in found.contexts] == ["mount/old/k1", "mount/old/k2"]
+        assert (found.more, found.reached, found.cut) == (True, "mount/old/k2", ["old"])
+        rest = await inform.find("tags CONTAINS 'edge'", after=found.reached)
+        assert ([one.key for one in rest.contexts], rest.more) == (["mount/old/k3"], False)
+        before = asked
+        await inform.find("key LIKE 'service/%'")
+        await inform.find("TRUE", after="mount/z")
+        assert asked == before

@@ -44,11 +44,22 @@ def value(data: bytes | None) -> dict[str, Any]:
 
 
 def attributes(given: tuple[str, ...]) -> dict[str, Any]:
+    found = settings(given, "--attribute")
+    for name, one in found.items():
+        if isinstance(one, list) and not all(isinstance(word, str) for word in one):
+            raise click.BadParameter(
+                f"{name}={json.dumps(one)}: a list holds strings only", param_hint="--attribute"
+            )
+    return found
+
+
+def settings(given: tuple[str, ...], option: str) -> dict[str, Any]:
+    """NAME=VALUE, the value as JSON where it is some: else it is text."""
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--attribute")
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
         try:
             found[name] = json.loads(value)
         except ValueError:

@@ -116,7 +116,13 @@ def put(
 
 @inform.command(examples=[("muster inform get printers/3 --max-staleness 0", "as new as this moment")])
 @click.argument("key")
-@click.option("--max-staleness", "max_staleness_s", type=float, metavar="SECONDS", help="No older than this.")
+@click.option(
+    "--max-staleness",
+    "max_staleness_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="No older than this.",
+)
 @click.option("--raw", is_flag=True, help="Print the value alone, as it is.")
 @node_option
 @connection.options
@@ -222,9 +228,12 @@ def history(invocation: base.Invocation, key: str, to: connection.Options) -> No
         async with contexts.connected(invocation, to) as held:
             return await held.history(key)
 
-    rows = [_change(one) for one in base.run(work()).changes]
+    found = base.run(work())
+    rows = [_change(one) for one in found.changes]
     columns = ("version", "reason", "value", "attributes", "writer", "stamp")
     invocation.printer.rows(rows, columns, of="version", empty=f"{key} has never been written")
+    if not found.complete:
+        invocation.printer.note("not complete: older versions are no longer in the log")
 
 
 @inform.command(examples=[("muster inform where printers/3", "")])
@@ -304,7 +313,7 @@ def node(
     invocation: base.Invocation, name: str, url: str | None, given: tuple[str, ...], to: connection.Options
 ) -> None:
     """Run an information node beside the domain's own process."""
-    work = _run_node(invocation, to, name, url or f"sqlite:{name}.db", contexts.attributes(given))
+    work = _run_node(invocation, to, name, url or f"sqlite:{name}.db", contexts.settings(given, "--set"))
     base.run(work, fast=True)
 
 

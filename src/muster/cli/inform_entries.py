@@ -164,6 +164,9 @@ def save(
     """Publish a service entry."""
     from muster.inform import services
 
+    for one in more["categories"]:
+        if not all(one.partition("=")):
+            raise click.BadParameter(f"{one!r} is not KEY=VALUE", param_hint="--category")
     entry = services.Entry(
         id=id_, name=name, metadata=contexts_.attributes(metadata), description=description.encode(), **more
     )

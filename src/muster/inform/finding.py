@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import functools
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from muster.core import errors
 from muster.inform import copies, desk, ordered, plans, protocol, reading
@@ -44,6 +47,7 @@ class Finder:
         """Those that satisfy the predicate, wherever they are, as far as one answer holds them."""
         shared = self._desk
         plan = plans.plan(asked.predicate)  # its faults are told here, once
+        asked = msgspec.structs.replace(asked, reader=identity)
         others = [node for node in shared.directory.nodes if node not in asked.without]
         told, (mounted, failed) = await asyncio.gather(
             shared.bus.gather(  # we are one of those asked
@@ -62,11 +66,12 @@ class Finder:
         reached = min(unfinished, default="")
         found = [one for each in answers for one in each.contexts if not unfinished or one.key <= reached]
         found.sort(key=lambda one: one.key)
+        found = [one for one in found if self._may_read(identity, one.key, one.writer)]
         shown = protocol.fitting(found[: asked.limit])
         if len(shown) < len(found):
             reached = shown[-1].key
         return protocol.Found(
-            [one for one in shown if self._may_read(identity, one)],
+            shown,
             [node for node in others if node not in heard],
             bool(unfinished) or len(shown) < len(found),
             failed,
@@ -78,13 +83,14 @@ class Finder:
         self, asked: protocol.Find, plan: plans.Plan
     ) -> tuple[list[protocol.FoundHere], dict[str, str]]:
         """What the other registries have, and which of them could not be asked."""
+        may_read = functools.partial(self._may_read, asked.reader)
         theirs = {
             name: one
             for name, one in self._desk.mounts.items()
             if name not in asked.without and one.may_have(plan, asked.after)
         }
         told = await asyncio.gather(
-            *(one.find(plan, asked.after, asked.limit) for one in theirs.values()),
+            *(one.find(plan, asked.after, asked.limit, may_read) for one in theirs.values()),
             return_exceptions=True,
         )
         found, failed = [], {}
@@ -98,9 +104,9 @@ class Finder:
                 found.append(one)
         return found, failed
 
-    def _may_read(self, identity: str, context: protocol.Context) -> bool:
+    def _may_read(self, identity: str, key: str, writer: str) -> bool:
         try:
-            self._desk.check(identity, "read", context.key, context.writer)
+            self._desk.check(identity, "read", key, writer)
         except errors.Forbidden:
             return False
         return True
@@ -130,6 +136,8 @@ class Finder:
                 matching, after = self._slice(plan, reached)
                 await asyncio.sleep(0)
             for key, selected in matching:
+                if asked.reader and not self._may_read(asked.reader, key, selected.writer):
+                    continue
                 if len(found) == asked.limit:
                     return protocol.FoundHere(shared.name, found, True, found[-1].key)
                 copy, value = await self._value(plan, key, selected)

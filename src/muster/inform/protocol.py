@@ -131,7 +131,7 @@ class Written(Frame, frozen=True):
 
 class Get(Frame, frozen=True):
     key: str
-    max_staleness_s: float | None = None  # None: any copy will do
+    max_staleness_s: Annotated[float, msgspec.Meta(ge=0)] | None = None  # None: any copy will do
     origin: str = ""  # the node that asks, where one does
 
 
@@ -140,6 +140,7 @@ class Find(Frame, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
     after: str = ""  # only keys behind this one
     without: tuple[str, ...] = ()  # nodes and mounts that did not answer before: they are not waited for
+    reader: str = ""  # who asks, in a question of one node to others
 
 
 class Found(Frame, frozen=True):

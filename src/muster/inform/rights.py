@@ -6,6 +6,9 @@ keeps a viewer from asking to write at all), and what was published as a service
 a key, or a prefix with a ``*`` at its end.  Names are identities, ``role:<role>``, ``owner`` (whoever wrote
 the context) or ``*``.
 
+Who may not read a context learns neither its value nor its attributes, and no search tells of it.  That there
+is something under a key is no secret.
+
 Pure.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.inform import services
-from muster.inform.uddi import wsdl
+from muster.inform.uddi import registry, wsdl
 from tests.inform.uddi.conftest import U, Uddi
 
 GENERATOR = """<tModel tModelKey="uddi:example.org:keygenerator"><name>keys of example.org</name><categoryBag>
@@ -82,6 +82,21 @@ async def test_a_plain_entry_is_a_service_with_keywords_a_box_and_a_lease(uddi):
     assert "http://127.0.0.1:1/scan" in str(binding)
     (info,) = (await uddi.ask("<find_business><name>Muster</name></find_business>")).children[1].children
     assert key in str(info)
+
+
+async def test_a_plain_entry_whose_name_is_no_key_is_read_under_the_key_it_is_found_by(uddi):
+    await uddi.services.save(services.Entry(id="Scanner 1%", name="scanner"))
+    (key,) = await found(uddi, "<find_service><name>scanner</name></find_service>")
+    assert key == "uddi:%53canner%201%25"
+    detail = await uddi.ask(f"<get_serviceDetail><serviceKey>{key}</serviceKey></get_serviceDetail>")
+    assert [one.text for one in detail.walk() if one.local == "name"] == ["scanner"]
+
+
+async def test_more_than_can_be_looked_at_is_said(uddi, monkeypatch):
+    monkeypatch.setattr(registry, "FOUND_MAX", 1)
+    for name in ("a", "b"):
+        await uddi.services.save(services.Entry(name=name))
+    assert await uddi.fault("<find_service><name>a</name></find_service>") == "E_resultSetTooLarge"
 
 
 async def test_services_are_found_in_a_box(uddi):

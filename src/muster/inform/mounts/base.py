@@ -8,7 +8,7 @@ of `kinds`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from muster.core import errors
@@ -52,14 +52,17 @@ class Mounted:
         prefix = self._key("")
         return plan.reaches(prefix) and (after < prefix or after.startswith(prefix))
 
-    async def find(self, plan: plans.Plan, after: str, limit: int) -> protocol.FoundHere:
+    async def find(
+        self, plan: plans.Plan, after: str, limit: int, may_read: Callable[[str, str], bool]
+    ) -> protocol.FoundHere:
+        """``may_read``: of a key and its writer, who is nobody here."""
         entries = await self._within(self._backend.entries())
         matching: list[Found] = []
         for number, one in enumerate(entries, 1):
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
             key = self._key(one.key)
-            if key > after and plan.selects(key, one.version, "", one.attributes):
+            if key > after and plan.selects(key, one.version, "", one.attributes) and may_read(key, ""):
                 matching.append(one)
         matching.sort(key=lambda one: one.key)
         found = protocol.fitting([self._context(one) for one in matching[:limit]])

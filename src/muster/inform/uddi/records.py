@@ -10,6 +10,8 @@ Pure.
 
 from __future__ import annotations
 
+import re
+import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -27,6 +29,7 @@ DOMAIN_NAME = "Muster"
 
 _KINDS = {"business": "businessEntity", "service": "businessService", "tmodel": "tModel"}
 _KEYS = {"business": "businessKey", "service": "serviceKey", "tmodel": "tModelKey"}
+_FOREIGN = re.compile(r"[^a-z0-9:_.,;!~*'()+\-$@=/]")
 _OWN = frozenset({"names", "identifiers", "models", "bindings", "business", "created", "deleted", "uddi"})
 
 
@@ -56,8 +59,13 @@ class Held:
 
 def context_key(kind: str, key: str) -> str:
     if kind == "service":
-        return services.PREFIX + key.removeprefix("uddi:")
+        return services.PREFIX + urllib.parse.unquote(key.removeprefix("uddi:"))
     return f"uddi/{kind}/{key}"
+
+
+def entry_key(id: str) -> str:
+    """The key of a plain entry: what keys of UDDI have no room for, capitals too, is written as %xx."""
+    return "uddi:" + _FOREIGN.sub(lambda one: "".join(f"%{byte:02x}" for byte in one[0].encode()), id)
 
 
 def element_name(kind: str) -> str:
@@ -176,7 +184,7 @@ def _seconds(created: object, stamp_time: int) -> float:
 
 def from_entry(entry: services.Entry) -> xml.Element:
     """A plain service entry, in the words of UDDI."""
-    key = f"uddi:{entry.id}".lower()
+    key = entry_key(entry.id)
     bindings = [
         xml.Element(
             U("bindingTemplate"),

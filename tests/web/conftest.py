@@ -30,6 +30,9 @@ CHROMIUM_ARGUMENTS = (
     "--disable-quic",
 )
 SETTINGS = """
+[[inform.rules]]
+keys = "secret/*"
+read = ["role:operator"]
 [manage]
 enabled = true
 beat_s = 1.0

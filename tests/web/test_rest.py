@@ -111,6 +111,38 @@ def test_a_context_is_written_read_found_and_deleted_under_its_version(olga):
     assert olga.get(path).status_code == 404
 
 
+def test_searches_come_in_pages_and_reads_may_ask_for_the_newest(olga):
+    keys = [f"paged/{number}" for number in range(5)]
+    for key in keys:
+        assert (
+            olga.put(f"/contexts/{key}", json={"value": "v", "attributes": {"paged": True}}).status_code
+            == 200
+        )
+    found, cursor = [], ""
+    while cursor is not None:
+        page = olga.get("/contexts", params={"where": "paged", "limit": 2, "cursor": cursor}).json()
+        found.append([one["key"] for one in page["items"]])
+        cursor = page["next"]
+    assert found == [keys[:2], keys[2:4], keys[4:]]
+    assert (page["silent"], page["failed"], page["cut"]) == ([], {}, [])
+    assigned = olga.post("/contexts", json={"value": "whose key?"})
+    assert assigned.status_code == 201, assigned.text
+    path = f"/contexts/{assigned.json()['key']}"
+    assert olga.get(path, params={"max_staleness_s": 0}).json()["value"] == "whose key?"
+    assert olga.get(path, params={"max_staleness_s": -1}).status_code == 400
+
+
+def test_contexts_are_read_as_the_person_who_asks(olga, vera):
+    made = {"value": "v", "attributes": {"hidden": True}}
+    assert olga.put("/contexts/secret/1", json=made).status_code == 200
+    assert olga.get("/contexts/secret/1").json()["value"] == "v"
+    assert len(olga.get("/contexts", params={"where": "hidden"}).json()["items"]) == 1
+    refused = vera.get("/contexts/secret/1")
+    assert (refused.status_code, "vera may not read" in refused.json()["detail"]) == (403, True)
+    assert vera.get("/context-history/secret/1").status_code == 403
+    assert vera.get("/contexts", params={"where": "hidden"}).json()["items"] == []
+
+
 def test_bytes_that_are_no_text_travel_in_base_64(olga):
     assert olga.put("/contexts/bytes", json={"value_base64": "/wA="}).status_code == 200
     assert olga.get("/contexts/bytes").json()["value_base64"] == "/wA="
@@ -244,6 +276,7 @@ def test_a_queue_is_browsed_moved_and_emptied(lab, olga):
 
 
 ACTS = [
+    ("POST", "/contexts", {"value": "v"}),
     ("PUT", "/contexts/x", {"value": "v"}),
     ("DELETE", "/contexts/x", None),
     ("PUT", "/resources/x", {"type": "memory", "agent": "local"}),

@@ -238,33 +238,26 @@ class Source(hearing.Hearing):
         role = roles.Role.OPERATOR if operates else roles.Role.VIEWER
         return await self.link.as_person(person.name, role)
 
-    async def _read(
-        self,
-        person: sessions.Session,
-        what: tuple[Hashable, ...],
-        kept_s: float,
-        ask: Callable[[inform_client.Client], Awaitable[T]],
-    ) -> T:
-        """As the person: who may read which context is decided where it is kept."""
-
-        async def make(_: api.Bus) -> T:
-            return await ask(self._inform(await self._as(person)))
-
-        return await self._ask((person.name, *what), "inform", kept_s, make)
+    async def _read(self, person: sessions.Session, ask: Callable[[inform_client.Client], Awaitable[T]]) -> T:
+        """As the person, and anew: who may read a context, and how old it is, is told where it is kept."""
+        try:
+            async with asyncio.timeout(READ_S * 2):
+                return await ask(self._inform(await self._as(person)))
+        except TimeoutError as error:
+            raise errors.TimedOut("no answer in time") from error
 
     async def contexts(
         self, person: sessions.Session, where: str, *, limit: int = 100, after: str = ""
     ) -> dict[str, Any]:
         found = await self._read(
-            person,
-            ("contexts", where, limit, after),
-            2.0,
-            lambda inform: inform.find(where or "TRUE", limit=limit, after=after),
+            person, lambda inform: inform.find(where or "TRUE", limit=limit, after=after)
         )
         return _page([rows_.context_row(one) for one in found.contexts], found)
 
-    async def context(self, person: sessions.Session, key: str) -> inform_protocol.Context:
-        return await self._read(person, ("context", key), 0.5, lambda inform: inform.get(key))
+    async def context(
+        self, person: sessions.Session, key: str, *, max_staleness_s: float | None = None
+    ) -> inform_protocol.Context:
+        return await self._read(person, lambda inform: inform.get(key, max_staleness_s=max_staleness_s))
 
     async def watch(
         self, person: sessions.Session, key: str, *, after_version: int
@@ -283,12 +276,7 @@ class Source(hearing.Hearing):
     async def context_history(
         self, person: sessions.Session, key: str, *, after: int, limit: int
     ) -> dict[str, Any]:
-        found = await self._read(
-            person,
-            ("changes", key, after),
-            1.0,
-            lambda inform: inform.history(key, after_version=after),
-        )
+        found = await self._read(person, lambda inform: inform.history(key, after_version=after))
         some = found.changes[:limit]
         rows = []
         for one in some:
@@ -302,10 +290,7 @@ class Source(hearing.Hearing):
         self, person: sessions.Session, where: str, *, limit: int, after: str
     ) -> dict[str, Any]:
         found = await self._read(
-            person,
-            ("entries", where, limit, after),
-            2.0,
-            lambda inform: services.Services(inform).search(where, limit=limit, after=after),
+            person, lambda inform: services.Services(inform).search(where, limit=limit, after=after)
         )
         rows = [
             {**rows_.entry_row(services.from_context(one)), "source": one.source} for one in found.contexts
@@ -313,8 +298,7 @@ class Source(hearing.Hearing):
         return _page(rows, found)
 
     async def entry(self, person: sessions.Session, id: str) -> dict[str, Any]:
-        found = await self._read(person, ("entry", id), 0.5, lambda inform: services.Services(inform).get(id))
-        return rows_.entry_row(found)
+        return rows_.entry_row(await self._read(person, lambda inform: services.Services(inform).get(id)))
 
     # Notification
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from muster.core import errors
-from muster.inform import client, services
+from muster.inform import client, protocol, services
 from muster.web import problems, rows, sessions, state
 from muster.web.rest import base
 from muster.web.rest.manage import Strict
@@ -21,6 +21,12 @@ from muster.web.rest.manage import Strict
 router = base.router("contexts")
 
 Key = Annotated[str, Path(min_length=1, max_length=512, description="The context's key; it may hold `/`.")]
+MaxStaleness = Annotated[
+    float | None,
+    base.Query(
+        ge=0, le=1e9, description="No older than so many seconds; 0: as new as this moment. Else any copy."
+    ),
+]
 _CONTEXT = base.row(
     key="string",
     value="string",
@@ -130,9 +136,40 @@ async def contexts(
 
 
 @router.get("/contexts/{key:path}", summary="A context", **base.answers(_CONTEXT, headers=True))
-async def context(known: state.Known, person: state.Person, key: Key) -> Response:
-    found = await known.source.context(person, key)
+async def context(
+    known: state.Known, person: state.Person, key: Key, max_staleness_s: MaxStaleness = None
+) -> Response:
+    found = await known.source.context(person, key, max_staleness_s=max_staleness_s)
     return base.reply(rows.context_row(found), version=found.version)
+
+
+async def _put(
+    known: state.Known, person: state.Person, key: str, wanted: NewContext, if_match: str | None
+) -> protocol.Written:
+    data = wanted.data()
+
+    async def act(inform: client.Client, version: int | None) -> Any:
+        return await inform.put(
+            key or None,
+            data,
+            attributes=wanted.attributes,
+            lease_s=wanted.lease_s,
+            expected_version=version,
+            ack=wanted.ack,
+        )
+
+    written: protocol.Written = await _write(known, person, "put-context", key, if_match, act)
+    return written
+
+
+@router.post(
+    "/contexts",
+    summary="Write a context under a key that is assigned",
+    **base.answers({"type": "object"}, status=201, headers=True),
+)
+async def new_context(known: state.Known, person: state.Person, wanted: NewContext) -> Response:
+    written = await _put(known, person, "", wanted, None)
+    return base.reply(msgspec.structs.asdict(written), status=201, version=written.version)
 
 
 @router.put(
@@ -143,19 +180,7 @@ async def context(known: state.Known, person: state.Person, key: Key) -> Respons
 async def put_context(
     known: state.Known, person: state.Person, key: Key, wanted: NewContext, if_match: base.IfMatch = None
 ) -> Response:
-    data = wanted.data()
-
-    async def act(inform: client.Client, version: int | None) -> Any:
-        return await inform.put(
-            key,
-            data,
-            attributes=wanted.attributes,
-            lease_s=wanted.lease_s,
-            expected_version=version,
-            ack=wanted.ack,
-        )
-
-    written = await _write(known, person, "put-context", key, if_match, act)
+    written = await _put(known, person, key, wanted, if_match)
     return base.reply(msgspec.structs.asdict(written), version=written.version)
 
 

@@ -159,35 +159,37 @@ class Finder:
             value = await self._desk.value_of(key, copy)
             if value is not None:
                 return copy, value
-            now = self._selected(plan, key, self._desk.now_ns())
-            if now is None or now is copy:
+            now = self._desk.copies.index.get(key)
+            if now is None or now is copy or not self._selects(plan, key, now, self._desk.now_ns()):
                 return copy, None
             copy = now  # it was written meanwhile
 
     def _slice(self, plan: plans.Plan, after: str) -> _Slice:
         now_ns, until_s = self._desk.now_ns(), time.monotonic() + SLICE_S
+        index, needed = self._desk.copies.index, plan.bytes
         matching: list[tuple[str, copies.Copy]] = []
         while keys := self._following(plan, after):
             for key in keys:
-                copy = self._selected(plan, key, now_ns)
-                if copy is not None:
-                    matching.append((key, copy))
+                copy = index.get(key)
+                if copy is None:
+                    continue
+                packed = copy.attributes
+                for one in needed:  # most end here
+                    if one not in packed:
+                        break
+                else:
+                    if self._selects(plan, key, copy, now_ns):
+                        matching.append((key, copy))
             after = keys[-1]
             if time.monotonic() > until_s:
                 return _Slice(matching, after)
         return _Slice(matching, None)
 
-    def _selected(self, plan: plans.Plan, key: str, now_ns: int) -> copies.Copy | None:
-        held = self._desk.copies
-        copy = held.index.get(key)
-        if copy is None or copy.temporary or copy.holders[0] != held.me or not copy.is_live(now_ns):
-            return None
-        packed = copy.attributes
-        for needed in plan.bytes:
-            if needed not in packed:
-                return None
-        attributes = protocol.attributes_of(packed) if plan.unpacks else {}
-        return copy if plan.selects(key, copy.version, copy.writer, attributes) else None
+    def _selects(self, plan: plans.Plan, key: str, copy: copies.Copy, now_ns: int) -> bool:
+        if copy.temporary or copy.holders[0] != self._desk.name or not copy.is_live(now_ns):
+            return False
+        attributes = protocol.attributes_of(copy.attributes) if plan.asks else {}
+        return plan.selects(key, copy.version, copy.writer, attributes)
 
     # The order of the keys.
 

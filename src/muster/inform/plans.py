@@ -12,7 +12,7 @@ Pure.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from muster.inform import protocol
@@ -25,12 +25,17 @@ class Plan(NamedTuple):
     begins: str  # all keys do
     keys: tuple[str, ...] | None  # these only, in their order
     bytes: tuple[bytes, ...]  # each stands in the packed attributes
-    unpacks: bool  # whether it asks for attributes at all
+    asks: tuple[str, ...]  # for these attributes
     matches: closure.Matches
 
-    def selects(self, key: str, version: int, writer: str, attributes: Mapping[str, Any]) -> bool:
-        facts = {**searchable(attributes), "key": key, "version": version, "writer": writer}
-        return self.matches(facts.get)
+    def selects(self, key: str, version: int, writer: str, attributes: dict[str, Any]) -> bool:
+        """``attributes`` may be changed."""
+        for name in self.asks:
+            value = attributes.get(name)
+            if value.__class__ is list:
+                attributes[name] = frozenset(value)  # as predicates see them: a list is a set
+        attributes["key"], attributes["version"], attributes["writer"] = key, version, writer
+        return self.matches(attributes.get)
 
     def reaches(self, prefix: str) -> bool:
         """Whether a key that begins so can be among what it selects."""
@@ -59,14 +64,7 @@ def plan(predicate: str) -> Plan:
             case _:
                 needed |= dict.fromkeys(_bytes(clause))
     asked = {name.key for name in ast.names(condition)}
-    return Plan(begins, keys, tuple(needed), bool(asked - OWN), closure.compile(condition))
-
-
-def searchable(attributes: Mapping[str, Any]) -> dict[str, object]:
-    """As predicates see them: a list is a set."""
-    return {
-        name: frozenset(value) if isinstance(value, list) else value for name, value in attributes.items()
-    }
+    return Plan(begins, keys, tuple(needed), tuple(asked - OWN), closure.compile(condition))
 
 
 def _beginning(clause: ast.Like) -> str:

@@ -62,7 +62,7 @@ class Mounted:
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
             key = self._key(one.key)
-            if key > after and plan.selects(key, one.version, "", one.attributes) and may_read(key, ""):
+            if key > after and plan.selects(key, one.version, "", dict(one.attributes)) and may_read(key, ""):
                 matching.append(one)
         matching.sort(key=lambda one: one.key)
         found = protocol.fitting([self._context(one) for one in matching[:limit]])

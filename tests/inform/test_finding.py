@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ PREDICATES = (
     "key = name",
     "key = 5",
 )
-FACTS = (
+FACTS: tuple[dict[str, Any], ...] = (
     {},
     {"floor": 2, "name": "a", "tags": ["x", "y"], "lit": True},
     {"floor": 2.0, "name": "b" * 40, "tags": ["y"], "lit": False},

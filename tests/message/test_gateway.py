@@ -374,7 +374,7 @@ async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
         mine.until(lambda: receiver.current is not None and receiver.current.readable)
         got = proton.Message()
         got.decode(receiver.recv(receiver.current.pending))
-        outlets = [one for bridge in deaf.bridges for one in bridge._outlets.values()]
+        outlets = [one for bridge in deaf.bridges for one in bridge.outlets.values()]
         dropped = [one.rejected for one in outlets if isinstance(one, links.Tap)]
         for one in (mine, other):
             one.socket.close()

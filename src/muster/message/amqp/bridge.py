@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import proton
 
 from muster.core import errors, log
-from muster.message import client, destinations, faults, listening, protocol, selectors
+from muster.message import client, destinations, faults, listening, protocol
 from muster.message.amqp import (
+    attaching,
     codec,
     conditions,
     engine,
@@ -23,7 +24,6 @@ from muster.message.amqp import (
     inlets,
     links,
     sasl,
-    termini,
     transactions,
 )
 
@@ -40,7 +40,7 @@ _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "AN
 
 class Bridge(asyncio.Protocol):
     def __init__(self, gateway: server.Gateway) -> None:
-        self._gateway = gateway
+        self.gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._socket: asyncio.Transport
         self._sasl = sasl.Server(gateway.verifiers, anonymous=gateway.anonymous)
@@ -48,13 +48,12 @@ class Bridge(asyncio.Protocol):
         self._engine: engine.Engine | None = None
         self._paused = False
         self._flushing = False
-        self._opened = asyncio.Event()
-        self._inlets: dict[engine.Pointer, inlets.Inlet] = {}
-        self._outlets: dict[engine.Pointer, links.Outlet] = {}
+        self.opened = asyncio.Event()
+        self.inlets: dict[engine.Pointer, inlets.Inlet] = {}
+        self.outlets: dict[engine.Pointer, links.Outlet] = {}
         self._unsettled: set[tuple[str, int]] = set()  # what awaits its outcome, by backlog and number
         self._acks: dict[str, list[int]] = {}
         self._carried_bytes = 0
-        self.temporaries: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
         self._login: str | None = None
@@ -67,18 +66,19 @@ class Bridge(asyncio.Protocol):
         self.origin_token = ""
         self.straight = inlets.Straight(self)
         self.transactions = transactions.Transactions(self)
+        self.attaching = attaching.Attaching(self)
 
     # The socket.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        self._gateway.bridges.add(self)
-        self._login_alarm = self._loop.call_later(self._gateway.idle_s, self.connection_aborted)
+        self.gateway.bridges.add(self)
+        self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.connection_aborted)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gateway.bridges.discard(self)
+        self.gateway.bridges.discard(self)
         self._login_alarm.cancel()
-        self._gateway.spawn(self.end(lost=True))
+        self.gateway.spawn(self.end(lost=True))
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -118,7 +118,7 @@ class Bridge(asyncio.Protocol):
         elif self._sasl.login is not None:
             self._login_alarm.cancel()
             self._login = self._sasl.login.name
-            self._engine = engine.Engine(self._gateway.idle_s, self._settled, self._handle)
+            self._engine = engine.Engine(self.gateway.idle_s, self._settled, self._handle)
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
             if rest:
@@ -137,7 +137,7 @@ class Bridge(asyncio.Protocol):
             over.tick(self._loop.time())
             over.process()
             self.flush()
-            await asyncio.sleep(self._gateway.idle_s / 4)
+            await asyncio.sleep(self.gateway.idle_s / 4)
 
     def _push(self, data: bytes) -> None:
         if not self.running.push(data):
@@ -184,16 +184,16 @@ class Bridge(asyncio.Protocol):
             case kinds.SESSION_REMOTE_OPEN:
                 self.spawn(self._begin(event.session))
             case kinds.SESSION_REMOTE_CLOSE:
-                for pointer, outlet in list(self._outlets.items()):
+                for pointer, outlet in list(self.outlets.items()):
                     if outlet.wrapper.session == event.session:
                         self._forget(pointer)
                         self.spawn(outlet.close(destroy=False))
-                for pointer, inlet in list(self._inlets.items()):
+                for pointer, inlet in list(self.inlets.items()):
                     if inlet.link.wrapper.session == event.session:
-                        del self._inlets[pointer]
+                        del self.inlets[pointer]
                 event.session.close()
             case kinds.LINK_REMOTE_OPEN:
-                self.spawn(self._attach(event.link))
+                self.spawn(self.attaching.attach(event.link))
             case kinds.LINK_REMOTE_DETACH:
                 self.spawn(self._detach(event.link, destroy=False))
             case kinds.LINK_REMOTE_CLOSE:
@@ -241,13 +241,13 @@ class Bridge(asyncio.Protocol):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for outlet in list(self._outlets.values()):
+        for outlet in list(self.outlets.values()):
             outlet.closed = True
             if isinstance(outlet, links.Tap):
                 await outlet.close(destroy=False)
-        self._outlets.clear()
-        self._inlets.clear()
-        if self._opened.is_set():
+        self.outlets.clear()
+        self.inlets.clear()
+        if self.opened.is_set():
             await self.jms.close(lost=lost)
 
     # Connections.
@@ -256,10 +256,10 @@ class Bridge(asyncio.Protocol):
         login = self._sasl.login
         assert login is not None
         connection = self.running.connection
-        connection.container = self._gateway.name
+        connection.container = self.gateway.name
         connection.offered_capabilities = proton.SymbolList(list(_CAPABILITIES), raise_on_error=False)
         try:
-            bus = await self._gateway.connect(login)
+            bus = await self.gateway.connect(login)
             jms = client.Connection(bus, client_id=connection.remote_container or None, owns_bus=True)
             await jms.__aenter__()
             await jms.hear_slow()
@@ -286,12 +286,12 @@ class Bridge(asyncio.Protocol):
         jms.on_doubt(self._held)
         bus.on_little(self._flush_due)
         connection.open()
-        self._opened.set()
+        self.opened.set()
         self.spawn(self.straight.run())
 
     async def _begin(self, session: Any) -> None:
         """Not before our own open: what a client says behind its open without waiting, waits here."""
-        await self._opened.wait()
+        await self.opened.wait()
         session.incoming_capacity = SESSION_BYTES_MAX
         session.open()
 
@@ -302,7 +302,7 @@ class Bridge(asyncio.Protocol):
 
     async def ears_for(self, *, no_local: bool) -> listening.Ears[links.Heard]:
         """As `client.Connection.ears_for`."""
-        quiet, login = self._gateway.quiet, self._sasl.login
+        quiet, login = self.gateway.quiet, self._sasl.login
         if not no_local or quiet is None or login is None:
             return self.ears
         async with self._quieting:
@@ -314,149 +314,14 @@ class Bridge(asyncio.Protocol):
 
     # Links.
 
-    async def _attach(self, link: Any) -> None:
-        await self._opened.wait()
-        try:
-            if link.is_sender:
-                await self._attach_outlet(link)
-            else:
-                self._attach_inlet(link)
-        except errors.MusterError as error:
-            self._refuse(link, error)
-
-    def _refuse(self, link: Any, error: errors.MusterError) -> None:
-        link.source.type = link.target.type = proton.Terminus.UNSPECIFIED
-        link.open()
-        link.condition = conditions.of(error)
-        link.close()
-
     def close_link(self, link: engine.Link, condition: str, why: str) -> None:
-        self._inlets.pop(link.wrapper._impl, None)
+        self.inlets.pop(link.wrapper._impl, None)
         self.running.close(link, condition, why)
-
-    def _temporary(self, *, topic: bool) -> destinations.Destination:
-        number = self.jms.next_number()
-        if topic:
-            kind = destinations.Kind.TEMPORARY_TOPIC
-            name = f"path:{destinations.TEMPORARY}{self.jms.name}/{number}"
-        else:
-            kind = destinations.Kind.TEMPORARY_QUEUE
-            name = f"{destinations.TEMPORARY}{self.jms.name}:{number}"
-        self.temporaries.add(name)
-        return destinations.Destination(kind, name)
-
-    def _check_there(self, destination: destinations.Destination) -> None:
-        """One of our own temporary destinations that was deleted is not made anew."""
-        mine = f"{destinations.TEMPORARY}{self.jms.name}"
-        name = destination.name.removeprefix("path:")
-        if name.startswith(mine) and destination.name not in self.temporaries:
-            raise faults.InvalidDestination(f"the temporary destination {destination.name!r} was deleted")
-
-    def check_may_send(self, destination: destinations.Destination) -> None:
-        """Now, not with the first message: the broker would only be silent about it."""
-        if not destination.is_queue and not self._gateway.may(
-            self.jms.bus.identity, "pub", destination.subject
-        ):
-            raise errors.Forbidden(f"{self.jms.bus.identity} may not publish on {destination.name!r}")
-
-    def _attach_inlet(self, link: Any) -> None:
-        """The client sends."""
-        target = link.remote_target
-        link.source.copy(link.remote_source)
-        link.target.copy(target)
-        capabilities = termini.symbols(target.capabilities)
-        destination: destinations.Destination | None = None
-        coordinator = target.type == proton.Terminus.COORDINATOR
-        if target.dynamic:
-            destination = self._temporary(topic="temporary-topic" in capabilities)
-            link.target.address = destination.name
-            link.target.dynamic = True
-            self._outlets[link._impl] = links.Temporary(self, self.running, link, destination)
-        elif not coordinator and target.address:
-            destination = codec.address(target.address, capabilities)
-            self.check_may_send(destination)
-        link.max_message_size = inlets.MESSAGE_BYTES_MAX
-        link.open()
-        self.running.sync()
-        self._inlets[link._impl] = inlets.Inlet(
-            self, self.running, link, destination, coordinator=coordinator
-        )
-
-    async def _attach_outlet(self, link: Any) -> None:
-        """The client receives."""
-        source = link.remote_source
-        name, bar, rest = link.name.partition("|")
-        everyone = bar == "|" and rest.startswith("global")
-        if source.type == proton.Terminus.UNSPECIFIED:
-            await self._attach_ending(link, name, everyone=everyone)
-            return
-        capabilities = termini.symbols(source.capabilities)
-        selector, no_local = termini.filters(source.filter)
-        if selector:
-            selectors.compiled(selector)
-        durable = source.durability != proton.Terminus.NONDURABLE
-        if source.dynamic:
-            destination = self._temporary(topic=False)
-        else:
-            destination = codec.address(source.address or "", capabilities)
-            self._check_there(destination)
-        outlet: links.Outlet
-        if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
-            outlet = links.Browser(self, self.running, link, destination.name, selector)
-        elif destination.is_queue or durable:
-            outlet = links.Fed(
-                self,
-                self.running,
-                link,
-                protocol.Attach(
-                    self.jms.name,
-                    self.jms.next_number(),
-                    str(destination),
-                    subscription=None if destination.is_queue else name,
-                    durable=not destination.is_queue,
-                    shared="shared" in capabilities,
-                    selector=selector,
-                    no_local=no_local,
-                    everyone=everyone,
-                ),
-            )
-        else:
-            group = None
-            if "shared" in capabilities:
-                group = destinations.token(f":{name}" if everyone else f"{self.jms.client_id}:{name}")
-            outlet = links.Tap(
-                self, self.running, link, destination, selector=selector, no_local=no_local, group=group
-            )
-        await outlet.open()
-        link.source.copy(source)
-        link.target.copy(link.remote_target)
-        if source.dynamic:
-            link.source.address = destination.name
-        link.snd_settle_mode = link.remote_snd_settle_mode
-        self._outlets[link._impl] = outlet
-        link.open()
-        self.running.sync()
-        outlet.begin()
-        await outlet.flow()
-
-    async def _attach_ending(self, link: Any, name: str, *, everyone: bool) -> None:
-        rows = (await self.jms.ask(protocol.ListSubscriptions())).rows
-        client_id = None if everyone else self.jms.client_id
-        for row in rows:
-            if row["subscription"] == name and row["client_id"] == client_id:
-                link.source.type = proton.Terminus.SOURCE
-                link.source.address = str(row["topic"])
-                link.source.durability = proton.Terminus.DELIVERIES
-                link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
-                self._outlets[link._impl] = links.Ending(self, self.running, link, name, everyone=everyone)
-                link.open()
-                return
-        raise faults.InvalidDestination(f"there is no durable subscription {name!r}")
 
     def _forget(self, pointer: engine.Pointer) -> links.Outlet | None:
         """What its client had and did not settle comes again, to whomever."""
-        self._inlets.pop(pointer, None)
-        outlet = self._outlets.pop(pointer, None)
+        self.inlets.pop(pointer, None)
+        outlet = self.outlets.pop(pointer, None)
         if outlet is not None:
             unsettled = outlet.link.session.unsettled
             for place, (holder, key, number, _) in list(unsettled.items()):
@@ -551,6 +416,6 @@ class Bridge(asyncio.Protocol):
         return self.jms.holds.on(destination)
 
     def _eased(self) -> None:
-        for inlet in self._inlets.values():
+        for inlet in self.inlets.values():
             inlet.grant()
         self.flush_soon()

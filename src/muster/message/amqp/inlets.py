@@ -100,7 +100,7 @@ class Inlet:
         if destination is None:
             raise faults.InvalidDestination("the message says no address, and its link has none")
         if self._destination is None:
-            self._bridge.check_may_send(destination)
+            self._bridge.attaching.check_may_send(destination)
         meta.origin = self._bridge.jms.origin
         raw = messages.encode_meta(meta).decode()
         send = protocol.Send(str(destination), raw, body)

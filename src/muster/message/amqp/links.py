@@ -309,6 +309,6 @@ class Temporary(Outlet):
         self._destination = destination
 
     async def close(self, *, destroy: bool) -> None:
-        self.bridge.temporaries.discard(self._destination.name)
+        self.bridge.attaching.temporaries.discard(self._destination.name)
         if self._destination.is_queue:
             await self.bridge.jms.ask(protocol.DropQueue(self._destination.name))

@@ -1,0 +1,165 @@
+"""Links that come: what each is to be the end of, by what its client says of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import proton
+
+from muster.core import errors
+from muster.message import destinations, faults, protocol, selectors
+from muster.message.amqp import codec, conditions, inlets, links, termini
+
+if TYPE_CHECKING:
+    from muster.message.amqp import bridge
+
+
+class Attaching:
+    def __init__(self, owner: bridge.Bridge) -> None:
+        self._bridge = owner
+        self.temporaries: set[str] = set()  # the client's own temporary destinations
+
+    async def attach(self, link: Any) -> None:
+        await self._bridge.opened.wait()
+        try:
+            if link.is_sender:
+                await self._outlet(link)
+            else:
+                self._inlet(link)
+        except errors.MusterError as error:
+            self._refuse(link, error)
+
+    def _refuse(self, link: Any, error: errors.MusterError) -> None:
+        link.source.type = link.target.type = proton.Terminus.UNSPECIFIED
+        link.open()
+        link.condition = conditions.of(error)
+        link.close()
+
+    def _temporary(self, *, topic: bool) -> destinations.Destination:
+        number = self._bridge.jms.next_number()
+        if topic:
+            kind = destinations.Kind.TEMPORARY_TOPIC
+            name = f"path:{destinations.TEMPORARY}{self._bridge.jms.name}/{number}"
+        else:
+            kind = destinations.Kind.TEMPORARY_QUEUE
+            name = f"{destinations.TEMPORARY}{self._bridge.jms.name}:{number}"
+        self.temporaries.add(name)
+        return destinations.Destination(kind, name)
+
+    def _check_there(self, destination: destinations.Destination) -> None:
+        """One of our own temporary destinations that was deleted is not made anew."""
+        mine = f"{destinations.TEMPORARY}{self._bridge.jms.name}"
+        name = destination.name.removeprefix("path:")
+        if name.startswith(mine) and destination.name not in self.temporaries:
+            raise faults.InvalidDestination(f"the temporary destination {destination.name!r} was deleted")
+
+    def check_may_send(self, destination: destinations.Destination) -> None:
+        """Now, not with the first message: the broker would only be silent about it."""
+        if not destination.is_queue and not self._bridge.gateway.may(
+            self._bridge.jms.bus.identity, "pub", destination.subject
+        ):
+            raise errors.Forbidden(f"{self._bridge.jms.bus.identity} may not publish on {destination.name!r}")
+
+    def _inlet(self, link: Any) -> None:
+        """The client sends."""
+        target = link.remote_target
+        link.source.copy(link.remote_source)
+        link.target.copy(target)
+        capabilities = termini.symbols(target.capabilities)
+        destination: destinations.Destination | None = None
+        coordinator = target.type == proton.Terminus.COORDINATOR
+        if target.dynamic:
+            destination = self._temporary(topic="temporary-topic" in capabilities)
+            link.target.address = destination.name
+            link.target.dynamic = True
+            self._bridge.outlets[link._impl] = links.Temporary(
+                self._bridge, self._bridge.running, link, destination
+            )
+        elif not coordinator and target.address:
+            destination = codec.address(target.address, capabilities)
+            self.check_may_send(destination)
+        link.max_message_size = inlets.MESSAGE_BYTES_MAX
+        link.open()
+        self._bridge.running.sync()
+        self._bridge.inlets[link._impl] = inlets.Inlet(
+            self._bridge, self._bridge.running, link, destination, coordinator=coordinator
+        )
+
+    async def _outlet(self, link: Any) -> None:
+        """The client receives."""
+        source = link.remote_source
+        name, bar, rest = link.name.partition("|")
+        everyone = bar == "|" and rest.startswith("global")
+        if source.type == proton.Terminus.UNSPECIFIED:
+            await self._ending(link, name, everyone=everyone)
+            return
+        capabilities = termini.symbols(source.capabilities)
+        selector, no_local = termini.filters(source.filter)
+        if selector:
+            selectors.compiled(selector)
+        durable = source.durability != proton.Terminus.NONDURABLE
+        if source.dynamic:
+            destination = self._temporary(topic=False)
+        else:
+            destination = codec.address(source.address or "", capabilities)
+            self._check_there(destination)
+        outlet: links.Outlet
+        if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
+            outlet = links.Browser(self._bridge, self._bridge.running, link, destination.name, selector)
+        elif destination.is_queue or durable:
+            outlet = links.Fed(
+                self._bridge,
+                self._bridge.running,
+                link,
+                protocol.Attach(
+                    self._bridge.jms.name,
+                    self._bridge.jms.next_number(),
+                    str(destination),
+                    subscription=None if destination.is_queue else name,
+                    durable=not destination.is_queue,
+                    shared="shared" in capabilities,
+                    selector=selector,
+                    no_local=no_local,
+                    everyone=everyone,
+                ),
+            )
+        else:
+            group = None
+            if "shared" in capabilities:
+                group = destinations.token(f":{name}" if everyone else f"{self._bridge.jms.client_id}:{name}")
+            outlet = links.Tap(
+                self._bridge,
+                self._bridge.running,
+                link,
+                destination,
+                selector=selector,
+                no_local=no_local,
+                group=group,
+            )
+        await outlet.open()
+        link.source.copy(source)
+        link.target.copy(link.remote_target)
+        if source.dynamic:
+            link.source.address = destination.name
+        link.snd_settle_mode = link.remote_snd_settle_mode
+        self._bridge.outlets[link._impl] = outlet
+        link.open()
+        self._bridge.running.sync()
+        outlet.begin()
+        await outlet.flow()
+
+    async def _ending(self, link: Any, name: str, *, everyone: bool) -> None:
+        rows = (await self._bridge.jms.ask(protocol.ListSubscriptions())).rows
+        client_id = None if everyone else self._bridge.jms.client_id
+        for row in rows:
+            if row["subscription"] == name and row["client_id"] == client_id:
+                link.source.type = proton.Terminus.SOURCE
+                link.source.address = str(row["topic"])
+                link.source.durability = proton.Terminus.DELIVERIES
+                link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
+                self._bridge.outlets[link._impl] = links.Ending(
+                    self._bridge, self._bridge.running, link, name, everyone=everyone
+                )
+                link.open()
+                return
+        raise faults.InvalidDestination(f"there is no durable subscription {name!r}")

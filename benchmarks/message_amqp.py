@@ -21,6 +21,7 @@ from muster.message.amqp import codec, frames, sasl, sections
 CREDIT = 1000
 TOPIC, QUEUE = "topic:bench/amqp", "queue:bench-amqp"
 TIMEOUT_S = 20.0
+LEAD = frames.transfer_lead(0, 0)
 
 
 def frame(code: int, *fields: bytes) -> bytes:
@@ -113,7 +114,7 @@ class Client:
         count = min(self.credit, self.window, most, 200)
         parts = []
         for number in range(self.sent, self.sent + count):
-            parts.append(frames.transfer_head(0, 0, number, len(data), False, False))
+            parts.append(frames.transfer_head(LEAD, number, len(data), False, False))
             parts.append(data)
         self.sent += count
         self.credit -= count

@@ -10,7 +10,7 @@ from hypothesis import strategies
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from muster.message.amqp import engine, frames  # noqa: E402
+from muster.message.amqp import ends, engine, frames  # noqa: E402
 
 SIZES = (0, 1, 100, 256, 471, 479, 480, 512, 5_000, 70_000, 300_000)
 
@@ -21,7 +21,7 @@ class World:
     def __init__(self, *, frame_bytes: int = 16 << 10, window_bytes: int = 1 << 20) -> None:
         self.outcomes: list[tuple[Any, int]] = []
         self.taken: list[tuple[int, bytes, bool]] = []
-        self.links: list[engine.Link] = []
+        self.links: list[ends.Link] = []
         self.server = engine.Engine(
             30, lambda token, code, _: self.outcomes.append((token, code)), self.event
         )
@@ -212,7 +212,7 @@ def test_a_drained_link_has_no_credit_left():
 def test_a_message_without_credit_closes_its_link():
     world = World()
     sender = world.sender()
-    said = frames.transfer_head(0, 0, 0, 1, settled=False, more=False) + b"x"
+    said = frames.transfer_head(frames.transfer_lead(0, 0), 0, 1, settled=False, more=False) + b"x"
     world.server.push(said)
     world.run()
     assert world.taken == []
@@ -222,7 +222,7 @@ def test_a_message_without_credit_closes_its_link():
 @pytest.mark.parametrize(
     "said",
     [
-        frames.transfer_head(0, 9, 0, 1, settled=False, more=False) + b"x",
+        frames.transfer_head(frames.transfer_lead(0, 9), 0, 1, settled=False, more=False) + b"x",
         frames.flow(0, (0, 1, 0), (9, 0, 1)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Listening to topics on the bus: one subscription of a connection, for all its consumers that want the same.
+"""Listening to topics on the bus: one subscription for all consumers over a connection that want the same.
 
 A message comes once to a connection, and is made into what a consumer wants when the first one asks.
 """
@@ -26,9 +26,15 @@ class Heard:
     @property
     def meta(self) -> messages.Meta:
         if self._meta is None:
-            meta = self._meta = messages.meta_of(self.message.data, self.message.headers)
+            message = self.message
+            raw = message.header(messages.HEADER)
+            if raw is None:
+                meta = messages.from_plain(message.data, message.headers)
+            else:
+                meta = messages.meta_said(message.data, raw)
+            self._meta = meta
             if meta.destination is None:
-                topic = topics.Topic.from_subject(self.message.subject)
+                topic = topics.Topic.from_subject(message.subject)
                 meta.destination = str(destinations.topic(str(topic)))
         return self._meta
 
@@ -51,6 +57,7 @@ class Ear(Generic[H]):
         self._subscriptions: list[api.Subscription] = []
         self._opening = asyncio.Lock()
         self._taps: list[Tap[H]] = []
+        self.users = 0  # taps, and those that are being added
         self.malformed = 0
 
     async def add(self, tap: Tap[H]) -> None:
@@ -64,10 +71,11 @@ class Ear(Generic[H]):
             self._taps.append(tap)
 
     def remove(self, tap: Tap[H]) -> bool:
-        """Whether nobody is left."""
-        if tap in self._taps:
+        """Whether it was there."""
+        there = tap in self._taps
+        if there:
             self._taps.remove(tap)
-        return not self._taps
+        return there
 
     async def close(self) -> None:
         for one in self._subscriptions:
@@ -76,16 +84,16 @@ class Ear(Generic[H]):
     def _heard(self, via: int, message: api.Message) -> None:
         if self._several and self._pattern.take(message.subject, via) is None:
             return
-        try:
-            heard = self._kind(message)
-            for tap in self._taps:
+        heard = self._kind(message)
+        for tap in self._taps:
+            try:
                 tap.offer(heard)
-        except (errors.MusterError, ValueError):
-            self.malformed += 1
+            except (errors.MusterError, ValueError):  # one may have to read what another need not
+                self.malformed += 1
 
 
 class Ears(Generic[H]):
-    """Those of one connection, by what they listen to."""
+    """Those of one connection to the bus, by what they listen to."""
 
     def __init__(self, bus: api.Bus, kind: type[H]) -> None:
         self.bus = bus
@@ -96,10 +104,20 @@ class Ears(Generic[H]):
         ear = self._ears.get(key)
         if ear is None:
             ear = self._ears[key] = Ear(self.bus, name, group, self._kind)
-        await ear.add(tap)
+        ear.users += 1
+        try:
+            await ear.add(tap)
+        except BaseException:
+            await self._left(key, ear)
+            raise
 
     async def remove(self, key: object, tap: Tap[H]) -> None:
         ear = self._ears.get(key)
         if ear is not None and ear.remove(tap):
+            await self._left(key, ear)
+
+    async def _left(self, key: object, ear: Ear[H]) -> None:
+        ear.users -= 1
+        if not ear.users:
             del self._ears[key]
             await ear.close()

@@ -423,8 +423,11 @@ def from_plain(data: bytes, headers: Mapping[str, str]) -> Meta:
 
 def meta_of(data: bytes, headers: Mapping[str, str]) -> Meta:
     raw = headers.get(HEADER)
-    if raw is None:
-        return from_plain(data, headers)
+    return from_plain(data, headers) if raw is None else meta_said(data, raw)
+
+
+def meta_said(data: bytes, raw: str) -> Meta:
+    """What the header `HEADER` says."""
     if raw.startswith(FOREIGN):
         from muster.message.amqp import codec  # it is built on this module, and seldom needed
 

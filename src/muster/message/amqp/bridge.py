@@ -19,12 +19,15 @@ from muster.message.amqp import (
     attaching,
     codec,
     conditions,
+    ends,
     engine,
     frames,
     inlets,
+    library,
     links,
     sasl,
     transactions,
+    trunks,
 )
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 events = log.Events("message")
 
-SESSION_BYTES_MAX: Final = engine.WINDOW * engine.FRAME_BYTES_MAX
+SESSION_BYTES_MAX: Final = ends.WINDOW * engine.FRAME_BYTES_MAX
 EARLY_BYTES_MAX: Final = 1 << 20
 CARRIED_BYTES_MAX: Final = 16 << 20
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
@@ -49,8 +52,8 @@ class Bridge(asyncio.Protocol):
         self._paused = False
         self._flushing = False
         self.opened = asyncio.Event()
-        self.inlets: dict[engine.Pointer, inlets.Inlet] = {}
-        self.outlets: dict[engine.Pointer, links.Outlet] = {}
+        self.inlets: dict[library.Pointer, inlets.Inlet] = {}
+        self.outlets: dict[library.Pointer, links.Outlet] = {}
         self._unsettled: set[tuple[str, int]] = set()  # what awaits its outcome, by backlog and number
         self._acks: dict[str, list[int]] = {}
         self._carried_bytes = 0
@@ -60,7 +63,7 @@ class Bridge(asyncio.Protocol):
         self.ended = False
         self._ending: asyncio.Task[None] | None = None
         self.jms: client.Connection
-        self.ears: listening.Ears[links.Heard]
+        self.trunk: trunks.Trunk | None = None
         self._quiet_ears: listening.Ears[links.Heard] | None = None
         self._quieting = asyncio.Lock()
         self.origin_token = ""
@@ -89,7 +92,7 @@ class Bridge(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._engine is not None:
-            self._push(data)
+            self._push(self._engine, data)
             return
         self._early += data
         if len(self._early) > EARLY_BYTES_MAX:
@@ -122,7 +125,7 @@ class Bridge(asyncio.Protocol):
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
             if rest:
-                self._push(rest)
+                self._push(self._engine, rest)
 
     # The engine.
 
@@ -135,18 +138,19 @@ class Bridge(asyncio.Protocol):
         """Our heartbeats, and the end of a peer that sends none."""
         while not over.closed:
             over.tick(self._loop.time())
-            over.process()
             self.flush()
             await asyncio.sleep(self.gateway.idle_s / 4)
 
-    def _push(self, data: bytes) -> None:
-        if not self.running.push(data):
+    def _push(self, over: engine.Engine, data: bytes) -> None:
+        if not over.push(data):
             events.info("malformed-amqp", login=self._login)
             self._loop.call_soon(self._give_up)
-        if self.straight.has_fresh:
+        if self.straight.fresh:
             self.straight.pass_on()
-        self._acknowledge()
-        self.flush()
+        if self._acks:
+            self._acknowledge()
+        if over.is_stirred:
+            self.flush()
 
     def _give_up(self) -> None:
         """Nothing more is to come: the peer has closed, or broke the protocol and has been told so."""
@@ -163,7 +167,7 @@ class Bridge(asyncio.Protocol):
         if not more:
             self._socket.close()
 
-    def _flush_due(self) -> None:
+    def flush_due(self) -> None:
         if self._flushing:
             self.flush()
 
@@ -171,10 +175,9 @@ class Bridge(asyncio.Protocol):
         self._loop.call_soon(act)
 
     def flush_soon(self) -> None:
-        """At the end of this turn of the loop, with what else it brings."""
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush_due)
+            self.gateway.flush_soon(self)
 
     def _handle(self, event: Any) -> None:
         kinds = proton.Event
@@ -249,6 +252,8 @@ class Bridge(asyncio.Protocol):
         self.inlets.clear()
         if self.opened.is_set():
             await self.jms.close(lost=lost)
+        if self.trunk is not None:
+            await self.gateway.trunks.leave(self.trunk)
 
     # Connections.
 
@@ -259,10 +264,14 @@ class Bridge(asyncio.Protocol):
         connection.container = self.gateway.name
         connection.offered_capabilities = proton.SymbolList(list(_CAPABILITIES), raise_on_error=False)
         try:
-            bus = await self.gateway.connect(login)
-            jms = client.Connection(bus, client_id=connection.remote_container or None, owns_bus=True)
-            await jms.__aenter__()
-            await jms.hear_slow()
+            self.trunk = await self.gateway.trunks.join(login)
+            jms = client.Connection(self.trunk.bus, client_id=connection.remote_container or None)
+            try:
+                await jms.__aenter__()
+                await jms.hear_slow()
+            except BaseException:
+                await jms.close()
+                raise
         except faults.InvalidClientId as error:
             connection.properties = {proton.symbol("amqp:connection-establishment-failed"): True}
             connection.open()
@@ -280,11 +289,9 @@ class Bridge(asyncio.Protocol):
             connection.close()
             return
         self.jms = jms
-        self.ears = listening.Ears(bus, links.Heard)
         self.origin_token = codec.origin_token(jms.origin)
         jms.on_ease = self._eased
         jms.on_doubt(self._held)
-        bus.on_little(self._flush_due)
         connection.open()
         self.opened.set()
         self.spawn(self.straight.run())
@@ -302,23 +309,25 @@ class Bridge(asyncio.Protocol):
 
     async def ears_for(self, *, no_local: bool) -> listening.Ears[links.Heard]:
         """As `client.Connection.ears_for`."""
-        quiet, login = self.gateway.quiet, self._sasl.login
-        if not no_local or quiet is None or login is None:
-            return self.ears
+        assert self.trunk is not None
+        assert self.trunk.ears is not None
+        quiet = self.gateway.quiet
+        if not no_local or quiet is None:
+            return self.trunk.ears
         async with self._quieting:
             if self._quiet_ears is None:
-                made = await quiet(login)
+                made = await quiet(self.trunk.login)
                 await self.jms.bus.flush()
                 self.jms.speaks, self._quiet_ears = made, listening.Ears(made, links.Heard)
             return self._quiet_ears
 
     # Links.
 
-    def close_link(self, link: engine.Link, condition: str, why: str) -> None:
+    def close_link(self, link: ends.Link, condition: str, why: str) -> None:
         self.inlets.pop(link.wrapper._impl, None)
         self.running.close(link, condition, why)
 
-    def _forget(self, pointer: engine.Pointer) -> links.Outlet | None:
+    def _forget(self, pointer: library.Pointer) -> links.Outlet | None:
         """What its client had and did not settle comes again, to whomever."""
         self.inlets.pop(pointer, None)
         outlet = self.outlets.pop(pointer, None)
@@ -399,7 +408,7 @@ class Bridge(asyncio.Protocol):
             acks, self._acks = self._acks, {}
             self.jms.submit([], acks)
 
-    def reject(self, link: engine.Link, number: int, error: errors.MusterError) -> None:
+    def reject(self, link: ends.Link, number: int, error: errors.MusterError) -> None:
         if self._engine is not None and not self.ended:
             state = frames.rejected(conditions.name(error), error.message)
             self._engine.settle(link, number, state)

@@ -13,93 +13,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import proton
-from cproton_ffi import ffi, lib
 
-from muster.message.amqp import frames, sections
-
-Pointer: TypeAlias = Any  # of proton's; compared and hashed by value
+from muster.message.amqp import ends, frames, library, sections
 
 FRAME_BYTES_MAX: Final = 64 << 10
-WINDOW: Final = 512  # frames that a session may send us before it hears from us: 32 MiB of the largest
 PARTIAL_BYTES_MAX: Final = 4 << 20
 OUT_BYTES_MAX: Final = 4 << 20  # what may wait for a socket before links stop
 _MASK: Final = 0xFFFFFFFF
 _OVERDRAWN: Final = _MASK - (1 << 24)  # a credit above it is one below zero
-_BUFFER_BYTES: Final = 1 << 16
 _FIRST_FRAME_BYTES_MAX: Final = 512  # until the peer has said how large its frames may be
-
-
-def _ignore(*_: Any) -> None:
-    """What a link does with messages and credit before somebody owns it."""
-
-
-class Session:
-    __slots__ = (
-        "accepted",
-        "blocked",
-        "channel",
-        "incoming",
-        "links",
-        "next_number",
-        "outgoing",
-        "room",
-        "unsettled",
-        "window",
-        "wrapper",
-    )
-
-    def __init__(self, incoming: int, window: int) -> None:
-        self.channel: int | None = None  # ours, while it is open
-        self.wrapper: Any = None
-        self.links: dict[int, Link] = {}  # by the peer's handle
-        self.incoming = incoming  # number of the peer's next frame
-        self.room = WINDOW  # how many of them it may send
-        self.outgoing = 0
-        self.window = window  # how many frames we may send
-        self.next_number = 0  # of a delivery
-        self.unsettled: dict[int, Any] = {}
-        self.accepted: tuple[int, int] | None = None  # first and last of what we accept, not yet told
-        self.blocked: deque[tuple[Link, int, bytes, bool, bool]] = deque()
-
-
-class Link:
-    """Its owner sets what is to happen: ``take`` for a message (number, data, settled, state), ``too_large``
-    for the beginning of one that is, ``flowed`` when it may send more, or is to drain.
-    """
-
-    __slots__ = (
-        "credit",
-        "delivered",
-        "drain",
-        "flowed",
-        "handle",
-        "key",
-        "partial",
-        "parts",
-        "parts_bytes",
-        "session",
-        "take",
-        "too_large",
-        "wrapper",
-    )
-
-    def __init__(self, session: Session, key: tuple[str, bool]) -> None:
-        self.session = session
-        self.key = key  # its name, and whether we receive
-        self.wrapper: Any = None
-        self.handle: int | None = None  # ours, while it is open
-        self.credit = 0
-        self.delivered = 0
-        self.drain = False
-        self.parts: list[bytes] = []
-        self.parts_bytes = 0
-        self.partial: tuple[int, bool, bytes | None] | None = None
-        self.take: Callable[[int, bytes, bool, bytes | None], None] = _ignore
-        self.too_large: Callable[[], None] = _ignore
-        self.flowed: Callable[[], None] = _ignore
 
 
 class Engine:
@@ -113,41 +38,34 @@ class Engine:
         on_outcome: Callable[[Any, int, bytes | None], None],
         on_event: Callable[[Any], None],
     ) -> None:
-        self.connection = proton.Connection()
-        self._collector = proton.Collector()
-        self.connection.collect(self._collector)
-        self.transport = proton.Transport(proton.Transport.SERVER)
-        self.transport.max_frame_size = FRAME_BYTES_MAX
-        self.transport.idle_timeout = idle_s
-        self.transport.bind(self.connection)
-        self._raw_transport = self.transport._impl
-        self._raw_collector = self._collector._impl
-        self._buffer = ffi.new(f"char[{_BUFFER_BYTES}]")
+        self._library = library.Library(idle_s, FRAME_BYTES_MAX, self._happened)
+        self.connection = self._library.connection
+        self.transport = self._library.transport
         self._on_outcome = on_outcome
         self._on_event = on_event
-        self._greeted = self._greeted_back = False
+        self._greeted = False
         self._rest = b""
-        self._proton_rest = b""
         self._heard = False
-        self._sessions: dict[int, Session] = {}  # by the peer's channel
-        self._links: dict[Pointer, Link] = {}
-        self._arriving: Session | Link | None = None
+        self._sessions: dict[int, ends.Session] = {}  # by the peer's channel
+        self._links: dict[library.Pointer, ends.Link] = {}
+        self._arriving: ends.Session | ends.Link | None = None
         self._payload_max = _FIRST_FRAME_BYTES_MAX - frames.TRANSFER_BYTES
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._stopped = False
-        self._accepting: list[Session] = []
+        self._accepting: list[ends.Session] = []
         self._muted = False
         self._held = False
+        self._stirred = True  # proton may have something to say
 
     @property
     def closed(self) -> bool:
         return bool(self.transport.closed)
 
-    def link_of(self, wrapper: Any) -> Link:
+    def link_of(self, wrapper: Any) -> ends.Link:
         return self._links[wrapper._impl]
 
-    def links(self) -> Iterator[Link]:
+    def links(self) -> Iterator[ends.Link]:
         for session in self._sessions.values():
             yield from list(session.links.values())
 
@@ -170,6 +88,9 @@ class Engine:
         read_head = frames.read_head
         try:
             while size - at >= frames.HEAD_BYTES:
+                if data.startswith(frames.SETTLED, at) and self._accepted(data, at):
+                    at += frames.SETTLED_BYTES
+                    continue
                 length, offset, kind, channel, described, code = read_head(data, at)
                 end = at + length
                 if not 8 <= length <= FRAME_BYTES_MAX:
@@ -210,24 +131,13 @@ class Engine:
 
     def _fail(self, condition: str, why: str) -> None:
         self._rest = b""
+        self._stirred = True
         self.connection.condition = proton.Condition(condition, why)
         self.connection.close()
 
     def _control(self, data: bytes) -> bool:
-        transport = self._raw_transport
-        view = ffi.from_buffer(data)
-        at, size = 0, len(data)
-        while at < size:
-            room = lib.pn_transport_capacity(transport)
-            if room <= 0:
-                break
-            taken = lib.pn_transport_push(transport, view + at, min(room, size - at))
-            if taken < 0:
-                break
-            at += taken
-            self.process()
-        self.process()
-        return at >= size
+        self._stirred = True
+        return self._library.push(data)
 
     def _seldom(self, code: int, channel: int, frame: bytes, at: int) -> bool:
         """A frame for proton, of which we note what concerns us."""
@@ -239,11 +149,11 @@ class Engine:
             self._payload_max = min(max(frame_bytes, 512), 1 << 20) - frames.TRANSFER_BYTES
         elif code == frames.BEGIN:
             _, first, window = frames.numbers(frame, at, 3)
-            session = self._arriving = self._sessions[channel] = Session(first or 0, window or 0)
+            session = self._arriving = self._sessions[channel] = ends.Session(first or 0, window or 0)
         elif code == frames.ATTACH and session is not None:
             found, _ = frames.fields(frame, at, 3)
             name, handle, receives = (*found, None, None, None)[:3]
-            self._arriving = session.links[handle or 0] = Link(session, (name, not receives))
+            self._arriving = session.links[handle or 0] = ends.Link(session, (name, not receives))
         went_well = self._control(frame)
         self._arriving = None
         if session is not None and code == frames.DETACH:
@@ -254,41 +164,36 @@ class Engine:
         elif session is not None and code == frames.END:
             for link in session.links.values():
                 self._leave(link)
-            session.channel = None
+            session.shut()
             del self._sessions[channel]
         return went_well
 
-    def _leave(self, link: Link) -> None:
-        link.handle = None
+    def _leave(self, link: ends.Link) -> None:
+        link.shut()
         link.credit = 0
-        link.take = link.flowed = _ignore
+        link.take = link.flowed = ends.ignore
         session = link.session
         if session.blocked:
             session.blocked = deque(one for one in session.blocked if one[0] is not link)
 
-    def process(self) -> None:
-        collector = self._raw_collector
-        while (event := lib.pn_collector_peek(collector)) != ffi.NULL:
-            kind = lib.pn_event_type(event)
-            if kind not in (lib.PN_TRANSPORT, lib.PN_LINK_FLOW, lib.PN_DELIVERY):
-                wrapped = proton.Event.wrap(event)
-                if kind == lib.PN_SESSION_REMOTE_OPEN and isinstance(self._arriving, Session):
-                    self._arriving.wrapper = wrapped.session
-                elif kind == lib.PN_LINK_REMOTE_OPEN and isinstance(self._arriving, Link):
-                    self._arriving.wrapper = wrapped.link
-                    self._links[lib.pn_event_link(event)] = self._arriving
-                elif kind == lib.PN_LINK_FINAL:
-                    self._links.pop(lib.pn_event_link(event), None)
-                self._on_event(wrapped)
-            lib.pn_collector_pop(collector)
+    def _happened(self, event: proton.Event, link: library.Pointer) -> None:
+        arriving, kinds = self._arriving, proton.Event
+        if event.type == kinds.SESSION_REMOTE_OPEN and isinstance(arriving, ends.Session):
+            arriving.wrapper = event.session
+        elif event.type == kinds.LINK_REMOTE_OPEN and isinstance(arriving, ends.Link):
+            arriving.wrapper = event.link
+            self._links[link] = arriving
+        elif event.type == kinds.LINK_FINAL:
+            self._links.pop(link, None)
+        self._on_event(event)
 
-    def _transfer(self, session: Session, data: bytes, at: int, end: int) -> None:
+    def _transfer(self, session: ends.Session, data: bytes, at: int, end: int) -> None:
         handle, number, (settled, more, state, aborted), start = frames.transfer(data, at)
         if start > end:
             raise ValueError("a transfer ends beyond its frame")
         session.incoming = (session.incoming + 1) & _MASK
         session.room -= 1
-        if session.room <= WINDOW // 2 and not self._held:
+        if session.room <= ends.WINDOW // 2 and not self._held:
             self._session_flow(session)
         link = session.links.get(handle)
         if link is None:
@@ -322,18 +227,33 @@ class Engine:
         if not aborted:
             link.take(number, whole, settled or was_settled, before if state is None else state)
 
-    def _end(self, session: Session, condition: str, why: str) -> None:
+    def _end(self, session: ends.Session, condition: str, why: str) -> None:
         session.wrapper.condition = proton.Condition(condition, why)
         session.wrapper.close()
-        session.channel = None
+        session.shut()
+        self._stirred = True
 
-    def close(self, link: Link, condition: str, why: str) -> None:
-        link.handle = None
+    def close(self, link: ends.Link, condition: str, why: str) -> None:
+        link.shut()
         link.parts.clear()
         link.wrapper.condition = proton.Condition(condition, why)
         link.wrapper.close()
+        self._stirred = True
 
-    def _disposition(self, session: Session, data: bytes, at: int) -> None:
+    def _accepted(self, data: bytes, at: int) -> bool:
+        """Most of what comes where many receive: read at once, if it is that, and is all there."""
+        if len(data) - at < frames.SETTLED_BYTES or (said := frames.accepted(data, at)) is None:
+            return False
+        session = self._sessions.get(said[0])
+        if session is None:
+            return False
+        token = session.unsettled.pop(said[1], None)
+        if token is not None:
+            self._on_outcome(token, frames.ACCEPTED, frames.ACCEPTED_STATE)
+        self._heard = True
+        return True
+
+    def _disposition(self, session: ends.Session, data: bytes, at: int) -> None:
         found, _ = frames.fields(data, at, 5)
         role, first, last, settled, state = found + [None] * (5 - len(found))
         if not role:
@@ -358,7 +278,7 @@ class Engine:
             told = first if last is None else last
             self._put(frames.disposition(session.channel, first, told, state or b"\x40", receiver=False))
 
-    def _flow(self, session: Session, data: bytes, at: int) -> None:
+    def _flow(self, session: ends.Session, data: bytes, at: int) -> None:
         incoming, room, _, _, handle, delivered, credit, _ = frames.numbers(data, at, 8)
         drain, echo = (*frames.fields(data, at, 10)[0][8:], None, None)[:2]
         window = ((incoming or 0) + (room or 0) - session.outgoing) & _MASK
@@ -391,13 +311,13 @@ class Engine:
         if not self._muted:
             self._out += parts
 
-    def _session_flow(self, session: Session) -> None:
+    def _session_flow(self, session: ends.Session) -> None:
         if session.channel is not None:
             self._put(frames.flow(session.channel, self._window(session)))
 
-    def _window(self, session: Session) -> tuple[int, int, int]:
+    def _window(self, session: ends.Session) -> tuple[int, int, int]:
         if not self._held:
-            session.room = WINDOW
+            session.room = ends.WINDOW
         return session.incoming, max(session.room, 0), session.outgoing
 
     def hold(self, held: bool) -> None:
@@ -405,22 +325,22 @@ class Engine:
         if self._held and not held:
             self._held = False
             for session in self._sessions.values():
-                if session.room <= WINDOW // 2:
+                if session.room <= ends.WINDOW // 2:
                     self._session_flow(session)
         self._held = held
 
-    def _link_flow(self, link: Link, *, drain: bool = False) -> None:
+    def _link_flow(self, link: ends.Link, *, drain: bool = False) -> None:
         session = link.session
         if session.channel is not None and link.handle is not None:
             state = (link.handle, link.delivered, link.credit)
             self._put(frames.flow(session.channel, self._window(session), state, drain=drain))
 
-    def grant(self, link: Link, credit: int) -> None:
+    def grant(self, link: ends.Link, credit: int) -> None:
         """The peer may send so many more."""
         link.credit += credit
         self._link_flow(link)
 
-    def drained(self, link: Link) -> None:
+    def drained(self, link: ends.Link) -> None:
         """There is nothing more to send for the credit that is left."""
         if link.drain:
             link.delivered = (link.delivered + link.credit) & _MASK
@@ -428,10 +348,10 @@ class Engine:
             link.drain = False
             self._link_flow(link, drain=True)
 
-    def may_send(self, link: Link) -> bool:
+    def may_send(self, link: ends.Link) -> bool:
         return link.credit > 0 and not self._stopped and not link.session.blocked
 
-    def send(self, link: Link, data: bytes, token: Any, *, settled: bool) -> None:
+    def send(self, link: ends.Link, data: bytes, token: Any, *, settled: bool) -> None:
         """``token`` is what its outcome is told with; None: nobody wants to hear it."""
         session = link.session
         number = session.next_number
@@ -441,17 +361,13 @@ class Engine:
         if token is not None and not settled:
             session.unsettled[number] = token
         size = len(data)
-        if (
-            size <= self._payload_max
-            and session.window > 0
-            and not session.blocked
-            and session.channel is not None
-            and link.handle is not None
-        ):
+        if link.lead and size <= self._payload_max and session.window > 0 and not session.blocked:
             session.window -= 1
             session.outgoing = (session.outgoing + 1) & _MASK
-            head = frames.transfer_head(session.channel, link.handle, number, size, settled, False)
-            self._put(head, data)
+            if not self._muted:
+                out = self._out
+                out.append(frames.transfer_head(link.lead, number, size, settled, False))
+                out.append(data)
         else:
             most = self._payload_max
             for at in range(0, max(size, 1), most):
@@ -461,17 +377,16 @@ class Engine:
         if self._out_bytes > OUT_BYTES_MAX:
             self._stopped = True
 
-    def _unblock(self, session: Session) -> None:
+    def _unblock(self, session: ends.Session) -> None:
         while session.blocked and session.window > 0:
             link, number, data, settled, more = session.blocked.popleft()
-            if session.channel is None or link.handle is None:
+            if not link.lead:
                 continue
             session.window -= 1
             session.outgoing = (session.outgoing + 1) & _MASK
-            head = frames.transfer_head(session.channel, link.handle, number, len(data), settled, more)
-            self._put(head, data)
+            self._put(frames.transfer_head(link.lead, number, len(data), settled, more), data)
 
-    def accept(self, link: Link, number: int) -> None:
+    def accept(self, link: ends.Link, number: int) -> None:
         """Told with its neighbours, at the next `pull`."""
         session = link.session
         accepted = session.accepted
@@ -484,41 +399,27 @@ class Engine:
             self._tell_accepted(session)
         session.accepted = (number, number)
 
-    def _tell_accepted(self, session: Session) -> None:
+    def _tell_accepted(self, session: ends.Session) -> None:
         if session.accepted is not None and session.channel is not None:
             first, last = session.accepted
             self._put(frames.disposition(session.channel, first, last, frames.ACCEPTED_STATE))
         session.accepted = None
 
-    def settle(self, link: Link, number: int, state: bytes) -> None:
+    def settle(self, link: ends.Link, number: int, state: bytes) -> None:
         """With an outcome other than that it is accepted."""
         if link.session.channel is not None:
             self._put(frames.disposition(link.session.channel, number, number, state))
 
-    def sync(self) -> bool:
-        """Draw in what proton has to say; False: it has said its last."""
-        transport, buffer = self._raw_transport, self._buffer
-        while (size := lib.pn_transport_pending(transport)) > 0:
-            size = lib.pn_transport_peek(transport, buffer, min(size, _BUFFER_BYTES))
-            if size <= 0:
-                break
-            self._proton_rest += ffi.buffer(buffer, size)[:]
-            lib.pn_transport_pop(transport, size)
-        data = self._proton_rest
-        if data:
-            at = 0
-            if not self._greeted_back and len(data) >= 8:
-                self._greeted_back = True
-                self._put(data[:8])
-                at = 8
-            while len(data) - at >= 8 and (end := at + int.from_bytes(data[at : at + 4], "big")) <= len(data):
-                self._said(data[at:end])
-                at = end
-            self._proton_rest = data[at:]
-        return bool(size >= 0)
+    def sync(self) -> None:
+        """Draw in what proton has to say."""
+        for frame in self._library.pull():
+            self._said(frame)
 
     def _said(self, frame: bytes) -> None:
         """A frame of proton's: what it numbers, and whether it is to be sent."""
+        if frame.startswith(b"AMQP"):
+            self._put(frame)
+            return
         code, at = frames.performative(frame, 0, len(frame))
         channel = int.from_bytes(frame[6:8], "big")
         if code == frames.FLOW:
@@ -534,26 +435,32 @@ class Engine:
             found, _ = frames.fields(frame, at, 3)
             for link in self.links():
                 if link.session.channel == channel and link.key == (found[0], bool(found[2])):
-                    link.handle = found[1]
+                    link.opened(channel, found[1])
         elif code == frames.DETACH:
             found, _ = frames.fields(frame, at, 1)
             for link in self.links():
                 if link.session.channel == channel and link.handle == found[0]:
-                    link.handle = None
+                    link.shut()
         elif code == frames.END:
             for session in self._sessions.values():
                 if session.channel == channel:
-                    session.channel = None
+                    session.shut()
         elif code == frames.CLOSE:
             self._muted = True
 
+    @property
+    def is_stirred(self) -> bool:
+        """Whether what was pushed has to be answered: else there is nothing to `pull` because of it."""
+        return self._stirred or bool(self._out) or bool(self._accepting)
+
     def pull(self) -> tuple[bytes, bool]:
         """What is to be sent, and whether more may follow (False: the engine has said its last)."""
+        self._stirred = False
         if self._accepting:
             for session in self._accepting:
                 self._tell_accepted(session)
             self._accepting.clear()
-        more = self.sync()
+        self.sync()
         data = b"".join(self._out)
         self._out.clear()
         self._out_bytes = 0
@@ -562,10 +469,11 @@ class Engine:
             for link in list(self.links()):
                 if link.credit > 0 and not link.key[1]:
                     link.flowed()
-        return data, more
+        return data, not self._library.ended
 
     def tick(self, now_s: float) -> None:
         if self._heard:
             self._heard = False
             self._control(frames.EMPTY)
         self.transport.tick(now_s)
+        self._library.process()

@@ -161,6 +161,23 @@ def _rest(words: bytes, count: int) -> Rest:
     return rest
 
 
+_SETTLED: Final = struct.Struct(">H8sIBI5s")  # from the channel on
+SETTLED_BYTES: Final = 6 + _SETTLED.size
+SETTLED: Final = _U32.pack(SETTLED_BYTES) + b"\x02\x00"
+_SETTLED_BEFORE: Final = b"\x00\x53\x15\xc0\x11\x05\x41\x70"
+_SETTLED_AFTER: Final = b"\x41" + ACCEPTED_STATE
+
+
+def accepted(data: bytes, at: int) -> tuple[int, int] | None:
+    """Channel and number, where a frame that begins with `SETTLED` is a disposition that accepts one message
+    and settles it, as receivers mostly say; None: it may be anything.
+    """
+    channel, before, first, kind, last, after = _SETTLED.unpack_from(data, at + 6)
+    if first == last and before == _SETTLED_BEFORE and kind == 0x70 and after == _SETTLED_AFTER:
+        return channel, first
+    return None
+
+
 def code_of(state: bytes | None) -> int:
     """Of a delivery's state; 0 where there is none."""
     if not isinstance(state, bytes) or len(state) < 4 or state[0] != 0:
@@ -192,36 +209,24 @@ def transaction_of(state: bytes | None) -> bytes:
 
 # -- writing -----------------------------------------------------------------------------------------------
 
-_TRANSFER: Final = struct.Struct(">IBBHHBBBBBIBIBBIBBB")
-_TRANSFER_FIELDS: Final = _TRANSFER.size - 13  # after the bytes of size and count
+_LEAD: Final = struct.Struct(">BBHHBBBBBIB")  # of a transfer: from its second word up to its number
+_TRANSFER: Final = struct.Struct(f">I{_LEAD.size}sIHI3s")
 TRANSFER_BYTES: Final = _TRANSFER.size
+_SETTLED_AND_MORE: Final = ((b"\x43\x42\x42", b"\x43\x42\x41"), (b"\x43\x41\x42", b"\x43\x41\x41"))
 _FLOW: Final = struct.Struct(">IBBHHBBBBBIBIBIBIBIBIBIBB")
 _SESSION_FLOW: Final = struct.Struct(">IBBHHBBBBBIBIBIBI")
 WINDOW_MAX: Final = 0x7FFFFFFF
 
 
-def transfer_head(channel: int, handle: int, number: int, size: int, settled: int, more: int) -> bytes:
-    """All of a transfer before its payload of ``size`` bytes."""
+def transfer_lead(channel: int, handle: int) -> bytes:
+    """What all transfers of a link have in common."""
+    return _LEAD.pack(2, 0, channel, 0x53, TRANSFER, 0xC0, TRANSFER_BYTES - 13, 6, 0x70, handle, 0x70)
+
+
+def transfer_head(lead: bytes, number: int, size: int, settled: bool, more: bool) -> bytes:
+    """All of a transfer before its payload of ``size`` bytes; its tag is its number."""
     return _TRANSFER.pack(
-        TRANSFER_BYTES + size,
-        2,
-        0,
-        channel,
-        0x53,
-        TRANSFER,
-        0xC0,
-        _TRANSFER_FIELDS,
-        6,
-        0x70,
-        handle,
-        0x70,
-        number,
-        0xA0,
-        4,
-        number,
-        0x43,
-        0x41 if settled else 0x42,
-        0x41 if more else 0x42,
+        TRANSFER_BYTES + size, lead, number, 0xA004, number, _SETTLED_AND_MORE[settled][more]
     )
 
 

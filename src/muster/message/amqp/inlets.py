@@ -149,17 +149,17 @@ class Straight:
 
     def __init__(self, owner: bridge.Bridge) -> None:
         self._bridge = owner
-        self._fresh: list[_Passing] = []  # of what is being read
+        self.fresh: list[_Passing] = []  # of what is being read
         self._waiting: list[_Passing] = []
         self._wake = asyncio.Event()
         self._busy = False
 
     def add(self, inlet: Inlet, number: int, settled: bool, subject: str, body: bytes, raw: str) -> None:
-        self._fresh.append((inlet, number, settled, subject, body, raw))
+        self.fresh.append((inlet, number, settled, subject, body, raw))
 
     def pass_on(self) -> None:
         """All that came in one read."""
-        fresh, self._fresh = self._fresh, []
+        fresh, self.fresh = self.fresh, []
         if not self._busy:
             sent = False
             with contextlib.suppress(errors.MusterError):  # each hears for itself what is wrong with it
@@ -175,10 +175,6 @@ class Straight:
             inlet.begun(len(body))
         self._waiting += fresh
         self._wake.set()
-
-    @property
-    def has_fresh(self) -> bool:
-        return bool(self._fresh)
 
     async def run(self) -> None:
         jms = self._bridge.jms

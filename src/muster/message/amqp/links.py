@@ -115,31 +115,43 @@ class Fed(Outlet):
 
 
 class Heard(listening.Heard):
-    """A message of a topic, as AMQP; what an AMQP client said goes through as it is."""
+    """A message of a topic, as AMQP; what an AMQP client said goes through as it is.
 
-    __slots__ = ("_amqp", "_raw")
+    Many links hear it: what one found out, the others need not.
+    """
+
+    __slots__ = ("_amqp", "_matches", "_origin", "_raw")
 
     def __init__(self, message: api.Message) -> None:
         super().__init__(message)
         self._raw = message.header(messages.HEADER)
         self._amqp: bytes | None = None
+        self._origin: str | None = None
+        self._matches: dict[selectors.Matches, bool] = {}
 
     @property
-    def foreign(self) -> str | None:
+    def _foreign(self) -> str | None:
         """The header, if an AMQP client wrote it."""
         return self._raw if self._raw is not None and self._raw[:1] == messages.FOREIGN else None
 
     @property
     def origin(self) -> str | None:
-        return self.meta.origin if self.foreign is None else codec.origin_of(self.foreign)
+        if self._origin is None:
+            raw = self._foreign
+            self._origin = self.meta.origin if raw is None else codec.origin_of(raw)
+        return self._origin
+
+    def matches(self, selector: selectors.Matches) -> bool:
+        found = self._matches.get(selector)
+        if found is None:
+            found = self._matches[selector] = selector(self.meta.lookup())
+        return found
 
     @property
     def amqp(self) -> bytes:
         if self._amqp is None:
-            if self.foreign is not None:
-                self._amqp = codec.unwrapped(self.foreign, self.message.data)
-            else:
-                self._amqp = codec.encode(self.meta, self.message.data, 0)
+            raw, data = self._foreign, self.message.data
+            self._amqp = codec.encode(self.meta, data, 0) if raw is None else codec.unwrapped(raw, data)
         return self._amqp
 
 
@@ -162,10 +174,10 @@ class Tap(Outlet):
         self._matches = selectors.compiled(selector) if selector else None
         self._not_from = owner.jms.origin if no_local else None
         # Links that share a subscription with others must not share it among themselves.
-        self._key = (destination.name, group, wrapper.name if group else None)
+        self._key = (destination.name, group, self if group else None)
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
-        self._ears = owner.ears
+        self._ears: listening.Ears[Heard]
         self._sent = 0
         self._again: list[tuple[int, bytes]] = []  # what came back, the first of it last
         self.rejected = 0
@@ -180,14 +192,17 @@ class Tap(Outlet):
         if self.closed:
             return
         if (self._not_from is not None and heard.origin == self._not_from) or (
-            self._matches is not None and not self._matches(heard.meta.lookup())
+            self._matches is not None and not heard.matches(self._matches)
         ):
             self.rejected += 1
             return
         data = heard.amqp
-        if not self._waiting and not self._again and self.engine.may_send(self.link):
+        if self._waiting or self._again or not self.engine.may_send(self.link):
+            self._wait(data)
+        else:
             self._transmit(data)
-            return
+
+    def _wait(self, data: bytes) -> None:
         self._waiting.append(data)
         self._bytes += len(data)
         if len(self._waiting) > slowing.WAITING_SLOW or self._bytes > slowing.WAITING_SLOW_BYTES:

@@ -1,19 +1,18 @@
-"""The gateway: listens, and gives each connection a bridge of its own."""
+"""The gateway: listens, and gives each connection a bridge of its own.
+
+What bridges have to say because of one message, heard by many of them, is written when all have heard it:
+first everything is made, then everything is sent, one write for each connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Self
 
-from muster.bus import api
 from muster.message import desk
-from muster.message.amqp import bridge, sasl
-from muster.trust import passwords
-
-#: A connection to the bus as whoever logged in.
-Connect = Callable[[passwords.Login], Awaitable[api.Bus]]
+from muster.message.amqp import bridge, sasl, trunks
 
 
 class Gateway:
@@ -26,7 +25,7 @@ class Gateway:
 
     def __init__(
         self,
-        connect: Connect,
+        connect: trunks.Connect,
         verifiers: sasl.Verifiers | None,
         *,
         anonymous: str | None = None,
@@ -36,9 +35,10 @@ class Gateway:
         tls: ssl.SSLContext | None = None,
         may: desk.May = desk.anything,
         idle_s: float = 30.0,
-        quiet: Connect | None = None,
+        quiet: trunks.Connect | None = None,
     ) -> None:
         self.connect = connect
+        self.trunks = trunks.Trunks(connect, self._flush_due, self._lost)
         self.quiet = quiet
         self.verifiers = verifiers
         self.anonymous = anonymous
@@ -48,6 +48,7 @@ class Gateway:
         self.host = host
         self.port = port
         self.bridges: set[bridge.Bridge] = set()
+        self._due: list[bridge.Bridge] = []  # those who have something to say
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -56,6 +57,23 @@ class Gateway:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def flush_soon(self, one: bridge.Bridge) -> None:
+        """At the end of this turn of the loop, with what else it brings."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._flush_due)
+        self._due.append(one)
+
+    def _flush_due(self) -> None:
+        due, self._due = self._due, []
+        for one in due:
+            one.flush_due()
+
+    def _lost(self, trunk: trunks.Trunk) -> None:
+        """Its clients have to log in again."""
+        for one in list(self.bridges):
+            if one.trunk is trunk:
+                one.connection_aborted()
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()

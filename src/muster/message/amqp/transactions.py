@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster.core import errors
 from muster.message import faults, protocol, values
-from muster.message.amqp import engine, frames, sections
+from muster.message.amqp import ends, frames, sections
 
 if TYPE_CHECKING:
     from muster.message.amqp import bridge, links
@@ -61,7 +61,7 @@ class Transactions:
         with contextlib.suppress(errors.InvalidInput):
             self._named(state)[1].heard.append((tap, number, data))
 
-    def coordinate(self, link: engine.Link, number: int, data: bytes) -> None:
+    def coordinate(self, link: ends.Link, number: int, data: bytes) -> None:
         """A message to the coordinator: declare, or discharge."""
         said = _described(data)
         code = said.descriptor if said is not None else None
@@ -79,7 +79,7 @@ class Transactions:
             raise errors.InvalidInput("a coordinator takes declare and discharge")
 
     async def _discharge(
-        self, link: engine.Link, number: int, transaction: Transaction, *, commit: bool
+        self, link: ends.Link, number: int, transaction: Transaction, *, commit: bool
     ) -> None:
         jms = self._bridge.jms
         error = transaction.error if commit else None

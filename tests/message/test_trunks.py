@@ -1,0 +1,117 @@
+"""Clients that logged in as the same share a connection to the bus, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+from proton import reactor as proton_reactor  # noqa: E402
+from proton import utils as proton_utils  # noqa: E402
+
+from muster.bus import api  # noqa: E402
+from muster.message import service  # noqa: E402
+from muster.message.amqp import links, server  # noqa: E402
+from muster.testing import eventually, fixtures  # noqa: E402
+from muster.trust import passwords  # noqa: E402
+
+
+class World:
+    """A gateway, and the connections to the bus that it has made."""
+
+    def __init__(self, connect: fixtures.Connect) -> None:
+        self._connect = connect
+        self.dialled: list[api.Bus] = []
+        self.gateway = server.Gateway(self._dial, None, anonymous="nobody")
+
+    async def _dial(self, login: passwords.Login) -> api.Bus:
+        self.dialled.append(await self._connect(f"{login.name}-{len(self.dialled)}"))
+        return self.dialled[-1]
+
+    def client(self) -> proton_utils.BlockingConnection:
+        """For threads."""
+        url = f"amqp://127.0.0.1:{self.gateway.port}"
+        return proton_utils.BlockingConnection(url, timeout=20, allowed_mechs="ANONYMOUS", reconnect=False)
+
+    def sent(self) -> list[int]:
+        """How many messages each listener was sent."""
+        taps = [one for bridge in self.gateway.bridges for one in bridge.outlets.values()]
+        return sorted(tap._sent for tap in taps if isinstance(tap, links.Tap))
+
+
+@pytest_asyncio.fixture
+async def world(dispatcher: service.Service, connect: fixtures.Connect) -> AsyncIterator[World]:
+    made = World(connect)
+    async with made.gateway:
+        yield made
+
+
+async def test_two_clients_have_one_connection_until_both_have_left(world: World):
+    def work() -> list[str]:
+        first, second = world.client(), world.client()
+        receivers = [one.create_receiver("topic:hall") for one in (first, second)]
+        sender = second.create_sender("topic:hall")
+        sender.send(proton.Message(body="to both"))
+        heard = [one.receive(timeout=20).body for one in receivers]
+        first.close()
+        sender.send(proton.Message(body="to one"))
+        heard.append(receivers[1].receive(timeout=20).body)
+        second.close()
+        return heard
+
+    assert await asyncio.to_thread(work) == ["to both", "to both", "to one"]
+    (bus,) = world.dialled
+    await eventually.eventually(lambda: bus.state is api.ConnectionState.CLOSED, timeout_s=30)
+
+
+async def test_a_subscription_shared_by_clients_of_one_identity_is_still_shared(world: World):
+    count = 30
+
+    class Shared(proton_reactor.ReceiverOption):  # type: ignore[misc]
+        def apply(self, receiver: Any) -> None:
+            words = [proton.symbol(word) for word in ("topic", "shared", "global")]
+            receiver.source.capabilities.put_object(
+                proton.Array(proton.UNDESCRIBED, proton.Data.SYMBOL, *words)
+            )
+
+    def work() -> list[proton_utils.BlockingConnection]:
+        clients = [world.client(), world.client()]
+        for one in clients:
+            one.create_receiver("hall", credit=count, name="team|global", options=Shared())
+        sender = clients[0].create_sender("topic:hall")
+        for number in range(count):
+            sender.send(proton.Message(body=str(number)))
+        return clients
+
+    clients = await asyncio.to_thread(work)
+    await world.dialled[0].flush()  # so whatever was accepted has come
+    assert len(world.sent()) == 2
+    assert sum(world.sent()) == count, "each went to one of the two"
+    for one in clients:
+        await asyncio.to_thread(one.close)
+
+
+async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: World):
+    first = await asyncio.to_thread(world.client)
+    assert len(world.gateway.bridges) == 1
+    await world.dialled[0].close()
+    await eventually.eventually(lambda: not world.gateway.bridges, timeout_s=30)
+    with contextlib.suppress(proton.ProtonException):
+        await asyncio.to_thread(first.close)
+
+    def again() -> str:
+        made = world.client()
+        receiver = made.create_receiver("topic:hall")
+        made.create_sender("topic:hall").send(proton.Message(body="here again"))
+        heard = receiver.receive(timeout=20).body
+        made.close()
+        return str(heard)
+
+    assert await asyncio.to_thread(again) == "here again"
+    assert len(world.dialled) == 2

@@ -425,3 +425,8 @@ def test_queues_and_subscriptions_by_hand(up):
         people = driver.quick("message", table, home=up)
         assert "REJECTED" in people.out
         assert "MATCHED" in people.out
+
+    ending = ("unsubscribe", "all", "--client-id")
+    message(*ending, "clerk", code=errors.NotFound.exit_code)
+    message(*ending, "desk")
+    assert not [row for row in message("subscriptions").json() if row["client_id"] == "desk"]

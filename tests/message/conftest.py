@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
 
+import pytest
 import pytest_asyncio
 
-from muster.message import client, service, settings
+from muster.bus import api
+from muster.message import client, desk, service, settings
 from muster.testing import fixtures
+from muster.trust import passwords, roles
+
+if TYPE_CHECKING:
+    from muster.message.amqp import server
 
 Dial = Callable[..., Awaitable[client.Connection]]
 
@@ -20,8 +27,9 @@ async def serving(
     identity: str = "dispatcher",
     wanted: settings.Message | None = None,
     max_bytes: int = 1 << 30,
+    may: desk.May = desk.anything,
 ) -> AsyncIterator[service.Service]:
-    started = service.Service(await connect(identity), wanted, lease_ttl_s=2, max_bytes=max_bytes)
+    started = service.Service(await connect(identity), wanted, lease_ttl_s=2, max_bytes=max_bytes, may=may)
     running = asyncio.create_task(started.run())
     try:
         yield started
@@ -48,3 +56,30 @@ async def dial(connect: fixtures.Connect) -> AsyncIterator[Dial]:
             return await stack.enter_async_context(client.Connection(bus, client_id=client_id))
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def verifiers(tmp_path_factory: pytest.TempPathFactory) -> passwords.Passwords:
+    """Made once: that takes long on purpose."""
+    made = passwords.Passwords(tmp_path_factory.mktemp("passwords"))
+    made.set("ann", roles.Role.USER, "correct horse", mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
+    return made
+
+
+@pytest_asyncio.fixture
+async def gateway(
+    dispatcher: service.Service, connect: fixtures.Connect, verifiers: passwords.Passwords
+) -> AsyncIterator[server.Gateway]:
+    pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+    from muster.message.amqp import server
+
+    numbers = iter(range(1000))
+
+    async def dial(login: passwords.Login) -> api.Bus:
+        return await connect(f"{login.name}-{next(numbers)}")
+
+    def may(identity: str, action: str, subject: str) -> bool:
+        return not subject.startswith("topic.secret.")
+
+    async with server.Gateway(dial, verifiers, anonymous="nobody", may=may) as started:
+        yield started

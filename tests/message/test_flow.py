@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from muster.core import errors
-from muster.message import client, destinations, journal, service
-from muster.message import connection as connection_
+from muster.message import client, destinations, journal, outbox, service
 from muster.testing import eventually, fixtures
 from tests.message import conftest
 
@@ -21,7 +20,7 @@ async def test_a_full_log_holds_senders_until_something_is_consumed(
     total = 120
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
-        connection.full_s = 60
+        connection.outbox.full_s = 60
         session = connection.session(client.Mode.CLIENT)
         sent = 0
 
@@ -33,7 +32,7 @@ async def test_a_full_log_holds_senders_until_something_is_consumed(
                 sent += 1
 
         working = asyncio.create_task(fill())
-        await eventually.eventually(lambda: connection.log_is_full, timeout_s=30)
+        await eventually.eventually(lambda: connection.outbox.log_is_full, timeout_s=30)
         assert sent < total, "the sender waits"
         consumer = await session.consumer(ORDERS)  # over the same connection: acknowledgements overtake
         for number in range(total):
@@ -47,7 +46,7 @@ async def test_a_full_log_holds_senders_until_something_is_consumed(
 async def test_senders_who_do_not_wait_are_refused_before_memory_is_full(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(connection_, "UNSENT_MAX", 50)
+    monkeypatch.setattr(outbox, "UNSENT_MAX", 50)
     connection = await dial()
     producer = connection.session().producer(ORDERS)
     accepted = [producer.submit(f"{number}") for number in range(100)]

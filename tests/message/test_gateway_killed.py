@@ -18,11 +18,12 @@ from tests.message import conftest, java_project
 TOTAL = 90
 KILLS = 3
 IN, OUT = destinations.queue("in"), destinations.queue("out")
+NEWS = destinations.topic("news")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_kill_9_of_gateways_keeps_transactions_whole_and_loses_nothing(
+async def test_kill_9_of_gateways_keeps_transactions_whole_and_durable_subscriptions_lose_nothing(
     broker: brokers.Broker,
     connect: fixtures.Connect,
     start_process: fixtures.StartProcess,
@@ -44,8 +45,10 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_loses_nothing(
         addresses = ",".join(f"amqp://127.0.0.1:{port}" for _, port in gateways)
         url = f"failover:({addresses})?failover.maxReconnectDelay=200"
         mover = await start_process("java", "-cp", classpath, "Mover", url)
+        reader = await start_process("java", "-cp", classpath, "Reader", url)
         await mover.line("ready", timeout_s=60)
-        producer = (await dial()).session().producer(IN)
+        await reader.line("ready", timeout_s=60)
+        producer = (await dial()).session().producer()
         confirmed: set[int] = set()
 
         async def note(count: int) -> None:
@@ -56,7 +59,8 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_loses_nothing(
         sent = 0
         for turn in range(KILLS):
             for sent in range(sent + 1, (turn + 1) * TOTAL // KILLS + 1):  # noqa: B020 - it goes on counting
-                await producer.send(f"{sent}")
+                await producer.send(f"{sent}", to=IN)
+                await producer.send(f"{sent}", to=NEWS)
             await note(len(confirmed) + 5)  # it is in the middle of its work
             for number, (gateway, port) in enumerate(gateways):
                 await gateway.kill()
@@ -71,6 +75,13 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_loses_nothing(
                 found.append(int(str(message.body())))
                 await message.acknowledge()
         await mover.kill()
+        read: dict[int, None] = {}
+        while len(read) < TOTAL:
+            said = await reader.line(r"read (\d+)( again)?", timeout_s=60)
+            assert int(said[1]) not in read or said[2], "what comes twice is marked"
+            read[int(said[1])] = None
+        assert list(read) == list(range(1, TOTAL + 1)), "in order"
+        await reader.kill()
         assert sorted(found) == list(range(1, TOTAL + 1)), "each once: neither lost nor moved twice"
         assert confirmed <= set(found), "what was confirmed happened"
         assert [message.body() async for message in session.browse(IN)] == []

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from muster.bus import api, line
+from muster.bus import api, line, locator
+from muster.bus import client as bus_client
+from muster.bus.brokers import network
 from muster.message import client, destinations, service
 from muster.testing import eventually
 from tests.message import conftest
@@ -33,3 +37,31 @@ async def test_what_was_delivered_into_a_broken_connection_comes_again(
         assert message.body() == f"{number}", "what the application holds does not come again"
         await message.acknowledge()
     assert [one.body() async for one in session.browse(ORDERS)] == []
+
+
+@pytest.mark.timeout(180)
+async def test_a_locator_in_the_connections_url_and_the_next_best_broker(cluster: network.Network):
+    """What was under way when the broker died is stored once."""
+    async with (
+        locator.Locator(cluster.urls) as guide,
+        await client.ConnectionFactory(guide.url).connect() as sending,
+        await bus_client.connect(cluster.urls, identity="dispatcher") as bus,
+    ):
+        running = asyncio.create_task(
+            service.Service(bus, max_bytes=64 << 20, lease_ttl_s=2, replicas=3).run()
+        )
+        try:
+            producer = sending.session().producer(ORDERS)
+            await producer.send("first")
+            assert isinstance(sending.bus, bus_client.Client)
+            home = sending.bus.broker
+            assert home is not None
+            under_way = [producer.submit(f"{number}") for number in range(50)]
+            await cluster[home].kill()
+            await asyncio.gather(*under_way)
+            assert sending.bus.broker not in (home, None)
+            found = [one.body() async for one in sending.session().browse(ORDERS)]
+            assert found == ["first", *(f"{number}" for number in range(50))]
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

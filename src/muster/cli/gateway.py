@@ -127,6 +127,7 @@ async def _serve(
 ) -> None:
     import ssl
 
+    from muster.app import message
     from muster.core import errors, metrics
 
     try:
@@ -161,6 +162,7 @@ async def _serve(
             host=host,
             port=port,
             tls=door,
+            may=message.Permissions(trust),
             quiet=quiet,
         ) as started,
         monitoring.serving(invocation, None, measure, process=f"amqp-{started.port}") as asked,

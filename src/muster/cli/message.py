@@ -254,6 +254,27 @@ def subscriptions(invocation: base.Invocation, to: connection.Options) -> None:
 
 
 @message.command(
+    acts=("unsubscribe", "subscription:{name}"),
+    examples=[("muster message unsubscribe all --client-id desk", "nothing is kept for it any more")],
+)
+@click.argument("name")
+@click.option("--client-id", help="Whose it is (default: one that clients without an id share).")
+@connection.options
+@base.pass_invocation
+def unsubscribe(
+    invocation: base.Invocation, name: str, client_id: str | None, to: connection.Options
+) -> None:
+    """End a durable subscription, and throw away what waits for it.
+
+    Refused while it, or its client id, is in use.
+    """
+    _with(invocation, to, lambda connected: connected.session().unsubscribe(name), client_id)
+    invocation.printer.done(
+        {"subscription": name, "client_id": client_id}, f"there is no subscription {name} any more"
+    )
+
+
+@message.command(
     acts=("purge", "queue:{queue}"),
     examples=[("muster message purge orders --where \"region = 'north'\"", "")],
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Final
+
 from muster.core import errors, topics
 from muster.message import (
     backlog,
@@ -16,6 +19,18 @@ from muster.message import (
     selectors,
 )
 
+_SHARED_MARK: Final = "live:"  # before the key of a subscription that is not durable
+#: Nobody's consumer: stands among the users of a subscription that is just being made or ended.
+_BUSY: Final[backlog.ConsumerKey] = ("", 0)
+
+
+@dataclass(slots=True)
+class _Use:
+    """Who uses a backlog, from the moment of asking on: to be stored, an answer takes a while."""
+
+    subscription: ledger.Subscription | None = None
+    by: set[backlog.ConsumerKey] = field(default_factory=set)
+
 
 class Attaching:
     def __init__(self, over: desk.Desk, deliver: delivering.Delivering, capture: capturing.Capturing) -> None:
@@ -23,6 +38,7 @@ class Attaching:
         self._ledger = over.ledger
         self._deliver = deliver
         self._capture = capture
+        self._uses: dict[str, _Use] = {}  # by backlog, or shared subscription that is not durable
 
     def attach(self, connection: desk.Connection, asked: protocol.Attach, answer: desk.Answer) -> None:
         if asked.selector:
@@ -34,46 +50,63 @@ class Attaching:
             if destination.is_temporary and owner != connection.name:
                 raise errors.Forbidden("only its own connection consumes from a temporary queue")
             consumer.selector = asked.selector or None
-            self._begin(connection, self._ledger.queue(destination.name), consumer, answer)
+            one = self._ledger.queue(destination.name)
+            self._enter(connection, asked.consumer, one.key, self._uses.setdefault(one.key, _Use()))
+            self._begin(connection, one, consumer, answer)
             return
         wanted = self._subscription(connection, asked, destination)
-        there = self._ledger.subscriptions.get(wanted.key)
-        active = bool(there and self._ledger.backlogs[wanted.key].consumers)
-        if active and not (wanted.shared and there == wanted):
-            mine = self._ledger.backlogs[wanted.key].consumers.get(consumer.key)
-            if mine is None or there != wanted:
-                what = "has a consumer" if not wanted.shared else "is in use with another topic or selector"
-                raise faults.IllegalState(f"the durable subscription {asked.subscription!r} {what}")
-        if there == wanted:
+        use = self._use_of(wanted, consumer.key)
+        first = not use.by
+        self._enter(connection, asked.consumer, wanted.key, use)
+        if not asked.durable:
+            answer(protocol.Answer(epoch=self._desk.epoch, key=wanted.key))
+        elif self._ledger.subscriptions.get(wanted.key) == wanted:
             self._begin(connection, self._ledger.backlogs[wanted.key], consumer, answer)
-            return
+        else:
+            self._subscribe(connection, wanted, use, consumer, answer, first=first)
+
+    # Who uses what.
+
+    def _use_of(self, wanted: ledger.Subscription, consumer: backlog.ConsumerKey) -> _Use:
+        use = self._uses.get(wanted.key)
+        there = use.subscription if use else self._ledger.subscriptions.get(wanted.key)
         if there is not None and there.shared != wanted.shared:
             raise faults.IllegalState(
-                f"{asked.subscription!r} is the name of a subscription that is "
+                f"{wanted.name!r} is the name of a subscription that is "
                 + ("shared" if there.shared else "not shared")
             )
+        if use is None:
+            return self._uses.setdefault(wanted.key, _Use(wanted))
+        if not wanted.shared and consumer not in use.by:
+            raise faults.IllegalState(f"the subscription {wanted.name!r} has a consumer")
+        if use.subscription != wanted:
+            raise faults.IllegalState(
+                f"the subscription {wanted.name!r} is in use with another topic or selector"
+            )
+        return use
 
-        def stored(_: list[int]) -> None:
-            if there is not None:
-                self._desk.patterns.remove(there.topic)
-            self._begin(connection, self._ledger.backlogs[wanted.key], consumer, answer)
+    def _enter(self, connection: desk.Connection, number: int, key: str, use: _Use) -> None:
+        connection.consumers[number] = key
+        use.by.add((connection.name, number))
 
-        self._desk.patterns.add(wanted.topic)
-        self._capture.wanted.set()
-        self._add(ledger.Record(subscribed=[wanted]), stored, answer, alone=True)
+    def _leave(self, connection: desk.Connection, number: int) -> str:
+        key = connection.consumers.pop(number, "")
+        self._release(key, (connection.name, number))
+        return key
 
-    def _add(
-        self, record: ledger.Record, stored: journal.Stored, answer: desk.Answer, *, alone: bool = False
-    ) -> None:
-        self._desk.journal.add(
-            journal.Item([], record, stored, lambda error: answer(protocol.failed(error)), alone=alone)
-        )
+    def _release(self, key: str, user: backlog.ConsumerKey) -> None:
+        if use := self._uses.get(key):
+            use.by.discard(user)
+            if not use.by:
+                del self._uses[key]
+
+    # Beginning.
 
     def _subscription(
         self, connection: desk.Connection, asked: protocol.Attach, destination: destinations.Destination
     ) -> ledger.Subscription:
-        if not asked.subscription or not asked.durable:
-            raise errors.InvalidInput("the dispatcher keeps durable subscriptions only, and they have names")
+        if not asked.subscription or not (asked.durable or asked.shared):
+            raise errors.InvalidInput("a subscription that is neither durable nor shared needs no dispatcher")
         if not asked.shared and connection.client_id is None:
             raise faults.IllegalState("an unshared durable subscription needs a client id")
         pattern = topics.Pattern.parse(destination.name)
@@ -81,14 +114,58 @@ class Attaching:
             if not self._desk.may(connection.identity, "sub", subject):
                 raise errors.Forbidden(f"{connection.identity} may not subscribe to {destination.name!r}")
         client_id = None if asked.everyone else connection.client_id
+        key = ledger.subscription_key(client_id, asked.subscription)
         return ledger.Subscription(
-            key=ledger.subscription_key(client_id, asked.subscription),
+            key=key if asked.durable else f"{_SHARED_MARK}{key}",
             name=asked.subscription,
             topic=str(pattern),
             client_id=client_id,
             selector=asked.selector or None,
             no_local=connection.origin if asked.no_local and not asked.shared else None,
             shared=asked.shared,
+        )
+
+    def _subscribe(
+        self,
+        connection: desk.Connection,
+        wanted: ledger.Subscription,
+        use: _Use,
+        consumer: backlog.Consumer,
+        answer: desk.Answer,
+        *,
+        first: bool,
+    ) -> None:
+        def begin(_: list[int]) -> None:
+            if self._ledger.subscriptions.get(wanted.key) == wanted:
+                self._begin(connection, self._ledger.backlogs[wanted.key], consumer, answer)
+            else:
+                failed(errors.Unavailable(f"the subscription {wanted.name!r} could not be made: try again"))
+
+        def failed(error: errors.MusterError) -> None:
+            self._leave(connection, consumer.key[1])
+            answer(protocol.failed(error))
+
+        if not first:  # whoever was first has it made just now
+            self._desk.journal.add(journal.Item([], ledger.Record(), begin, failed))
+            return
+        there = self._ledger.subscriptions.get(wanted.key)
+
+        def made(_: list[int]) -> None:
+            if there is not None:
+                self._desk.patterns.remove(there.topic)
+            begin([])
+            self._release(wanted.key, _BUSY)
+
+        def not_made(error: errors.MusterError) -> None:
+            self._desk.patterns.remove(wanted.topic)
+            failed(error)
+            self._release(wanted.key, _BUSY)
+
+        use.by.add(_BUSY)
+        self._desk.patterns.add(wanted.topic)
+        self._capture.wanted.set()
+        self._desk.journal.add(
+            journal.Item([], ledger.Record(subscribed=[wanted]), made, not_made, alone=True)
         )
 
     def _begin(
@@ -98,36 +175,39 @@ class Attaching:
         consumer: backlog.Consumer,
         answer: desk.Answer,
     ) -> None:
-        begun = protocol.Answer(epoch=self._desk.epoch, key=one.key)
-        if consumer.key in one.consumers:  # it attaches anew without having lost anything
-            answer(begun)
-            return
-        connection.consumers[consumer.key[1]] = one.key
+        number = consumer.key[1]
 
         def go(_: list[int]) -> None:
-            if connection.name not in self._desk.connections:
-                return
-            one.attach(consumer)
-            answer(begun)
+            if connection.consumers.get(number) != one.key:
+                return  # it has gone meanwhile
+            if consumer.key not in one.consumers:
+                one.attach(consumer)  # or it attaches anew, without having lost anything
+            answer(protocol.Answer(epoch=self._desk.epoch, key=one.key))
             self._deliver.refill(one.key)
             self._deliver.pump(one)
+
+        def failed(error: errors.MusterError) -> None:
+            self._leave(connection, number)
+            answer(protocol.failed(error))
 
         if one.key in self._ledger.consumed:
             go([])
         else:
-            self._add(ledger.Record(consumed=[one.key]), go, answer)
+            self._desk.journal.add(journal.Item([], ledger.Record(consumed=[one.key]), go, failed))
+
+    # Ending.
 
     def detach(self, connection: desk.Connection, number: int, seen: dict[str, list[int]] | None) -> None:
         """``seen`` None: the connection is lost."""
-        key = connection.consumers.pop(number, None)
-        one = self._ledger.backlogs.get(key or "")
-        if one is None or key is None:
+        key = self._leave(connection, number)
+        one = self._ledger.backlogs.get(key)
+        if one is None:
             return
         found = one.detach((connection.name, number), seen=None if seen is None else seen.get(key, []))
         self._deliver.obey(one, found)
         if one.consumers:
             self._deliver.pump(one)
-        else:
+        elif key not in self._uses:
             one.settle(self._ledger.end)
             self._deliver.set_live(one, live=False)
             one.unload()
@@ -141,15 +221,21 @@ class Attaching:
         found = self._ledger.subscriptions.get(key)
         if found is None:
             raise faults.InvalidDestination(f"there is no durable subscription {asked.name!r}")
-        if self._ledger.backlogs[key].consumers:
-            raise faults.IllegalState(f"the durable subscription {asked.name!r} has a consumer")
+        if key in self._uses:
+            raise faults.IllegalState(f"the subscription {asked.name!r} has a consumer")
 
         def stored(_: list[int]) -> None:
+            self._release(key, _BUSY)
             self._desk.patterns.remove(found.topic)
             self._capture.wanted.set()
             answer(protocol.Answer())
 
-        self._add(ledger.Record(unsubscribed=[key]), stored, answer)
+        def failed(error: errors.MusterError) -> None:
+            self._release(key, _BUSY)
+            answer(protocol.failed(error))
+
+        self._uses[key] = _Use(by={_BUSY})
+        self._desk.journal.add(journal.Item([], ledger.Record(unsubscribed=[key]), stored, failed))
 
     def drop_queue(self, sender: str, name: str, answer: desk.Answer) -> None:
         """A temporary one: its owner wants it no more."""
@@ -157,9 +243,16 @@ class Attaching:
         if not name.startswith(destinations.TEMPORARY) or owner is None or owner.identity != sender:
             raise errors.Forbidden("only a temporary queue is dropped, and by its own connection")
         key = ledger.queue_key(name)
-        if (one := self._ledger.backlogs.get(key)) and one.consumers:
+        if key in self._uses:
             raise faults.IllegalState("the temporary queue has consumers")
-        self._add(ledger.Record(dropped=[key]), lambda _: answer(protocol.Answer()), answer)
+        self._desk.journal.add(
+            journal.Item(
+                [],
+                ledger.Record(dropped=[key]),
+                lambda _: answer(protocol.Answer()),
+                lambda error: answer(protocol.failed(error)),
+            )
+        )
 
     def drop_orphans(self) -> None:
         """Temporary queues end with their connection."""

@@ -1,8 +1,8 @@
 """One queue or durable subscription: what waits, who takes it, what is in whose hands.
 
 Pure: events in, `Deliver`, `Expired` and `DeadLetter` out.  A message is an `Entry` here from when it is
-loaded until it is done.  At most ``window`` of them are held, whatever the backlog; the rest is a position
-in the log.
+loaded until it is done.  At most ``window`` of them are held, and of their bytes `WINDOW_BYTES`, whatever the
+backlog; the rest is a position in the log.
 
     floor      everything up to here is done
     done       what is done above it, as far as it cannot be told from the next line
@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from muster.message import messages, selectors, spans
 
 WINDOW = 2000
+WINDOW_BYTES = 32 << 20
 PRIORITIES = 10
 
 
@@ -83,6 +84,7 @@ class Backlog:
         self.suspect = 0  # up to here, another dispatcher may have delivered already
         self.counts: dict[int, int] = {}  # of deliveries, for what is not held now
         self.entries: dict[int, Entry] = {}
+        self.bytes = 0  # of what is held
         self.consumers: dict[ConsumerKey, Consumer] = {}
         self.delivered = 0
         self.expired = 0
@@ -97,7 +99,12 @@ class Backlog:
 
     @property
     def room(self) -> int:
-        return self.window - len(self.entries)
+        return self.window - len(self.entries) if self.bytes < WINDOW_BYTES else 0
+
+    @property
+    def is_low(self) -> bool:
+        """Whether it is time to load more."""
+        return len(self.entries) <= self.window // 2 and self.bytes <= WINDOW_BYTES // 2
 
     def waiting(self) -> Iterator[Entry]:
         """What is held and in nobody's hands, in order."""
@@ -121,6 +128,7 @@ class Backlog:
         if not count and sequence <= self.suspect:
             count = 1
         entry = self.entries[sequence] = Entry(sequence, meta, raw, data, count)
+        self.bytes += len(data)
         ready = self._ready[_level(entry)]
         if ready and ready[-1].sequence > sequence:
             self._insert(entry)
@@ -143,6 +151,7 @@ class Backlog:
         self.live = False
         self.generation += 1
         self.entries.clear()
+        self.bytes = 0
         self._parked.clear()
         for ready in self._ready:
             ready.clear()
@@ -210,6 +219,7 @@ class Backlog:
         if entry is None:
             self.done.add(sequence)
         else:
+            self.bytes -= len(entry.data)
             if entry.holder is None:
                 self._forget(entry)
             self._let_go(entry)
@@ -249,6 +259,12 @@ class Backlog:
             return False
         self._forget(entry)
         return True
+
+    def restore(self, sequences: Iterable[int]) -> None:
+        """They were withdrawn, and are not finished after all."""
+        for sequence in sequences:
+            if (entry := self.entries.get(sequence)) is not None:
+                self._insert(entry)
 
     def _let_go(self, entry: Entry) -> None:
         if entry.holder is not None:

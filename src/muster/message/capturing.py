@@ -6,8 +6,10 @@ import asyncio
 import functools
 
 from muster.bus import api
-from muster.core import errors, subjects, topics
+from muster.core import errors, log, subjects, topics
 from muster.message import delivering, desk, destinations, journal, messages, protocol
+
+events = log.Events("message")
 
 
 class Capturing:
@@ -17,6 +19,7 @@ class Capturing:
         self._captured: dict[str, api.Subscription] = {}  # by subject
         self.wanted = asyncio.Event()  # the patterns have changed
         self.dropped = 0
+        self._full = False
 
     async def run(self) -> None:
         while True:
@@ -51,9 +54,14 @@ class Capturing:
                 return
         if not self._desk.patterns.matching(topic):
             return
-        if len(self._desk.journal) > journal.QUEUED_MAX:
+        full = not self._desk.has_room(len(message.data))
+        if full and not self._full:
+            events.warning("plain-messages-dropped", topic=str(topic), reason="the log of messages is full")
+        self._full = full
+        if full or self._desk.journal.is_full:
             self.dropped += 1
             return
+        self._desk.used_bytes += len(message.data)
         destination = destinations.topic(str(topic))
         raw = messages.encode_meta(meta).decode()
         copies = [self._deliver.copy_to(destination, meta, raw, message.data, due=True)]

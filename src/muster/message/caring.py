@@ -88,10 +88,14 @@ class Caring:
     async def _waiting(
         self, queue: str, selector: str | None, after: int, limit: int
     ) -> tuple[Waiting, list[int]]:
-        """What nobody has acknowledged, in the order of the log; and the numbers left out between them."""
+        """What nobody has acknowledged, in the order of the log; and the numbers left out between them.
+
+        No more than ``limit``, nor than one batch of the log takes.
+        """
         one = self._ledger.queue(queue)
         found: Waiting = []
         left: list[int] = []
+        total = 0
         begin = max(after, one.floor) + 1
         async for page in self._desk.read(pages.sequence_of(begin), protocol.queue_subject(queue)):
             for number, held in pages.read(page.sequence, page.data):
@@ -103,7 +107,8 @@ class Caring:
                     left.append(number)
                     continue
                 found.append((number, meta, held))
-                if len(found) >= limit:
+                total += len(held.data)
+                if len(found) >= limit or total > journal.BATCH_BYTES:
                     return found, left
         return found, left
 
@@ -129,7 +134,10 @@ class Caring:
             count=await self._take_all(asked.queue, asked.selector, 1 << 30, lambda *_: None)
         )
 
-    async def move(self, asked: protocol.Move) -> protocol.Answer:
+    async def move(self, asked: protocol.Move, mover: str) -> protocol.Answer:
+        if asked.to == str(destinations.queue(asked.queue)):
+            raise errors.InvalidInput(f"what waits in {asked.queue!r} is there already")
+
         def to(meta: messages.Meta, held: pages.Held) -> journal.Copy:
             origin = meta.properties.pop(delivering.FROM, None)
             meta.properties.pop(delivering.REASON, None)
@@ -137,6 +145,7 @@ class Caring:
             if meta.destination is None:
                 raise errors.InvalidInput("a message that did not die needs a destination to move to")
             target = destinations.Destination.parse(meta.destination)
+            self._desk.check_may_send(mover, target)
             raw = messages.encode_meta(meta).decode()
             return self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)
 
@@ -163,19 +172,25 @@ class Caring:
             before, after = after, found[-1][0]
             taken: list[int] = []
             copies: list[journal.Copy] = []
-            for number, meta, held in found:
+            for number, copy in [(number, to(meta, held)) for number, meta, held in found]:
                 if one.is_done(number):
                     continue  # since it was read
                 if not one.withdraw(number):
                     left.append(number)
                     continue
                 taken.append(number)
-                if (copy := to(meta, held)) is not None:
+                if copy is not None:
                     copies.append(copy)
             if not taken:
                 continue
             record = ledger.Record(acked={key: taken}, stored=journal.counts(copies))
-            self._deliver.stored(copies, await self._desk.store(journal.Item(copies, record)))
+            try:
+                numbers = await self._desk.store(journal.Item(copies, record))
+            except errors.MusterError:
+                one.restore(taken)
+                self._deliver.pump(one)
+                raise
+            self._deliver.stored(copies, numbers)
             one.done.cover(max(before, one.floor) + 1, after, sorted(left))
             count += len(taken)
         self._deliver.refill(key)

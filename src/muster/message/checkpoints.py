@@ -45,10 +45,9 @@ def _chunks(sequence: int, data: bytes) -> list[ledger.Checkpoint]:
 
 
 async def write(over: desk.Desk) -> None:
-    over.records = 0
     target = destinations.topic("checkpoint")
     head = over.ledger.head
-    dropped, over.ledger.dropped = over.ledger.dropped, set()
+    dropped = set(over.ledger.dropped)
     copies = [
         journal.Copy(target, messages.Meta(), "{}", msgspec.json.encode(chunk), protocol.CHECKPOINT)
         for chunk in over.ledger.checkpoint()
@@ -59,7 +58,10 @@ async def write(over: desk.Desk) -> None:
         if key.startswith(ledger.QUEUE_MARK) and one.floor
     } | dict.fromkeys(dropped - over.ledger.backlogs.keys(), head + 1)
     topics_cut = min(pages.sequence_of(over.ledger.floor_of_topics() + 1), head + 1)
+    records = over.records
     first = pages.sequence_of((await over.store(journal.Item(copies)))[0])
+    over.records -= records
+    over.ledger.dropped -= dropped
     purge = over.stream.purge
     await purge(subject=protocol.CHECKPOINT, before=first)
     await purge(subject=protocol.RECORD, before=head + 1)

@@ -27,6 +27,7 @@ from muster.message import consuming, destinations, faults, messages, producing,
 
 PREFETCH = 200
 LAZY_ACKS = 100
+_LOCATOR = ("http://", "https://")
 
 
 class Mode(enum.Enum):
@@ -37,7 +38,10 @@ class Mode(enum.Enum):
 
 
 class ConnectionFactory:
-    """Makes connections: to ``servers``, or to what a ``locator`` finds best; see `muster.connect`."""
+    """Makes connections: to ``servers``, or to what a ``locator`` finds best; see `muster.connect`.
+
+    Among the servers, too, an address that begins with ``http`` is a locator's.
+    """
 
     def __init__(
         self,
@@ -46,8 +50,10 @@ class ConnectionFactory:
         locator: str | Iterable[str] | None = None,
         **options: Any,
     ) -> None:
-        self._servers = servers
-        self._locator = locator
+        given = [servers] if isinstance(servers, str) else list(servers or ())
+        locators = [locator] if isinstance(locator, str) else list(locator or ())
+        self._locators = locators + [one for one in given if one.startswith(_LOCATOR)]
+        self._servers = [one for one in given if not one.startswith(_LOCATOR)]
         self._options = options
 
     async def connect(self, *, client_id: str | None = None) -> Connection:
@@ -56,7 +62,9 @@ class ConnectionFactory:
         )
 
     async def _dial(self, *, echo: bool = True) -> api.Bus:
-        return await connecting.connect(self._servers, locator=self._locator, echo=echo, **self._options)
+        return await connecting.connect(
+            self._servers, locator=self._locators or None, echo=echo, **self._options
+        )
 
     async def context(self, mode: Mode = Mode.AUTO, *, client_id: str | None = None) -> Context:
         """A connection and a session of it in one; see `Context`."""
@@ -98,7 +106,7 @@ class Session:
             return
         self.closed = True
         self.flush_lazy()
-        await self.connection.idle(connection_.CLOSE_S)
+        await self.connection.outbox.idle(connection_.CLOSE_S)
         for consumer in list(self.consumers):
             await consumer.close()
         for destination in self._temporary:
@@ -132,10 +140,11 @@ class Session:
     async def shared_consumer(
         self, destination: destinations.Destination, name: str, selector: str | None = None
     ) -> consuming.Consumer:
-        """Consumers of one name share the messages; the subscription ends with the last of them."""
-        scope = self.connection.client_id
-        group = destinations.token(f"{scope}:{name}" if scope else f":{name}")
-        return await self._tap(destination, selector, group=group)
+        """Consumers of one name share the messages; the subscription ends with the last of them.
+
+        They have to agree on the topic and the selector, and the dispatcher sees to it.
+        """
+        return await self._tap(destination, selector, shared=name)
 
     async def durable_consumer(
         self,
@@ -170,7 +179,7 @@ class Session:
     ) -> AsyncIterator[messages.Message]:
         """What waits in a queue; nothing is taken."""
         self.check_open()
-        await self.connection.idle()  # what we sent and acknowledged before counts
+        await self.connection.outbox.idle()  # what we sent and acknowledged before counts
         after = 0
         while True:
             found = await self.connection.ask(protocol.Browse(queue.name, selector, after))
@@ -231,13 +240,13 @@ class Session:
         selector: str | None,
         *,
         no_local: bool = False,
-        group: str | None = None,
+        shared: str | None = None,
     ) -> consuming.Consumer:
         self.check_open()
         if selector:
             selectors.compiled(selector)
-        consumer = consuming.TapConsumer(self, destination, selector, no_local=no_local)
-        await consumer.open(group)
+        consumer = consuming.TapConsumer(self, destination, selector, no_local=no_local, shared=shared)
+        await consumer.open()
         self.consumers.append(consumer)
         return consumer
 

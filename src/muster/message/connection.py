@@ -1,9 +1,7 @@
-"""A JMS connection: one connection to the bus, one name at the dispatcher, and what is on its way.
+"""A JMS connection: one connection to the bus, and one name at the dispatcher.
 
-What its sessions send and acknowledge at one time becomes one `protocol.Work`, and one is under way at a
-time: order is kept, and concurrent senders share a sync.  A work whose answer does not come is repeated with
-the same id, to this dispatcher or the next one.  While the log is full, senders wait and acknowledgements,
-which make room, overtake them.  When a dispatcher begins, or does not know us, all consumers attach anew.
+What it sends and acknowledges goes through its `outbox`.  When a dispatcher begins, or does not know us, all
+consumers attach anew.
 """
 
 from __future__ import annotations
@@ -11,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, Self
 
 from muster.bus import api
 from muster.core import errors, log
-from muster.message import faults, listening, protocol, slowing
+from muster.message import faults, listening, outbox, protocol, slowing
 
 events = log.Events("message")
 
@@ -25,36 +22,17 @@ PING_S = 4.0
 ASK_S = 5.0
 CLOSE_S = 3.0  # closing waits no longer than that for a dispatcher
 IN_DOUBT_S = 60.0  # how long a work is repeated before its sender hears that it is in doubt
-FULL_S = 10.0  # how long senders wait for room in a full log before they hear that it is full
-FULL_RETRY_S = 0.25
-UNSENT_MAX = 20_000  # messages that senders may have waiting in one connection before they wait,
-UNSENT_BYTES_MAX = 32 << 20  # and their bytes; those who do not wait are refused at twice that
 
 
 class Fed(Protocol):
-    """A consumer that the dispatcher feeds."""
+    """A consumer that the dispatcher knows of."""
 
     @property
     def number(self) -> int: ...
     def request(self) -> protocol.Attach: ...
     def deliver(self, delivery: protocol.Delivery) -> None: ...
-
-
-class _Waiting:
-    __slots__ = ("acks", "alone", "future", "sends", "size")
-
-    def __init__(
-        self,
-        sends: list[protocol.Send],
-        acks: dict[str, list[int]],
-        alone: bool,
-        future: asyncio.Future[None],
-    ) -> None:
-        self.sends = sends
-        self.acks = acks
-        self.alone = alone
-        self.future = future
-        self.size = sum(len(send.data) + len(send.meta) for send in sends)
+    def refused(self) -> None:
+        """A new dispatcher does not let it go on: somebody else was quicker."""
 
 
 class Connection:
@@ -78,8 +56,8 @@ class Connection:
         self.client_id = client_id
         self.name = secrets.token_hex(8)
         self.closed = False
+        self.in_doubt_s = IN_DOUBT_S
         self.on_error: Callable[[errors.MusterError], None] | None = None
-        self.full_s = FULL_S
         self._owns_bus = owns_bus
         self._loop = asyncio.get_running_loop()
         self._known = False
@@ -97,18 +75,9 @@ class Connection:
         self._numbers = 0
         self._message_number = 0
         self._id_head = f"ID:{self.name}-"
-        self._waiting: deque[_Waiting] = deque()
-        self._unsent = 0
-        self._unsent_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
-        self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        self._worker: asyncio.Task[None] | None = None
-        self._current: list[_Waiting] = []
-        self._full_since: float | None = None
-        self._full_until = 0.0  # when to try again
+        self.outbox = outbox.Outbox(self)
         self._complaints = slowing.Complaints(self._complain, self.spawn)
         self.holds = slowing.Holds(self._ease)
         self.ears = listening.Ears(bus, listening.Heard)
@@ -147,7 +116,7 @@ class Connection:
             return
         for closer in reversed(self._closers):
             await closer()
-        await self.idle(CLOSE_S)
+        await self.outbox.idle(CLOSE_S)
         self.closed = True
         self._end_state()
         if self._known:
@@ -156,10 +125,7 @@ class Connection:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        while self._waiting:
-            if not (future := self._waiting.popleft().future).done():
-                future.set_exception(errors.NotConnected("the connection was closed before it was stored"))
-                future.exception()  # a sender who does not wait has chosen not to hear
+        self.outbox.abandon(errors.NotConnected("the connection was closed before it was stored"))
         for one in self._hearing:
             await one.close()
         if self.speaks is not self.bus:
@@ -190,13 +156,13 @@ class Connection:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, errors.MusterError):
-            self._report(error)
+            self.report(error)
         else:
             self._loop.call_exception_handler(
                 {"message": "a task of a JMS connection failed", "exception": error}
             )
 
-    def _report(self, error: errors.MusterError) -> None:
+    def report(self, error: errors.MusterError) -> None:
         if self.on_error is not None:
             self.on_error(error)
         else:
@@ -247,8 +213,14 @@ class Connection:
         if self._cut_off:
             await self._ask_once(protocol.Detach(self.name, number, self._seen()))
         self._deaf.discard(number)
-        await self._ask_once(request)
-        self._attached.add(number)
+        try:
+            await self._ask_once(request)
+        except (faults.IllegalState, errors.Forbidden) as error:
+            self._consumers.pop(number, None)
+            consumer.refused()
+            self.report(error)
+        else:
+            self._attached.add(number)
 
     def _bus_changed(self, state: api.ConnectionState) -> None:
         """What was on its way to us, or our credit, may be lost: attach anew, and have it sent again."""
@@ -261,15 +233,14 @@ class Connection:
     def _seen(self) -> dict[str, list[int]]:
         """What the application got: by backlog, what it holds and what it acknowledges just now."""
         found: dict[str, list[int]] = {}
-        under_way = [one.acks for one in (*self._current, *self._waiting)]
-        for acks in (*under_way, *(holder() for holder in self._holders)):
+        for acks in (*self.outbox.acknowledged(), *(holder() for holder in self._holders)):
             for key, sequences in acks.items():
                 found.setdefault(key, []).extend(sequences)
         return found
 
-    async def ask(self, asked: protocol.Ask, *, timeout_s: float = IN_DOUBT_S) -> protocol.Answer:
+    async def ask(self, asked: protocol.Ask, *, timeout_s: float | None = None) -> protocol.Answer:
         """Ask until there is an answer: a dispatcher that dies has a successor."""
-        deadline = self._loop.time() + timeout_s
+        deadline = self._loop.time() + (self.in_doubt_s if timeout_s is None else timeout_s)
         pause_s = 0.05
         while True:
             try:
@@ -294,7 +265,7 @@ class Connection:
         return answer
 
     async def tell(self, said: protocol.Ask) -> None:
-        if self._known:
+        if self._known and not self.closed:
             await self.bus.publish(protocol.tell_subject(self.bus.identity), protocol.encode(said))
 
     async def attach(self, consumer: Fed) -> None:
@@ -306,6 +277,8 @@ class Connection:
             await self.ask(consumer.request())
         except BaseException:
             self._consumers.pop(consumer.number, None)
+            # It may be attached all the same, and then it would be fed.
+            self.spawn(self.tell(protocol.Detach(self.name, consumer.number)))
             raise
         self._attached.add(consumer.number)
 
@@ -368,130 +341,13 @@ class Connection:
             with contextlib.suppress(errors.Unavailable):
                 await self.ask(protocol.Ping(self.name), timeout_s=PING_S)
 
-    # Work.
-
     def submit(
         self, sends: list[protocol.Send], acks: dict[str, list[int]] | None = None, *, alone: bool = False
     ) -> asyncio.Future[None]:
         """Done when it is stored. ``alone``: a transaction, which shares its fate with nothing else.
 
-        Whoever sends waits for `room` first; who does not is refused one day (`errors.Overloaded`).
+        Whoever sends waits for room in the outbox first; who does not is refused one day
+        (`errors.Overloaded`).
         """
         self.check_open()
-        if len(sends) > protocol.SENDS_MAX:
-            raise errors.LimitExceeded(
-                f"{len(sends)} messages in one transaction: the most is {protocol.SENDS_MAX}"
-            )
-        if sends and (self._unsent >= 2 * UNSENT_MAX or self._unsent_bytes >= 2 * UNSENT_BYTES_MAX):
-            raise errors.Overloaded(
-                f"{self._unsent} messages of this connection wait to be stored: wait for some of them",
-                retry_after_s=1.0,
-            )
-        future: asyncio.Future[None] = self._loop.create_future()
-        waiting = _Waiting(sends, acks or {}, alone, future)
-        self._waiting.append(waiting)
-        self._unsent += len(sends)
-        self._unsent_bytes += waiting.size
-        if self.is_full:
-            self._room.clear()
-        if self._worker is None:
-            self._worker = self.spawn(self._work())
-        self._wake.set()
-        return future
-
-    def acknowledges(self, key: str, sequence: int) -> bool:
-        """Whether that is under way."""
-        return any(sequence in one.acks.get(key, ()) for one in (*self._current, *self._waiting))
-
-    @property
-    def log_is_full(self) -> bool:
-        """Whether senders wait for somebody to consume something."""
-        return self._full_since is not None
-
-    @property
-    def is_full(self) -> bool:
-        return self._unsent >= UNSENT_MAX or self._unsent_bytes >= UNSENT_BYTES_MAX
-
-    async def room(self) -> None:
-        """Back-pressure: waits while too much is on its way."""
-        await self._room.wait()
-
-    async def idle(self, timeout_s: float | None = None) -> None:
-        """Until everything submitted is answered."""
-        futures = [one.future for one in (*self._current, *self._waiting) if not one.future.done()]
-        if futures:
-            await asyncio.wait(futures, timeout=timeout_s)
-
-    async def _work(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while taken := self._take():
-                self._current = taken
-                await self._carry_out(taken)
-                self._current = []
-
-    def _take(self) -> list[_Waiting]:
-        """What makes up the next work; nothing if there is nothing, or the log is full."""
-        if self._loop.time() < self._full_until:
-            taken = [one for one in self._waiting if not one.sends and not one.alone]
-            taken = taken or [one for one in self._waiting if not one.sends][:1]
-            chosen = set(taken)
-            self._waiting = deque(one for one in self._waiting if one not in chosen)
-            return taken
-        if not self._waiting:
-            return []
-        taken = [self._waiting.popleft()]
-        size, total = len(taken[0].sends), taken[0].size
-        while not taken[0].alone and self._waiting and not self._waiting[0].alone:
-            size += len(self._waiting[0].sends)
-            total += self._waiting[0].size
-            if size > protocol.SENDS_MAX or total > 512 << 10:
-                break
-            taken.append(self._waiting.popleft())
-        return taken
-
-    def _put_back(self, taken: list[_Waiting]) -> bool:
-        """The log is full: try again in a while. False: it has been full for too long."""
-        now = self._loop.time()
-        self._full_since = now if self._full_since is None else self._full_since
-        if self.closed or now - self._full_since >= self.full_s:
-            self._full_since = None
-            return False
-        self._waiting.extendleft(reversed(taken))
-        self._full_until = now + FULL_RETRY_S
-        self._loop.call_at(self._full_until + 0.001, self._wake.set)
-        return True
-
-    async def _carry_out(self, taken: list[_Waiting]) -> None:
-        acks: dict[str, list[int]] = {}
-        for one in taken:
-            for key, sequences in one.acks.items():
-                acks.setdefault(key, []).extend(sequences)
-        sends = [send for one in taken for send in one.sends]
-        work = protocol.Work(self.name, secrets.token_hex(12), sends, acks, strict=taken[0].alone)
-        error: errors.MusterError | None = None
-        try:
-            await self.ask(work)
-            if sends:
-                self._full_since = None
-        except errors.MusterError as found:
-            if isinstance(found, faults.LogFull) and self._put_back(taken):
-                return
-            error = found
-        except BaseException:
-            for one in taken:
-                one.future.cancel()
-            raise
-        self._unsent -= len(sends)
-        self._unsent_bytes -= sum(one.size for one in taken)
-        if not self.is_full:
-            self._room.set()
-        for one in taken:
-            if one.future.done():
-                continue
-            if error is None:
-                one.future.set_result(None)
-            else:
-                one.future.set_exception(error)
-                one.future.exception()  # a sender who does not wait has chosen not to hear
+        return self.outbox.submit(sends, acks or {}, alone=alone)

@@ -184,6 +184,10 @@ class Consumer:
             self._wake.set()
 
     async def close(self) -> None:
+        self.refused()
+
+    def refused(self) -> None:
+        """Nothing more comes."""
         self.closed = True
         self._wake.set()
         if self in self.session.consumers:
@@ -191,7 +195,10 @@ class Consumer:
 
 
 class TapConsumer(Consumer):
-    """Listens to a topic on the bus itself: what is said while it listens."""
+    """Listens to a topic on the bus itself: what is said while it listens.
+
+    ``shared``: the name under which it shares that with others, of which the dispatcher knows.
+    """
 
     def __init__(
         self,
@@ -199,11 +206,16 @@ class TapConsumer(Consumer):
         destination: destinations.Destination,
         selector: str | None,
         *,
-        no_local: bool,
+        no_local: bool = False,
+        shared: str | None = None,
     ) -> None:
         super().__init__(session, destination)
+        connection = session.connection
+        self.number = connection.next_number()
+        self._shared = shared
+        self._selector = selector
         self._matches = selectors.compiled(selector) if selector else None
-        self._not_from = session.connection.origin if no_local else None
+        self._not_from = connection.origin if no_local else None
         self._key: object = None
         self._ears: listening.Ears[listening.Heard] | None = None
         self._bytes = 0
@@ -211,12 +223,32 @@ class TapConsumer(Consumer):
         self.malformed = 0
         self.dropped = 0
 
-    async def open(self, group: str | None) -> None:
+    async def open(self) -> None:
+        connection, name, group = self.session.connection, self.destination.name, None
+        if self._shared is not None:
+            await connection.attach(self)
+            group = listening.group(connection.client_id, self._shared)
         # Consumers that share a subscription with others must not share it among themselves.
-        name = self.destination.name
         self._key = (name, group, id(self) if group else None)
-        self._ears = await self.session.connection.ears_for(no_local=self._not_from is not None)
-        await self._ears.add(self._key, name, group, self)
+        try:
+            self._ears = await connection.ears_for(no_local=self._not_from is not None)
+            await self._ears.add(self._key, name, group, self)
+        except BaseException:
+            await self.close()
+            raise
+
+    def request(self) -> protocol.Attach:
+        return protocol.Attach(
+            self.session.connection.name,
+            self.number,
+            str(self.destination),
+            subscription=self._shared,
+            shared=True,
+            selector=self._selector,
+        )
+
+    def deliver(self, delivery: protocol.Delivery) -> None:
+        raise errors.InvariantBroken("the dispatcher feeds nobody who listens to a topic")
 
     def offer(self, heard: listening.Heard) -> None:
         meta, data = heard.meta, heard.message.data
@@ -255,11 +287,18 @@ class TapConsumer(Consumer):
         await super().take_back(received)
         self._bytes += sum(one.sequence for one in received)
 
+    def refused(self) -> None:
+        super().refused()
+        if self._ears is not None:
+            self.session.connection.spawn(self._ears.remove(self._key, self))
+
     async def close(self) -> None:
         if not self.closed:
-            await super().close()
+            super().refused()
             if self._ears is not None:
                 await self._ears.remove(self._key, self)
+            if self._shared is not None:
+                await self.session.connection.detach(self.number, {})
 
 
 class FedConsumer(Consumer):
@@ -313,7 +352,7 @@ class FedConsumer(Consumer):
 
     def _has(self, key: str, sequence: int) -> bool:
         session = self.session
-        return session.connection.acknowledges(key, sequence) or any(
+        return session.connection.outbox.acknowledges(key, sequence) or any(
             one.sequence == sequence and one.key == key for one in session.unacknowledged
         )
 
@@ -351,7 +390,7 @@ class FedConsumer(Consumer):
 
     async def take_back(self, received: list[Received]) -> None:
         connection = self.session.connection
-        await connection.idle()
+        await connection.outbox.idle()
         await connection.ask(protocol.Stop(connection.name, [self.number]))
         ahead = by_key(self._arrived)
         self._arrived.clear()
@@ -366,7 +405,7 @@ class FedConsumer(Consumer):
         if self.closed:
             return
         self.session.flush_lazy()
-        await self.session.connection.idle(connection_.CLOSE_S)
+        await self.session.connection.outbox.idle(connection_.CLOSE_S)
         await super().close()
         held = [one for one in self.session.unacknowledged if one.consumer is self]
         self.session.unacknowledged = [one for one in self.session.unacknowledged if one.consumer is not self]

@@ -6,12 +6,14 @@ import asyncio
 import heapq
 from typing import TYPE_CHECKING, Final
 
+from muster.core import errors
 from muster.message import desk, destinations, journal, ledger, messages, pages, protocol
 
 if TYPE_CHECKING:
     from muster.message import delivering
 
 TOGETHER: Final = 500  # due at one time
+AGAIN_MS: Final = 1000
 
 
 class Delays:
@@ -68,6 +70,11 @@ class Delays:
             target = destinations.Destination.parse(meta.destination)
             copies = [self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)]
             record = ledger.Record(acked={ledger.DELAY_KEY: [number]}, stored=journal.counts(copies))
-            self._deliver.stored(copies, await self._desk.store(journal.Item(copies, record)))
+            try:
+                numbers = await self._desk.store(journal.Item(copies, record))
+            except errors.LimitExceeded:  # not a byte more fits
+                self.add(self._desk.now_ms() + AGAIN_MS, number)
+                continue
+            self._deliver.stored(copies, numbers)
             await self._desk.stream.delete(sequence)
             self._desk.ledger.delayed_done.discard(number)

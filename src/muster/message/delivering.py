@@ -188,13 +188,7 @@ class Delivering:
 
     def refill(self, key: str) -> None:
         one = self._ledger.backlogs.get(key)
-        if (
-            one
-            and one.consumers
-            and not one.live
-            and one.room >= one.window // 2
-            and key not in self._loading
-        ):
+        if one and one.consumers and not one.live and one.is_low and key not in self._loading:
             self._loading.add(key)
             self._desk.spawn(self._load(one))
 

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import journal, ledger, pages, protocol, selectors, settings
+from muster.message import destinations, journal, ledger, pages, protocol, selectors, settings
 
+FULL: Final = 0.8
 LAG_S: Final = 0.05
 LAG_TRIES: Final = 100
 
@@ -25,6 +26,15 @@ def anything(identity: str, action: str, subject: str) -> bool:
 
 
 @dataclass(slots=True)
+class Staged:
+    """Messages that wait for the rest of their work. A connection has one work under way at a time."""
+
+    work: str
+    sends: list[protocol.Send] = field(default_factory=list)
+    bytes: int = 0
+
+
+@dataclass(slots=True)
 class Connection:
     name: str
     identity: str
@@ -33,6 +43,7 @@ class Connection:
     at: api.ConnectionId | None
     consumers: dict[int, str] = field(default_factory=dict)  # number -> backlog
     outbox: list[protocol.Delivery] = field(default_factory=list)
+    staged: Staged | None = None
 
     @property
     def origin(self) -> str:
@@ -48,6 +59,8 @@ class Desk:
         wanted: settings.Message,
         may: May = anything,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        *,
+        max_bytes: int = 1 << 30,
     ) -> None:
         self.bus = bus
         self.stream = stream
@@ -62,8 +75,18 @@ class Desk:
         self.patterns = ledger.Patterns()
         self.indexes: dict[str, selectors.Index[str]] = {}  # live subscriptions by pattern
         self.records = 0  # since the last checkpoint
+        self.max_bytes = max_bytes
+        self.used_bytes = 0  # of the log: as it was last seen, and what was sent since
         self.failure: asyncio.Future[None] = self.loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def has_room(self, size: int = 0) -> bool:
+        """For messages: they are refused before the log is full, since acknowledgements need room in it."""
+        return self.used_bytes + size <= FULL * self.max_bytes
+
+    def check_may_send(self, identity: str, destination: destinations.Destination) -> None:
+        if not destination.is_queue and not self.may(identity, "pub", destination.subject):
+            raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
 
     def _applied(self, record: ledger.Record, sequence: int) -> None:
         end = pages.end(sequence)

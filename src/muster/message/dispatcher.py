@@ -32,7 +32,6 @@ from muster.message import (
 
 events = log.Events("message")
 
-FULL: Final = 0.8
 RECORDS_BYTES: Final = 64 << 20  # a checkpoint after so many bytes, so that a successor reads no more
 WATCH_S: Final = 1.0
 
@@ -47,15 +46,13 @@ class Dispatcher:
         may: desk.May = desk.anything,
         max_bytes: int = 1 << 30,
     ) -> None:
-        self._desk = desk.Desk(bus, stream, epoch, wanted, may)
+        self._desk = desk.Desk(bus, stream, epoch, wanted, may, max_bytes=max_bytes)
         self._ledger = self._desk.ledger
         self._deliver = delivering.Delivering(self._desk)
         self._capture = capturing.Capturing(self._desk, self._deliver)
         self._attaching = attaching.Attaching(self._desk, self._deliver, self._capture)
         self._caring = caring.Caring(self._desk, self._deliver)
         self._settings = wanted
-        self._max_bytes = max_bytes
-        self._used_bytes = 0  # of the log: as it was last seen, and what was sent since
         self._checkpoint_bytes = 0  # the log's size after the last checkpoint
         self._clients: dict[str, str] = {}  # client id -> connection
         self._working: dict[str, list[desk.Answer]] = {}
@@ -124,19 +121,21 @@ class Dispatcher:
             if now - self._began_at > self._settings.connection_timeout_s:  # they had time to come back
                 self._attaching.drop_orphans()
             self._caring.count(now)
-            # Messages are refused before the log is full: acknowledgements, which empty it, need room in it.
-            self._used_bytes = (await self._desk.stream.state()).bytes
-            if (
-                self._full
-                or self._desk.records >= self._settings.checkpoint_records
-                or self._used_bytes - self._checkpoint_bytes > RECORDS_BYTES
-            ):
-                await checkpoints.write(self._desk)
-                self._used_bytes = self._checkpoint_bytes = (await self._desk.stream.state()).bytes
+            await self._look_at_the_log()
 
-    @property
-    def _full(self) -> bool:
-        return self._used_bytes > FULL * self._max_bytes
+    async def _look_at_the_log(self) -> None:
+        here = self._desk
+        here.used_bytes = (await here.stream.state()).bytes
+        if (
+            not here.has_room()
+            or here.records >= self._settings.checkpoint_records
+            or here.used_bytes - self._checkpoint_bytes > RECORDS_BYTES
+        ):
+            try:
+                await checkpoints.write(here)
+            except errors.LimitExceeded as error:  # not a byte more fits: what is acknowledged makes room
+                events.warning("checkpoint-refused", error=error)
+            here.used_bytes = self._checkpoint_bytes = (await here.stream.state()).bytes
 
     # Requests.
 
@@ -166,6 +165,9 @@ class Dispatcher:
             case protocol.Ping():
                 self._known(sender, asked.connection)
                 answer(protocol.Answer(epoch=self._desk.epoch))
+            case protocol.Stage():
+                self._stage(self._known(sender, asked.connection), asked)
+                answer(protocol.Answer())
             case protocol.Work():
                 self._work(self._known(sender, asked.connection), asked, answer)
             case protocol.Attach():
@@ -216,7 +218,7 @@ class Dispatcher:
             case protocol.Purge():
                 self._desk.answering(self._caring.purge(asked), answer)
             case protocol.Move():
-                self._desk.answering(self._caring.move(asked), answer)
+                self._desk.answering(self._caring.move(asked, sender), answer)
 
     # Connections.
 
@@ -276,6 +278,23 @@ class Dispatcher:
 
     # Work.
 
+    def _stage(self, connection: desk.Connection, asked: protocol.Stage) -> None:
+        staged = connection.staged
+        if staged is None or staged.work != asked.work:
+            staged = connection.staged = desk.Staged(asked.work)
+        if len(staged.sends) >= asked.after + len(asked.sends):
+            return  # it was asked twice
+        if len(staged.sends) != asked.after:
+            raise errors.Conflict(f"{len(staged.sends)} messages are here, not {asked.after}: begin again")
+        size = sum(len(send.data) + len(send.meta) for send in asked.sends)
+        total = sum(one.staged.bytes for one in self._desk.connections.values() if one.staged)
+        if staged.bytes + size > protocol.WORK_BYTES_MAX:
+            raise errors.LimitExceeded(f"a transaction has at most {protocol.WORK_BYTES_MAX} bytes")
+        if total + size > journal.QUEUED_BYTES_MAX:
+            raise errors.Overloaded("too much waits to be stored already", retry_after_s=0.1)
+        staged.sends += asked.sends
+        staged.bytes += size
+
     def _work(self, connection: desk.Connection, work: protocol.Work, answer: desk.Answer) -> None:
         if work.id in self._ledger.works:
             answer(protocol.Answer())
@@ -283,13 +302,20 @@ class Dispatcher:
         if work.id in self._working:
             self._working[work.id].append(answer)
             return
-        if len(work.sends) > protocol.SENDS_MAX:
+        sends = work.sends
+        if work.staged:
+            staged = connection.staged
+            if staged is None or staged.work != work.id or len(staged.sends) != work.staged:
+                raise errors.Conflict(f"the first {work.staged} messages are not here: begin again")
+            sends = staged.sends + sends
+        if len(sends) > protocol.SENDS_MAX:
             raise errors.LimitExceeded(
-                f"{len(work.sends)} messages in one transaction: the most is {protocol.SENDS_MAX}"
+                f"{len(sends)} messages in one transaction: the most is {protocol.SENDS_MAX}"
             )
-        if work.sends and self._full:
+        size = sum(len(send.data) + len(send.meta) for send in sends)
+        if sends and not self._desk.has_room(size):
             raise faults.LogFull("the log of messages is full: consume some, or raise its budget")
-        if work.sends and self._desk.journal.bytes > journal.QUEUED_BYTES_MAX:
+        if sends and self._desk.journal.is_full:
             raise errors.Overloaded("too much waits to be stored already", retry_after_s=0.1)
         acked: dict[str, list[int]] = {}
         for key, sequences in work.acks.items():
@@ -301,8 +327,9 @@ class Dispatcher:
                 )
             if mine:
                 acked[key] = mine
-        copies = [self._copy(connection, send) for send in work.sends]
-        self._used_bytes += sum(len(send.data) + len(send.meta) for send in work.sends)
+        copies = [self._copy(connection, send) for send in sends]
+        connection.staged = None
+        self._desk.used_bytes += size
         if not copies and not acked:
             answer(protocol.Answer())
             return
@@ -332,9 +359,11 @@ class Dispatcher:
 
     def _copy(self, connection: desk.Connection, send: protocol.Send) -> journal.Copy:
         destination = destinations.Destination.parse(send.destination)
-        meta = messages.decode_meta(send.meta)
+        meta, raw = messages.decode_meta(send.meta), send.meta
         if destination.is_temporary and destination.is_queue and self._is_orphan(destination):
             raise faults.InvalidDestination(f"the temporary queue {destination.name!r} is no more")
-        if not destination.is_queue and not self._desk.may(connection.identity, "pub", destination.subject):
-            raise errors.Forbidden(f"{connection.identity} may not publish on {destination.name!r}")
-        return self._deliver.copy_to(destination, meta, send.meta, send.data, republish=True)
+        self._desk.check_may_send(connection.identity, destination)
+        if meta.delivery_time_ms and meta.destination != send.destination:
+            meta.destination = send.destination  # by which it goes there later, unasked
+            raw = messages.encode_meta(meta).decode()
+        return self._deliver.copy_to(destination, meta, raw, send.data, republish=not send.spoken)

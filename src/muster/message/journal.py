@@ -47,14 +47,14 @@ class Item:
     stored: Stored = lambda _: None
     failed: Callable[[errors.MusterError], None] = lambda _: None
     alone: bool = False  # no message that comes later may stand in the same batch
+    size: int = field(init=False)
+    bytes: int = field(init=False)
+    record_bytes: int = field(init=False)
 
-    @property
-    def size(self) -> int:
-        return sum(copy.subject is not None for copy in self.copies)
-
-    @property
-    def bytes(self) -> int:
-        return sum(len(copy.data) + len(copy.raw) for copy in self.copies)
+    def __post_init__(self) -> None:
+        self.size = sum(copy.subject is not None for copy in self.copies)
+        self.bytes = sum(len(copy.data) + len(copy.raw) for copy in self.copies)
+        self.record_bytes = ledger.about_bytes(self.record)
 
 
 class Journal:
@@ -72,6 +72,10 @@ class Journal:
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._items) > QUEUED_MAX or self.bytes > QUEUED_BYTES_MAX
 
     def add(self, item: Item) -> None:
         self._items.append(item)
@@ -92,24 +96,29 @@ class Journal:
 
     def _take(self) -> list[Item]:
         taken: list[Item] = []
-        size = total = 0
+        size = total = records = 0
         closed = False  # to messages: a subscription that was asked for before them must hear them
         while self._items:
             item = self._items[0]
             if taken and (
-                size + item.size >= BATCH or total + item.bytes > BATCH_BYTES or (closed and item.copies)
+                size + item.size >= BATCH
+                or total + item.bytes > BATCH_BYTES
+                or records + item.record_bytes > pages.PAGE_BYTES
+                or (closed and item.copies)
             ):
                 break
             taken.append(self._items.popleft())
             size += item.size
             total += item.bytes
+            records += item.record_bytes
             self.bytes -= item.bytes
             closed = closed or item.alone
         return taken
 
     async def _store(self, items: list[Item]) -> None:
         record = _sum([item.record for item in items])
-        batch, places = _bind([copy for item in items for copy in item.copies], record)
+        record_bytes = sum(item.record_bytes for item in items)
+        batch, places = _bind([copy for item in items for copy in item.copies], record, record_bytes)
         try:
             if batch:
                 last = await self._stream.publish_batch(
@@ -161,13 +170,15 @@ def counts(copies: Iterable[Copy]) -> dict[str, int]:
 
 
 def _bind(
-    copies: list[Copy], record: ledger.Record | None
+    copies: list[Copy], record: ledger.Record | None, record_bytes: int
 ) -> tuple[list[tuple[str, pages.Page]], list[tuple[int, int]]]:
     """The pages of a batch by subject, and for each copy its page (-1: none) and place.
 
     A delayed message has a page to itself, which is deleted when its time has come, and so has each part of
-    a checkpoint; the record, which must stay until the next checkpoint, is never on such a page.
+    a checkpoint; the record, which must stay until the next checkpoint, is never on such a page, nor on one
+    that it would make too large for the broker.
     """
+    last_bytes = 0
     bound: list[tuple[str, pages.Page]] = []
     places: list[tuple[int, int]] = []
     open_pages: dict[str, tuple[int, pages.Page, int]] = {}
@@ -180,12 +191,14 @@ def _bind(
         if at < 0 or used + size > pages.PAGE_BYTES or len(page.held) >= pages.PLACES:
             at, page, used = len(bound), pages.Page(held=[]), 0
             bound.append((copy.subject, page))
+        if at == len(bound) - 1:
+            last_bytes = used + size
         if copy.subject not in _APART:
             open_pages[copy.subject] = (at, page, used + size)
         places.append((at, len(page.held)))
         page.held.append(pages.Held(copy.raw, copy.data))
     if record is not None:
-        if not bound or bound[-1][0] in _APART:
+        if not bound or bound[-1][0] in _APART or last_bytes + record_bytes > pages.STORED_BYTES_MAX:
             bound.append((protocol.RECORD, pages.Page()))
         bound[-1][1].record = record
     return bound, places

@@ -18,8 +18,10 @@ from muster.core import topics
 from muster.message import backlog, messages
 
 WORKS_KEPT = 20_000  # ids of works: a repeat may come as long as its sender waits for the answer
-CHUNK = 2_000  # backlogs in one message of a checkpoint,
-SPANS = 10_000  # and spans of what they have done
+WORK_BYTES = 32  # of one of them
+ACK_BYTES = 10
+CHUNK_BYTES = 400 << 10  # about, of one message of a checkpoint
+SPANS = 10_000  # of what a backlog has done, in one
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,6 +49,22 @@ class Record(msgspec.Struct, omit_defaults=True):
     consumed: list[str] = []  # backlogs that have consumers from here on
     idle: list[str] = []
     dropped: list[str] = []  # queues
+
+
+def about_bytes(record: Record) -> int:
+    """Its size in the log, rather too large than too small."""
+    size = WORK_BYTES * len(record.works)
+    for key, sequences in record.acked.items():
+        size += len(key) + ACK_BYTES * (len(sequences) + 1)
+    for one in record.subscribed:
+        size += _about_bytes(one)
+    for keys in (record.stored, record.unsubscribed, record.consumed, record.idle, record.dropped):
+        size += sum(len(key) + ACK_BYTES for key in keys)
+    return size
+
+
+def _about_bytes(one: Subscription) -> int:
+    return 2 * len(one.key) + len(one.name) + len(one.topic) + len(one.selector or "") + 200
 
 
 class Extent(msgspec.Struct, array_like=True):
@@ -135,25 +153,41 @@ class Ledger:
             del self.works[next(iter(self.works))]
 
     def checkpoint(self) -> list[Checkpoint]:
-        first = Checkpoint(chunks=0, head=self.head, works=list(self.works), consumed=sorted(self.consumed))
-        if self.delayed_done:
-            first.extents = {DELAY_KEY: Extent(0, [(one, one) for one in sorted(self.delayed_done)], 0)}
-        found = [first]
-        size = len(self.works) + len(self.delayed_done)
+        found: list[Checkpoint] = []
+        used = 0
+
+        def chunk(size: int) -> Checkpoint:
+            """The one that has room for so many bytes more."""
+            nonlocal used
+            if not found or used + size > CHUNK_BYTES:
+                found.append(
+                    Checkpoint(chunks=0, head=self.head, extents={}, subscriptions=[], works=[], consumed=[])
+                )
+                used = 0
+            used += size
+            return found[-1]
+
+        chunk(0)  # there is one, whatever there is to say
+        for work in self.works:
+            chunk(WORK_BYTES).works.append(work)
+        delayed = [(one, one) for one in sorted(self.delayed_done)]
+        for at in range(0, len(delayed), SPANS):
+            part = delayed[at : at + SPANS]
+            extents = chunk(len(part) * 4 * ACK_BYTES).extents
+            extents.setdefault(DELAY_KEY, Extent(0, [], 0)).done.extend(part)
         for key, one in self.backlogs.items():
             floor, done = one.settle(self.end), list(one.done)
             for at in range(0, len(done) or 1, SPANS):
                 part = done[at : at + SPANS]
-                if size + len(part) > SPANS or len(found[-1].extents) >= CHUNK:
-                    found.append(Checkpoint(chunks=0, head=self.head, extents={}, subscriptions=[]))
-                    size = 0
-                size += len(part)
                 depth, created = self.depths.get(key, 0), self.created.get(key, 0)
-                found[-1].extents[key] = Extent(floor, part, depth, created)
-            if key in self.subscriptions:
-                found[-1].subscriptions.append(self.subscriptions[key])
-        for chunk in found:
-            chunk.chunks = len(found)
+                extents = chunk(len(key) + (len(part) + 2) * 4 * ACK_BYTES).extents
+                extents.setdefault(key, Extent(floor, [], depth, created)).done.extend(part)
+            if key in self.consumed:
+                chunk(len(key) + ACK_BYTES).consumed.append(key)
+            if (subscription := self.subscriptions.get(key)) is not None:
+                chunk(_about_bytes(subscription)).subscriptions.append(subscription)
+        for one_of_them in found:
+            one_of_them.chunks = len(found)
         return found
 
     def restore(self, chunks: Iterable[Checkpoint]) -> None:
@@ -205,7 +239,10 @@ def queue_key(name: str) -> str:
 
 
 def subscription_key(client_id: str | None, name: str) -> str:
-    return f"s:{client_id}:{name}" if client_id is not None else f"g:{name}"
+    """A client id with a colon in it must not pass for a shorter one and the beginning of a name."""
+    if client_id is None:
+        return f"g:{name}"
+    return f"s:{client_id.replace('%', '%25').replace(':', '%3A')}:{name}"
 
 
 class Patterns:

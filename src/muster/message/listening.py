@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from muster.bus import api
 from muster.core import errors, topics
-from muster.message import destinations, messages
+from muster.message import destinations, ledger, messages
 
 
 class Heard:
@@ -41,6 +41,11 @@ class Heard:
 
 H = TypeVar("H", bound=Heard)
 H_contra = TypeVar("H_contra", bound=Heard, contravariant=True)
+
+
+def group(client_id: str | None, name: str) -> str:
+    """Of the bus, for those who share a subscription of this name."""
+    return destinations.token(ledger.subscription_key(client_id, name))
 
 
 class Tap(Protocol[H_contra]):

@@ -20,6 +20,7 @@ from muster.message import ledger
 BITS: Final = 10
 PLACES: Final = 1 << BITS
 PAGE_BYTES: Final = 512 << 10  # a page takes no more, unless its first message alone does
+STORED_BYTES_MAX: Final = 960 << 10  # with its record: the broker takes a little more
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):

@@ -85,7 +85,7 @@ class Producer:
             data: bytes = body.encode() if kind is str else body  # type: ignore[union-attr,assignment]
             await self._send_plain(kind, data)
             return
-        await self._connection.room()
+        await self._connection.outbox.room()
         destination = to or self.destination
         if destination is not None and not destination.is_queue:
             await self._wait(destination)
@@ -103,8 +103,8 @@ class Producer:
         if subject is not None and not self.persistent:
             await connection.speaks.publish(subject, data, headers={messages.HEADER: self._quick(kind)})
             return
-        if connection.is_full:
-            await connection.room()
+        if connection.outbox.is_full:
+            await connection.outbox.room()
         future = connection.submit([protocol.Send(self._name, self._quick(kind), data)])
         if self.persistent:
             await future

@@ -46,6 +46,9 @@ LOGS: Final = (
 )
 
 SENDS_MAX: Final = 900  # in one work: the broker takes batches of 1,000
+WORK_BYTES_MAX: Final = 16 << 20  # a transaction's messages and acknowledgements
+ASK_BYTES: Final = 512 << 10  # of them in one request, unless the first alone is larger
+ACK_BYTES: Final = 10  # of one acknowledgement
 
 
 def ask_subject(identity: str) -> str:
@@ -74,9 +77,12 @@ def topic_subject(subject: str) -> str:
 
 
 class Send(msgspec.Struct, frozen=True, array_like=True):
+    """``spoken``: who listens to the topic hears it from the sender, when it is stored."""
+
     destination: str
     meta: str  # `messages.Meta` in JSON
     data: bytes
+    spoken: bool = False
 
 
 class _Ask(msgspec.Struct, frozen=True, tag_field="ask", omit_defaults=True):
@@ -104,17 +110,34 @@ class Bye(_Ask, frozen=True, tag="bye"):
     lost: bool = False
 
 
+class Stage(_Ask, frozen=True, tag="stage"):
+    """Messages of a work that is too large for one request; they wait for it. ``after`` so many others."""
+
+    connection: str
+    work: str
+    after: int
+    sends: list[Send]
+
+
 class Work(_Ask, frozen=True, tag="work"):
-    """``acks``: sequences by backlog. ``strict``: an acknowledgement that is not ours undoes the whole."""
+    """``acks``: sequences by backlog. ``strict``: an acknowledgement that is not ours undoes the whole.
+
+    ``staged``: so many of its messages came before it; `errors.Conflict` if they are not there.
+    """
 
     connection: str
     id: str
     sends: list[Send] = []
     acks: dict[str, list[int]] = {}
     strict: bool = False
+    staged: int = 0
 
 
 class Attach(_Ask, frozen=True, tag="attach"):
+    """A consumer of a queue or a subscription. Of those that are not durable the dispatcher keeps the shared
+    ones' names and nothing else: their consumers listen to the topic themselves.
+    """
+
     connection: str
     consumer: int
     destination: str
@@ -210,6 +233,7 @@ Ask = (
     Hello
     | Ping
     | Bye
+    | Stage
     | Work
     | Attach
     | Detach

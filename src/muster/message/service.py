@@ -70,8 +70,10 @@ class Service:
             await asyncio.wait((acting, lost), return_when=asyncio.FIRST_COMPLETED)
             if acting.done():
                 acting.result()
-        except (errors.Unavailable, errors.Conflict) as error:
+        except (errors.Unavailable, errors.Refused) as error:
             events.warning("dispatcher-interrupted", epoch=lease.epoch, error=error)
+            if not isinstance(error, errors.Unavailable | errors.Conflict):
+                await asyncio.sleep(RETRY_S)
         finally:
             self.acting.clear()
             for task in (acting, lost):

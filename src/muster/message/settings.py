@@ -17,7 +17,9 @@ class Message(settings.Section, frozen=True, kw_only=True):
     window: Annotated[
         int,
         doc(
-            "Messages of one queue or subscription in memory. Selectors and priorities see no further.", ge=2
+            "Messages of one queue or subscription in memory, of at most 32 MiB in all. "
+            "Selectors and priorities see no further.",
+            ge=2,
         ),
     ] = 2000
     max_deliveries: Annotated[

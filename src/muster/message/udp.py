@@ -11,12 +11,14 @@ to say back over the bus.  So only who may use the topic gets a key, and nobody 
 somebody else.  An offer holds for a while and is renewed.
 
 Each datagram is authenticated and encrypted (AES-GCM; its nonce is the sender's number and the datagram's)
-and is taken once.  Loss and reordering are counted, not mended.
+and is taken once.  Loss and reordering are counted, not mended.  A sender's receivers all have its key: what
+is authentic comes from somebody in that circle.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import struct
 import time
@@ -42,7 +44,7 @@ _WINDOW: Final = 1024  # how far back a datagram may come late and still be take
 class _Offer(msgspec.Struct, frozen=True):
     host: str
     port: int
-    token: str = ""  # what the probe brought, if it came
+    tokens: list[str] = []  # what probes brought, one from each sender
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -97,9 +99,10 @@ class Sender(asyncio.DatagramProtocol):
         except msgspec.DecodeError:
             return  # another sender's news
         peer = (offer.host, offer.port)
-        if offer.token and secrets.compare_digest(self._probed.get(peer, ""), offer.token):
+        token = self._probed.get(peer)
+        if token is not None and any(secrets.compare_digest(token, one) for one in offer.tokens):
             self._peers[peer] = time.monotonic() + HOLD_S
-        elif len(self._probed) < WAITING_MAX:
+        elif token is not None or len(self._probed) < WAITING_MAX:
             token = self._probed.setdefault(peer, secrets.token_hex(8))
             self._transmit(peer, _PROBE, token.encode())
         await message.respond(msgspec.json.encode(_Key(self._id, self._key, self._number)))
@@ -143,6 +146,7 @@ class _From:
         self.highest = key.first - 1
         self.seen: set[int] = set()
         self.token = ""
+        self.heard_at = 0.0  # over the bus
 
 
 class Receiver(asyncio.DatagramProtocol):
@@ -189,16 +193,16 @@ class Receiver(asyncio.DatagramProtocol):
 
     async def _offer(self) -> None:
         while True:
-            tokens = {one.token for one in self._senders.values()} | {""}
-            for token in tokens:
-                offer = msgspec.json.encode(_Offer(self._host, self._port, token))
-                for answer in await self._connection.bus.gather(self._subject, offer, timeout_s=0.5):
+            offer = _Offer(self._host, self._port, [one.token for one in self._senders.values() if one.token])
+            data = msgspec.json.encode(offer)
+            with contextlib.suppress(errors.Unavailable):  # the next time
+                for answer in await self._connection.bus.gather(self._subject, data, timeout_s=0.5):
                     self._keyed(answer)
-            try:
+            gone = time.monotonic() - HOLD_S
+            self._senders = {name: one for name, one in self._senders.items() if one.heard_at > gone}
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_S):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
             self._wake.clear()
 
     def _keyed(self, answer: api.Message) -> None:
@@ -206,9 +210,11 @@ class Receiver(asyncio.DatagramProtocol):
             key = msgspec.json.decode(answer.data, type=_Key)
         except msgspec.DecodeError:
             return
-        if key.sender not in self._senders:
-            self._senders[key.sender] = _From(key)
+        known = self._senders.get(key.sender)
+        if known is None:
+            known = self._senders[key.sender] = _From(key)
             self._wake.set()  # its probe came too early to be read: ask for another
+        known.heard_at = time.monotonic()
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         if len(data) < _HEAD.size:
@@ -225,19 +231,20 @@ class Receiver(asyncio.DatagramProtocol):
             self.refused += 1
             return
         if kind == _PROBE:
-            if known.token != text.decode():
-                known.token = text.decode()
+            token = text.decode("ascii", "replace")
+            if known.token != token:
+                known.token = token
                 self._wake.set()
             return
         if not self._fresh(known, number):
             self.refused += 1
             return
-        (size,) = struct.unpack_from(">I", text)
         try:
+            (size,) = struct.unpack_from(">I", text)
             message = messages.rebuild(messages.decode_meta(text[4 : 4 + size]), text[4 + size :])
             self._waiting.put_nowait(message)
             self.received += 1
-        except (errors.MusterError, asyncio.QueueFull):
+        except (errors.MusterError, struct.error, asyncio.QueueFull):
             self.dropped += 1
 
     def _fresh(self, known: _From, number: int) -> bool:

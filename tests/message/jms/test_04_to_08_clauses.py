@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+
 import pytest
 
+from muster.bus import api
 from muster.core import errors
-from muster.message import client, consuming, destinations, faults, messages, service
+from muster.message import client, consuming, destinations, faults, messages, protocol, service
+from muster.testing import eventually, fixtures
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
@@ -46,6 +51,33 @@ async def test_6_2_7_and_6_2_10_each_mode_has_its_own_verbs(dial: conftest.Dial)
             await connection.session(mode).rollback()
     with pytest.raises(faults.IllegalState):
         await connection.session(client.Mode.TRANSACTED).recover()
+
+
+async def test_6_2_7_a_transaction_may_be_larger_than_a_message_of_the_bus(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    session = (await dial()).session(client.Mode.TRANSACTED)
+    done = destinations.queue("done"), destinations.queue("told")
+    await (await dial()).session().producer(ORDERS).send("go")
+    assert await _text(await session.consumer(ORDERS)) == "go"
+    producer = session.producer()
+
+    async def send(count: int, size: int) -> None:
+        for number in range(count):
+            await producer.send(f"{number} " + "x" * size, to=done[number % 2])
+
+    await send(60, 300_000)
+    with pytest.raises(faults.TransactionRolledBack, match="the most is"):
+        await session.commit()
+    await send(12, 300_000)
+    await session.rollback()
+    await send(12, 300_000)
+    await session.commit()
+    watching = (await dial()).session()
+    for place, out in enumerate(done):
+        found = [str(message.body()).split()[0] async for message in watching.browse(out)]
+        assert found == [str(number) for number in range(place, 12, 2)]
+    await session.close()
 
 
 async def test_4_2_and_6_2_7_topics_copies_wildcards_and_rollback(dial: conftest.Dial):
@@ -115,7 +147,132 @@ async def test_8_3_3_and_8_3_4_subscriptions_in_use_and_changed(
         await session.unsubscribe("mine")
 
 
-async def test_8_3_2_a_shared_subscription_ends_with_its_last_consumer(dial: conftest.Dial):
+async def test_8_3_2_a_shared_name_stands_for_one_topic_and_one_selector(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    here, there = (await dial()).session(), (await dial()).session()
+    first = await here.shared_consumer(NEWS, "group", "n = 1")
+    second = await there.shared_consumer(NEWS, "group", "n = 1")
+    for topic, selector in ((NEWS, "n = 2"), (NEWS, None), (destinations.topic("news/>"), "n = 1")):
+        with pytest.raises(faults.IllegalState, match="another topic or selector"):
+            await there.shared_consumer(topic, "group", selector)
+    await first.close()
+    with pytest.raises(faults.IllegalState):
+        await here.shared_consumer(NEWS, "group", "n = 2")
+    await second.close()
+    await here.shared_consumer(NEWS, "group", "n = 2")
+
+    await (await dial("clerk")).session().shared_consumer(NEWS, "group", "n = 3")
+    await there.shared_durable_consumer(NEWS, "group", "n = 4")
+
+
+async def test_8_3_2_a_shared_name_is_free_when_its_client_is_gone(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    gone = await dial()
+    await gone.session().shared_consumer(NEWS, "group", "n = 1")
+    await gone.close(lost=True)
+    await (await dial()).session().shared_consumer(NEWS, "group", "n = 2")
+
+
+async def test_8_3_2_a_new_dispatcher_knows_who_shares_what(dial: conftest.Dial, connect: fixtures.Connect):
+    connection, other = await dial(), await dial()
+    async with conftest.serving(connect, "first"):
+        consumer = await connection.session().shared_consumer(NEWS, "group", "n = 1")
+    async with conftest.serving(connect, "second") as second:
+        await second.acting.wait()
+        await connection.ask(protocol.Ping(connection.name))
+        with pytest.raises(faults.IllegalState):
+            await other.session().shared_consumer(NEWS, "group", "n = 2")
+        producer = other.session().producer(NEWS, persistent=False)
+        await producer.send(messages.TextMessage("still heard", properties={"n": 1}))
+        assert await _text(consumer) == "still heard"
+        for one in (connection, other):
+            await one.close()
+
+
+async def test_8_3_2_whoever_was_quicker_at_a_new_dispatcher_keeps_the_name(
+    dial: conftest.Dial, connect: fixtures.Connect
+):
+    late = await dial()
+    complaints: list[errors.MusterError] = []
+    late.on_error = complaints.append
+    async with conftest.serving(connect, "first"):
+        shared = await late.session().shared_consumer(NEWS, "group", "n = 1")
+        durable = await late.session().shared_durable_consumer(NEWS, "kept", "n = 1")
+        orders = await late.session().consumer(ORDERS)
+        hello = late._hello
+        await hello.acquire()  # it does not come back at once
+    async with conftest.serving(connect, "second"):
+        quick = (await dial()).session()
+        await quick.shared_consumer(NEWS, "group", "n = 2")
+        await quick.shared_durable_consumer(NEWS, "kept", "n = 2")
+        hello.release()
+        await eventually.eventually(lambda: len(complaints) == 2, timeout_s=30)
+        assert (shared.closed, durable.closed, orders.closed) == (True, True, False)
+        await late.session().producer(ORDERS).send("the rest goes on")
+        assert await _text(orders) == "the rest goes on"
+        for one in (late, quick.connection):
+            await one.close()
+
+
+async def test_8_3_3_and_8_3_4_of_two_who_ask_at_once_both_are_judged(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    session = (await dial("clerk")).session()
+
+    async def outcome(asked: Awaitable[consuming.Consumer]) -> bool:
+        try:
+            await asked
+        except faults.IllegalState:
+            return False
+        return True
+
+    unshared = [session.durable_consumer(NEWS, "mine") for _ in range(3)]
+    assert sorted(await asyncio.gather(*map(outcome, unshared))) == [False, False, True]
+    shared = [session.shared_durable_consumer(NEWS, "ours", f"n = {number}") for number in range(3)]
+    assert sorted(await asyncio.gather(*map(outcome, shared))) == [False, False, True]
+    alike = await asyncio.gather(*(session.shared_durable_consumer(NEWS, "alike") for _ in range(3)))
+    producer = session.producer(NEWS)
+    for number in range(6):
+        await producer.send(f"{number}")
+    async with asyncio.timeout(30):
+        found: set[object] = set()
+        while len(found) < 6:
+            got = [await one.receive(0.1) for one in alike]
+            found |= {one.body() for one in got if one is not None}
+
+
+async def test_8_3_3_a_client_id_with_a_colon_is_no_other_client(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    first = await (await dial("a")).session().durable_consumer(NEWS, "b:c")
+    second = await (await dial("a:b")).session().durable_consumer(NEWS, "c", "n = 1")
+    await (await dial()).session().producer(NEWS).send(messages.TextMessage("both", properties={"n": 1}))
+    assert [await _text(first), await _text(second)] == ["both", "both"]
+
+
+async def test_6_2_a_consumer_whose_maker_gave_up_takes_nothing(
+    dispatcher: service.Service, dial: conftest.Dial, bus: api.Bus
+):
+    session = (await dial()).session()
+    making = asyncio.create_task(session.consumer(ORDERS))
+
+    def give_up(message: api.Message) -> None:
+        if isinstance(protocol.decode_ask(message.data), protocol.Attach):
+            making.cancel()
+
+    async with await bus.subscribe("muster.message.from.*.ask", handler=give_up):
+        (made,) = await asyncio.gather(making, return_exceptions=True)
+    if isinstance(made, consuming.Consumer):  # the dispatcher was quicker
+        await made.close()
+    await session.producer(ORDERS).send("for the next one")
+    assert await _text(await session.consumer(ORDERS)) == "for the next one"
+
+
+async def test_8_3_2_a_shared_subscription_ends_with_its_last_consumer(
+    dispatcher: service.Service, dial: conftest.Dial
+):
     session, sending = (await dial()).session(), await dial()
     producer = sending.session().producer(NEWS, persistent=False)
     await (await session.shared_consumer(NEWS, "group")).close()

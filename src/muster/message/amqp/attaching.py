@@ -8,7 +8,7 @@ import proton
 
 from muster.core import errors
 from muster.message import destinations, faults, protocol, selectors
-from muster.message.amqp import codec, conditions, inlets, links, termini
+from muster.message.amqp import codec, conditions, inlets, library, links, termini
 
 if TYPE_CHECKING:
     from muster.message.amqp import bridge
@@ -18,16 +18,34 @@ class Attaching:
     def __init__(self, owner: bridge.Bridge) -> None:
         self._bridge = owner
         self.temporaries: set[str] = set()  # the client's own temporary destinations
+        self._coming: dict[library.Pointer, Any] = {}
 
     async def attach(self, link: Any) -> None:
+        self._coming[link._impl] = link
         await self._bridge.opened.wait()
+        if self._is_gone(link):
+            return
         try:
             if link.is_sender:
                 await self._outlet(link)
             else:
                 self._inlet(link)
         except errors.MusterError as error:
-            self._refuse(link, error)
+            if not self._is_gone(link):
+                self._refuse(link, error)
+        finally:
+            self.went(link._impl)
+
+    def went(self, pointer: library.Pointer) -> None:
+        """Its client wants it no more, be it attached by now or not."""
+        self._coming.pop(pointer, None)
+
+    def all_went(self, session: Any) -> None:
+        for pointer in [pointer for pointer, link in self._coming.items() if link.session == session]:
+            self.went(pointer)
+
+    def _is_gone(self, link: Any) -> bool:
+        return link._impl not in self._coming
 
     def _refuse(self, link: Any, error: errors.MusterError) -> None:
         link.source.type = link.target.type = proton.Terminus.UNSPECIFIED
@@ -103,40 +121,29 @@ class Attaching:
         else:
             destination = codec.address(source.address or "", capabilities)
             self._check_there(destination)
+        jms = self._bridge.jms
+        asked = protocol.Attach(
+            jms.name,
+            jms.next_number(),
+            str(destination),
+            subscription=None if destination.is_queue else name,
+            durable=durable and not destination.is_queue,
+            shared="shared" in capabilities,
+            selector=selector,
+            no_local=no_local,
+            everyone=everyone,
+        )
         outlet: links.Outlet
         if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
             outlet = links.Browser(self._bridge, self._bridge.running, link, destination.name, selector)
         elif destination.is_queue or durable:
-            outlet = links.Fed(
-                self._bridge,
-                self._bridge.running,
-                link,
-                protocol.Attach(
-                    self._bridge.jms.name,
-                    self._bridge.jms.next_number(),
-                    str(destination),
-                    subscription=None if destination.is_queue else name,
-                    durable=not destination.is_queue,
-                    shared="shared" in capabilities,
-                    selector=selector,
-                    no_local=no_local,
-                    everyone=everyone,
-                ),
-            )
+            outlet = links.Fed(self._bridge, self._bridge.running, link, asked)
         else:
-            group = None
-            if "shared" in capabilities:
-                group = destinations.token(f":{name}" if everyone else f"{self._bridge.jms.client_id}:{name}")
-            outlet = links.Tap(
-                self._bridge,
-                self._bridge.running,
-                link,
-                destination,
-                selector=selector,
-                no_local=no_local,
-                group=group,
-            )
+            outlet = links.Tap(self._bridge, self._bridge.running, link, destination, asked)
         await outlet.open()
+        if self._is_gone(link):
+            await outlet.close(destroy=False)
+            return
         link.source.copy(source)
         link.target.copy(link.remote_target)
         if source.dynamic:

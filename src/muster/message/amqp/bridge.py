@@ -187,13 +187,14 @@ class Bridge(asyncio.Protocol):
             case kinds.SESSION_REMOTE_OPEN:
                 self.spawn(self._begin(event.session))
             case kinds.SESSION_REMOTE_CLOSE:
+                self.attaching.all_went(event.session)
                 for pointer, outlet in list(self.outlets.items()):
                     if outlet.wrapper.session == event.session:
                         self._forget(pointer)
                         self.spawn(outlet.close(destroy=False))
                 for pointer, inlet in list(self.inlets.items()):
                     if inlet.link.wrapper.session == event.session:
-                        del self.inlets[pointer]
+                        self._forget(pointer)
                 event.session.close()
             case kinds.LINK_REMOTE_OPEN:
                 self.spawn(self.attaching.attach(event.link))
@@ -327,9 +328,18 @@ class Bridge(asyncio.Protocol):
         self.inlets.pop(link.wrapper._impl, None)
         self.running.close(link, condition, why)
 
+    def end_outlet(self, outlet: links.Outlet, condition: str, why: str) -> None:
+        """Its client is told, and asks again or not."""
+        self._forget(outlet.wrapper._impl)
+        self.spawn(outlet.close(destroy=False))
+        self.running.close(outlet.link, condition, why)
+        self.flush_soon()
+
     def _forget(self, pointer: library.Pointer) -> links.Outlet | None:
         """What its client had and did not settle comes again, to whomever."""
-        self.inlets.pop(pointer, None)
+        self.attaching.went(pointer)
+        if (inlet := self.inlets.pop(pointer, None)) is not None:
+            self.transactions.abandon(inlet.link)
         outlet = self.outlets.pop(pointer, None)
         if outlet is not None:
             unsettled = outlet.link.session.unsettled
@@ -341,6 +351,7 @@ class Bridge(asyncio.Protocol):
 
     async def _detach(self, link: Any, *, destroy: bool) -> None:
         outlet = self._forget(link._impl)
+        await self.opened.wait()  # as with what begins
         try:
             if outlet is not None:
                 await outlet.close(destroy=destroy)
@@ -367,8 +378,12 @@ class Bridge(asyncio.Protocol):
             self.flush_soon()
 
     def has(self, key: str, number: int) -> bool:
-        """Whether the client has this message and has not said what became of it."""
-        return (key, number) in self._unsettled
+        """Whether the client has this message, and it is not stored yet what became of it."""
+        return (key, number) in self._unsettled or self.jms.outbox.acknowledges(key, number)
+
+    def discharged(self, acks: dict[str, list[int]]) -> None:
+        """What a transaction acknowledges was its client's until now."""
+        self._unsettled.difference_update((key, number) for key in acks for number in acks[key])
 
     def _held(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
@@ -383,12 +398,12 @@ class Bridge(asyncio.Protocol):
             if code != frames.ACCEPTED:
                 outlet.returned(number, data, code, state)
             return
+        if code == frames.TRANSACTIONAL and self.transactions.acknowledge(state, key, number):
+            return
         self._unsettled.discard((key, number))
         if code == frames.ACCEPTED:
             self._acks.setdefault(key, []).append(number)
-        elif code == frames.TRANSACTIONAL:
-            self.transactions.acknowledge(state, key, number)
-        else:
+        elif code != frames.TRANSACTIONAL:
             self._give_back(code, state, key, number)
 
     def _give_back(self, code: int, state: bytes | None, key: str, number: int) -> None:

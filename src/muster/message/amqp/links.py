@@ -56,6 +56,10 @@ class Outlet:
     def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
         """The client has not accepted a message of no backlog."""
 
+    def refused(self) -> None:
+        """A new dispatcher has given to somebody else what this was the end of."""
+        self.bridge.end_outlet(self, "amqp:resource-locked", "somebody else has it now")
+
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
 
@@ -80,7 +84,7 @@ class Fed(Outlet):
 
     def deliver(self, delivery: protocol.Delivery) -> None:
         self._granted -= 1
-        if self.closed or self.bridge.has(delivery.key, delivery.sequence):
+        if self.closed or (delivery.count and self.bridge.has(delivery.key, delivery.sequence)):
             self.flowed()
             return  # a new dispatcher repeats what the client has
         try:
@@ -164,20 +168,22 @@ class Tap(Outlet):
         over: engine.Engine,
         wrapper: Any,
         destination: destinations.Destination,
-        *,
-        selector: str | None,
-        no_local: bool,
-        group: str | None,
+        asked: protocol.Attach,
     ) -> None:
         super().__init__(owner, over, wrapper)
         self.destination = destination
-        self._matches = selectors.compiled(selector) if selector else None
-        self._not_from = owner.jms.origin if no_local else None
+        self.number = asked.consumer
+        self._asked = asked
+        self._matches = selectors.compiled(asked.selector) if asked.selector else None
+        self._not_from = owner.jms.origin if asked.no_local else None
+        group = None
+        if asked.shared and asked.subscription:
+            group = listening.group(None if asked.everyone else owner.jms.client_id, asked.subscription)
         # Links that share a subscription with others must not share it among themselves.
         self._key = (destination.name, group, self if group else None)
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
-        self._ears: listening.Ears[Heard]
+        self._ears: listening.Ears[Heard] | None = None
         self._sent = 0
         self._again: list[tuple[int, bytes]] = []  # what came back, the first of it last
         self.rejected = 0
@@ -185,8 +191,20 @@ class Tap(Outlet):
 
     async def open(self) -> None:
         name, group, _ = self._key
-        self._ears = await self.bridge.ears_for(no_local=self._not_from is not None)
-        await self._ears.add(self._key, name, group, self)
+        if self._asked.shared:
+            await self.bridge.jms.attach(self)
+        try:
+            self._ears = await self.bridge.ears_for(no_local=self._not_from is not None)
+            await self._ears.add(self._key, name, group, self)
+        except BaseException:
+            await self.close(destroy=False)
+            raise
+
+    def request(self) -> protocol.Attach:
+        return self._asked
+
+    def deliver(self, delivery: protocol.Delivery) -> None:
+        raise errors.InvariantBroken("the dispatcher feeds nobody who listens to a topic")
 
     def offer(self, heard: Heard) -> None:
         if self.closed:
@@ -255,14 +273,17 @@ class Tap(Outlet):
 
     async def flow(self) -> None:
         self._pump()
-        if not self.closed and self.link.drain:
+        if not self.closed and self.link.drain and self._ears is not None:
             await self._ears.bus.flush()
             self._pump()
             self._drained()
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
-        await self._ears.remove(self._key, self)
+        if self._ears is not None:
+            await self._ears.remove(self._key, self)
+        if self._asked.shared:
+            await self.bridge.jms.detach(self.number, {})
 
 
 class Browser(Outlet):

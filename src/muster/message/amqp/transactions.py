@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from muster.core import errors
 from muster.message import faults, protocol, values
@@ -14,14 +14,18 @@ from muster.message.amqp import ends, frames, sections
 if TYPE_CHECKING:
     from muster.message.amqp import bridge, links
 
-_DECLARE, _DISCHARGE = 0x31, 0x32
+_DECLARE, _DISCHARGE = (0x31, "amqp:declare:list"), (0x32, "amqp:discharge:list")
+OPEN_MAX: Final = 1000  # of one connection,
+OPEN_BYTES_MAX: Final = 4 * protocol.WORK_BYTES_MAX  # and the messages they hold
 
 
 @dataclass(slots=True)
 class Transaction:
+    coordinator: ends.Link
     sends: list[protocol.Send] = field(default_factory=list)
     acks: dict[str, list[int]] = field(default_factory=dict)
     heard: list[tuple[links.Tap, int, bytes]] = field(default_factory=list)  # acknowledged, of topics
+    size: int = 0  # of its messages, in bytes
     error: errors.MusterError | None = None  # why it can only be rolled back
 
 
@@ -45,7 +49,13 @@ class Transactions:
         name, transaction = self._named(state)
         if len(transaction.sends) >= protocol.SENDS_MAX:
             raise errors.LimitExceeded(f"a transaction holds at most {protocol.SENDS_MAX} messages")
+        size = len(send.data) + len(send.meta)
+        if transaction.size + size > protocol.WORK_BYTES_MAX:
+            raise errors.LimitExceeded(f"a transaction holds at most {protocol.WORK_BYTES_MAX} bytes")
+        if sum(one.size for one in self._open.values()) + size > OPEN_BYTES_MAX:
+            raise errors.LimitExceeded(f"open transactions hold at most {OPEN_BYTES_MAX} bytes")
         transaction.sends.append(send)
+        transaction.size += size
         return frames.transactional(name)
 
     def spoil(self, state: bytes | None, error: errors.MusterError) -> None:
@@ -53,9 +63,13 @@ class Transactions:
         with contextlib.suppress(errors.InvalidInput):
             self._named(state)[1].error = error
 
-    def acknowledge(self, state: bytes | None, key: str, number: int) -> None:
-        with contextlib.suppress(errors.InvalidInput):  # it is over: the message comes again
+    def acknowledge(self, state: bytes | None, key: str, number: int) -> bool:
+        """False: the transaction is over, and the message comes again."""
+        try:
             self._named(state)[1].acks.setdefault(key, []).append(number)
+        except errors.InvalidInput:
+            return False
+        return True
 
     def hold(self, state: bytes | None, tap: links.Tap, number: int, data: bytes) -> None:
         with contextlib.suppress(errors.InvalidInput):
@@ -65,11 +79,13 @@ class Transactions:
         """A message to the coordinator: declare, or discharge."""
         said = _described(data)
         code = said.descriptor if said is not None else None
-        if said is not None and code == _DECLARE:
+        if said is not None and code in _DECLARE:
+            if len(self._open) >= OPEN_MAX:
+                raise errors.LimitExceeded(f"a connection has at most {OPEN_MAX} open transactions")
             made = secrets.token_bytes(8)
-            self._open[made] = Transaction()
+            self._open[made] = Transaction(link)
             self._bridge.running.settle(link, number, frames.declared(made))
-        elif said is not None and code == _DISCHARGE:
+        elif said is not None and code in _DISCHARGE:
             name, failed = (*(item.value for item in said.value), False)[:2]
             transaction = self._open.pop(name, None)
             if transaction is None:
@@ -81,25 +97,36 @@ class Transactions:
     async def _discharge(
         self, link: ends.Link, number: int, transaction: Transaction, *, commit: bool
     ) -> None:
-        jms = self._bridge.jms
+        self._bridge.discharged(transaction.acks)
         error = transaction.error if commit else None
         if commit and error is None and (transaction.sends or transaction.acks):
             try:
-                await jms.submit(transaction.sends, transaction.acks, alone=True)
+                await self._bridge.jms.submit(transaction.sends, transaction.acks, alone=True)
             except errors.MusterError as found:
                 error = found
         if error is not None or not commit:
-            if transaction.acks:
-                with contextlib.suppress(errors.Unavailable):
-                    await jms.ask(protocol.Release(jms.name, transaction.acks, counted=True))
-            for tap, place, data in transaction.heard:
-                tap.take_back(place, data, counted=True)
+            await self._roll_back(transaction)
         if error is not None:
             # Any condition but amqp:transaction:rollback tells the Java client that it was rolled back.
             state = frames.rejected("amqp:internal-error", error.message)
             self._bridge.running.settle(link, number, state)
         else:
             self._bridge.running.accept(link, number)
+
+    def abandon(self, link: ends.Link) -> None:
+        """A link is gone. If it was a coordinator, what it did not discharge is rolled back."""
+        for name in [name for name, one in self._open.items() if one.coordinator is link]:
+            transaction = self._open.pop(name)
+            self._bridge.discharged(transaction.acks)
+            self._bridge.spawn(self._roll_back(transaction))
+
+    async def _roll_back(self, transaction: Transaction) -> None:
+        jms = self._bridge.jms
+        if transaction.acks:
+            with contextlib.suppress(errors.Unavailable):
+                await jms.ask(protocol.Release(jms.name, transaction.acks, counted=True))
+        for tap, place, data in transaction.heard:
+            tap.take_back(place, data, counted=True)
 
 
 def _described(data: bytes) -> sections.Described | None:

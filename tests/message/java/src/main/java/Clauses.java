@@ -27,6 +27,7 @@ final class Clauses {
         Conformance.check("7_3_a_refused_async_send_says_why", Clauses::refusedAsync);
         Conformance.check("7_9_a_delayed_message_is_not_browsed_before_its_time", Clauses::delayedUnseen);
         Conformance.check("8_3_2_a_shared_subscription_ends_with_its_last_consumer", Clauses::sharedEnds);
+        Conformance.check("8_3_2_another_topic_or_selector_is_refused_while_in_use", Clauses::sharedNonDurableChanged);
         Conformance.check("8_3_3_a_durable_subscription_in_use_cannot_end", Clauses::inUse);
         Conformance.check("8_3_4_another_selector_is_refused_while_in_use", Clauses::sharedChanged);
         Conformance.check("8_7_message_listener", Clauses::listener);
@@ -326,6 +327,27 @@ final class Clauses {
             session.createSharedConsumer(topic, "group").close();
             session.createProducer(topic).send(session.createTextMessage("nobody hears it"));
             Conformance.equal(null, session.createSharedConsumer(topic, "group").receive(200));
+        }
+    }
+
+    static void sharedNonDurableChanged() throws Exception {
+        for (String clientId : Arrays.asList(null, "c.shares")) {
+            try (Connection connection = Conformance.connect(clientId)) {
+                Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+                Topic topic = session.createTopic("c/shares");
+                MessageConsumer first = session.createSharedConsumer(topic, "c.shares", "n = 1");
+                session.createSharedConsumer(topic, "c.shares", "n = 1").close();
+                for (String[] other : new String[][] {{"c/shares", "n = 2"}, {"c/shares", null}, {"c/elsewhere", "n = 1"}}) {
+                    try {
+                        session.createSharedConsumer(session.createTopic(other[0]), "c.shares", other[1]);
+                        throw new AssertionError("the name is in use: " + Arrays.toString(other));
+                    } catch (JMSException expected) {
+                        // as it should be
+                    }
+                }
+                first.close();
+                session.createSharedConsumer(topic, "c.shares", "n = 2").close();
+            }
         }
     }
 

@@ -1,0 +1,272 @@
+"""The AMQP gateway, with clients that are hasty, silent, greedy, half gone, or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+from muster.bus import api  # noqa: E402
+from muster.bus import client as bus_client  # noqa: E402
+from muster.bus.brokers import broker as brokers  # noqa: E402
+from muster.message import destinations, protocol, service  # noqa: E402
+from muster.message.amqp import engine, links, server  # noqa: E402
+from muster.testing import eventually, fixtures  # noqa: E402
+from muster.trust import passwords  # noqa: E402
+from tests.message import conftest, raw_client  # noqa: E402
+
+
+async def test_what_a_vanished_client_had_comes_again_marked(gateway: server.Gateway, dial: conftest.Dial):
+    session = (await dial()).session()
+    await session.producer(destinations.queue("orders")).send("one")
+
+    def vanish() -> None:
+        raw = raw_client.Raw(gateway.port, "vanishing")
+        receiver = raw.session.receiver("in")
+        receiver.source.address = "queue:orders"
+        receiver.open()
+        receiver.flow(1)
+        raw.until(lambda: receiver.current is not None and receiver.current.readable)
+        raw.socket.close()
+
+    await asyncio.to_thread(vanish)
+    message = await (await session.consumer(destinations.queue("orders"))).receive(10)
+    assert message is not None
+    assert (message.body(), message.redelivered) == ("one", True)
+
+
+@pytest.mark.parametrize("said", [b"", b"AMQP\x03\x01\x00\x00", "opened"])
+async def test_a_half_open_connection_is_given_up(
+    gateway: server.Gateway, dispatcher: service.Service, said: bytes | str
+):
+    opened = said == "opened"
+    async with server.Gateway(gateway.connect, None, anonymous="nobody", idle_s=1.0) as impatient:
+        reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
+        if isinstance(said, bytes):
+            writer.write(said)
+        else:
+            frame = (len(raw_client.OPEN) + 8).to_bytes(4, "big") + b"\x02\x00\x00\x00" + raw_client.OPEN
+            writer.write(raw_client.LOGIN + b"AMQP\x00\x01\x00\x00" + frame)
+        async with asyncio.timeout(30):
+            with contextlib.suppress(ConnectionError):
+                answer = await reader.read()
+                assert (b"resource-limit-exceeded" in answer) == opened, "it was told why"
+        writer.close()
+        await eventually.eventually(lambda: not impatient.bridges)
+
+
+async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: server.Gateway):
+    """Login, open, begin and attach in one write, as fast clients do."""
+
+    def work() -> int:
+        made = proton.Connection()
+        made.container = "hasty"
+        session = made.session()
+        link = session.sender("hasty")
+        link.target.address = "queue:hasty"
+        for one in (made, session, link):
+            one.open()
+        transport = proton.Transport()
+        transport.bind(made)
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as over:
+            over.sendall(raw_client.LOGIN)
+            got = b""
+            while b"\x00\x53\x44" not in got:
+                got += over.recv(4096)
+            while not link.credit:
+                while (size := transport.pending()) > 0:
+                    over.sendall(transport.peek(size))
+                    transport.pop(size)
+                transport.push(over.recv(4096))
+            return int(link.credit)
+
+    assert await asyncio.to_thread(work) > 0
+
+
+async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
+    gateway: server.Gateway, connect: fixtures.Connect
+):
+    """It has given credit without end, and its socket is full."""
+    count, size = 400, 40_000
+    raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "deaf")
+    receiver = raw.session.receiver("in")
+    receiver.source.address = "topic:flood"
+    receiver.open()
+    receiver.flow(1_000_000)
+    await asyncio.to_thread(raw.until, lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+    (bridge,) = gateway.bridges
+    bus = await connect("plain")
+    for number in range(count):
+        await bus.publish(destinations.topic("flood").subject, f"{number:06}".encode() + b"x" * size)
+    await bus.flush()
+
+    def held() -> int:
+        return sum(len(part) for part in bridge.running._out)
+
+    (link,) = bridge.running.links()
+    await eventually.eventually(lambda: not bridge.running.may_send(link))
+    assert held() < engine.OUT_BYTES_MAX + 2 * size
+    got: list[int] = []
+
+    def read_all() -> None:
+        while len(got) < count:
+            raw.read()
+            while (current := receiver.current) is not None and current.readable and not current.partial:
+                body = proton.Message()
+                body.decode(receiver.recv(current.pending))
+                receiver.advance()
+                current.settle()
+                got.append(int(body.body[:6]))
+            raw.write()
+
+    async with asyncio.timeout(60):
+        await asyncio.to_thread(read_all)
+    assert got == list(range(count))
+    raw.socket.close()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
+    gateway: server.Gateway, broker: brokers.Broker, durable: bool
+):
+    async def quiet(login: passwords.Login) -> api.Bus:
+        return await bus_client.connect((broker.url,), identity="quiet", echo=False)
+
+    def say(raw: raw_client.Raw, text: str) -> None:
+        sender = raw.session.sender(text)
+        sender.target.address = "topic:hall"
+        sender.open()
+        raw.until(lambda: sender.credit > 0)
+        delivery = sender.delivery("1")
+        sender.send(proton.Message(body=text, durable=durable).encode())
+        sender.advance()
+        raw.until(lambda: delivery.settled)
+
+    def work(port: int) -> str:
+        mine, other = raw_client.Raw(port, "mine"), raw_client.Raw(port, "other")
+        receiver = mine.session.receiver("in")
+        receiver.source.address = "topic:hall"
+        descriptor = proton.symbol("apache.org:no-local-filter:list")
+        receiver.source.filter.put_dict({proton.symbol("no-local"): proton.Described(descriptor, "NoLocal")})
+        receiver.open()
+        receiver.flow(10)
+        mine.until(lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+        say(mine, "mine")
+        say(other, "theirs")
+        mine.until(lambda: receiver.current is not None and receiver.current.readable)
+        got = proton.Message()
+        got.decode(receiver.recv(receiver.current.pending))
+        outlets = [one for bridge in deaf.bridges for one in bridge.outlets.values()]
+        dropped = [one.rejected for one in outlets if isinstance(one, links.Tap)]
+        for one in (mine, other):
+            one.socket.close()
+        return f"{got.body}, dropped {dropped}"
+
+    async with server.Gateway(gateway.connect, None, anonymous="nobody", quiet=quiet) as deaf:
+        assert await asyncio.to_thread(work, deaf.port) == "theirs, dropped [0]"
+
+
+async def test_what_was_acknowledged_between_two_dispatchers_does_not_come_again(
+    connect: fixtures.Connect, dial: conftest.Dial
+):
+    async def join(login: passwords.Login) -> api.Bus:
+        return await connect("gateway")
+
+    orders = destinations.queue("orders")
+    sending = await dial()
+    producer = sending.session().producer(orders)
+    async with server.Gateway(join, None, anonymous="nobody") as gateway:
+        async with conftest.serving(connect, "first"):
+            await producer.send("once")
+            raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "reader")
+            receiver = raw_client.receiver(raw, "queue:orders")
+            got, delivery = await asyncio.to_thread(raw_client.receive, raw, receiver)
+            assert got.body == "once"
+        delivery.update(proton.Delivery.ACCEPTED)
+        delivery.settle()
+        await asyncio.to_thread(raw.write)
+        (bridge,) = gateway.bridges
+        await eventually.eventually(lambda: any(bridge.jms.outbox.acknowledged()))
+        async with conftest.serving(connect, "second"):
+            await producer.send("another")
+            got, _ = await asyncio.to_thread(raw_client.receive, raw, receiver)
+            assert got.body == "another"
+            raw.socket.close()
+            await sending.close()
+
+
+async def test_a_coordinator_that_goes_rolls_back_what_it_did_not_discharge(
+    gateway: server.Gateway, dial: conftest.Dial
+):
+    session = (await dial()).session()
+    await session.producer(destinations.queue("orders")).send("one")
+
+    def work() -> tuple[object, ...]:
+        raw = raw_client.Raw(gateway.port, "undecided")
+        receiver = raw_client.receiver(raw, "queue:orders")
+        coordinator = raw.session.sender("transactions")
+        coordinator.target.type = proton.Terminus.COORDINATOR
+        coordinator.open()
+        raw.until(lambda: coordinator.credit > 0)
+        declared = coordinator.delivery("declare")
+        body = proton.Described(proton.symbol("amqp:declare:list"), [None])
+        coordinator.send(proton.Message(body=body).encode())
+        coordinator.advance()
+        raw.until(lambda: declared.remote_state)
+        (name,) = declared.remote.data
+        _, delivery = raw_client.receive(raw, receiver)
+        delivery.local.data = [name, proton.Described(proton.ulong(proton.Delivery.ACCEPTED), [])]
+        delivery.update(0x34)
+        delivery.settle()
+        coordinator.close()
+        again, delivery = raw_client.receive(raw, receiver)
+        delivery.update(proton.Delivery.ACCEPTED)
+        delivery.settle()
+        raw.write()
+        raw.socket.close()
+        return again.body, again.delivery_count
+
+    assert await asyncio.to_thread(work) == ("one", 1)
+
+
+async def test_a_link_whose_client_did_not_wait_for_it_takes_nothing(
+    gateway: server.Gateway, dial: conftest.Dial
+):
+    connection = await dial()
+    await connection.session().producer(destinations.queue("orders")).send("one")
+
+    def come_and_go() -> raw_client.Raw:
+        raw = raw_client.Raw(gateway.port, "hasty")
+        for credit in (10, 0):  # the second one's answers come after what was done with the first
+            receiver = raw_client.receiver(raw, "queue:orders", credit)
+            raw.write()
+            if not credit:
+                raw.until(lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)  # noqa: B023
+            receiver.close()
+            raw.until(lambda: receiver.state & proton.Endpoint.REMOTE_CLOSED)  # noqa: B023
+            receiver.free()
+        return raw
+
+    raw = await asyncio.to_thread(come_and_go)
+    (queue,) = (await connection.ask(protocol.ListQueues())).rows
+    assert (queue["consumers"], queue["in_flight"], queue["depth"]) == (0, 0, 1)
+    raw.socket.close()
+
+
+async def test_two_clients_cannot_have_one_id(gateway: server.Gateway):
+    def work() -> str:
+        first, second = raw_client.Raw(gateway.port, "only"), raw_client.Raw(gateway.port, "only")
+        first.until(lambda: first.connection.state & proton.Endpoint.REMOTE_ACTIVE)
+        second.until(lambda: second.connection.state & proton.Endpoint.REMOTE_CLOSED)
+        condition = second.connection.remote_condition
+        for one in (first, second):
+            one.socket.close()
+        return f"{condition.name} {condition.info}"
+
+    said = await asyncio.to_thread(work)
+    assert "amqp:invalid-field" in said
+    assert "container-id" in said

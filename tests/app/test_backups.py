@@ -116,3 +116,11 @@ def test_a_member_that_climbs_out_is_refused(tmp_path: Path):
         asyncio.run(backups.restore(tmp_path / "evil.tar.gz", home.Home(tmp_path / "deep" / "home")))
     assert not (tmp_path / "climbed").exists()
     assert not (tmp_path / "deep" / "climbed").exists()
+
+
+def test_a_member_that_is_no_plain_file_is_refused(tmp_path: Path):
+    (tmp_path / "out").symlink_to("/etc")
+    with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "out", "keys")
+    with pytest.raises(errors.InvalidInput, match="'keys' has no place in one"):
+        asyncio.run(backups.restore(tmp_path / "evil.tar.gz", home.Home(tmp_path / "home")))

@@ -394,6 +394,30 @@ def test_durations_are_read_as_the_engine_writes_them():
     assert topology.seconds("") is None
 
 
+def test_all_connections_of_a_route_count_for_it():
+    """The engine keeps several to each peer, and some of them carry nothing."""
+    page = {
+        "routes": [
+            {"remote_name": "b", "rtt": "300µs", "in_msgs": 0, "out_msgs": 0},
+            {"remote_name": "c", "rtt": "1ms", "in_msgs": 1, "out_msgs": 1},
+            {
+                "remote_name": "b",
+                "rtt": "500µs",
+                "in_msgs": 5,
+                "out_msgs": 7,
+                "in_bytes": 50,
+                "out_bytes": 70,
+            },
+            {"remote_name": "b", "rtt": "500µs", "in_msgs": 1, "out_msgs": 2, "in_bytes": 3, "out_bytes": 4},
+        ]
+    }
+    found = [
+        (one.far, one.in_messages, one.out_messages, one.in_bytes, one.out_bytes)
+        for one in topology.of_routes("a", page)
+    ]
+    assert found == [("b", 6, 9, 53, 74), ("c", 1, 1, 0, 0)]
+
+
 def test_a_connection_to_a_member_we_never_named_is_the_link_to_its_cluster():
     remotes = [
         config.LeafRemote(id=id, urls=(f"nats-leaf://{id}:7422",), account=account)

@@ -178,7 +178,14 @@ class Hearing:
     async def _control(self, verb: str) -> list[dict[str, Any]]:
         async def ask(bus: api.Bus) -> list[dict[str, Any]]:
             subject = subjects.said_by("bus", bus.identity, "brokers", verb)
-            found: list[dict[str, Any]] = await requests.ask(bus, subject, patience_s=1.0, try_s=READ_S)
+            try:
+                found: list[dict[str, Any]] = await requests.ask(
+                    bus, subject, patience_s=READ_S, try_s=READ_S
+                )
+            except errors.TimedOut as error:
+                raise errors.TimedOut(
+                    f"the domain's process did not answer within {READ_S:g} s", hint="it is asked again"
+                ) from error
             return found
 
         return await self._ask(("brokers", verb), "brokers", 2.0, ask)

@@ -85,10 +85,12 @@ def of_leaves(
 
 
 def of_routes(near: str, routez: Mapping[str, Any]) -> list[LinkStatus]:
-    """One for each peer, whatever the number of connections that the engine keeps to it."""
-    peers: dict[str, Mapping[str, Any]] = {}
+    """One for each peer; the connections that the engine keeps to it share the load."""
+    peers: dict[str, dict[str, Any]] = {}
     for one in routez.get("routes") or ():
-        peers.setdefault(one.get("remote_name") or one["remote_id"], one)
+        found = peers.setdefault(one.get("remote_name") or one["remote_id"], {"rtt": one.get("rtt", "")})
+        for count in ("in_msgs", "out_msgs", "in_bytes", "out_bytes"):
+            found[count] = found.get(count, 0) + one.get(count, 0)
     return [
         _status(route_id(near, far), Kind.ROUTE, near, far, None, one) for far, one in sorted(peers.items())
     ]

@@ -70,7 +70,7 @@ def brokers(seen: view.View) -> view.Page:
     async def links() -> Markup:
         rows: list[list[Child]] = [
             [
-                one["id"],
+                f"{one['near']} – {one['far']}",
                 one["kind"],
                 widgets.badge("up" if one["up"] else "down"),
                 "–" if one["round_trip_ms"] is None else f"{one['round_trip_ms']} ms",
@@ -113,8 +113,8 @@ def brokers(seen: view.View) -> view.Page:
         (
             view.Section("picture", "The network", picture, ("brokers",), 3.0),
             view.Section("listed", "Brokers", listed, ("brokers",), 3.0),
-            view.Section("links", "Links", links, ("brokers",), 5.0, wide=False),
-            view.Section("load", "Messages in", load, (), 5.0, wide=False),
+            view.Section("links", "Links", links, ("brokers",), 5.0),
+            view.Section("load", "Messages into each broker", load, (), 5.0),
         ),
         lead="Brokers carry every message. A larger circle has more traffic; a thicker link carries more.",
     )

@@ -33,7 +33,7 @@ def lines(series: Sequence[Line], *, label: str, unit: str = "", least: float = 
     """Values over time. A gap stays a gap."""
     series = [one for one in series if any(_is_known(y) for _, y in one.points)]
     known = [(x, y) for one in series for x, y in one.points if y is not None and math.isfinite(y)]
-    if len(known) < 2:
+    if len({x for x, _ in known}) < 2:
         return widgets.empty("Not enough measured yet.", "Points appear as they come.")
     low_x, high_x = min(x for x, _ in known), max(x for x, _ in known)
     high_y = _nice(max(max(y for _, y in known), least))
@@ -201,7 +201,7 @@ def graph(nodes: Sequence[Node], edges: Sequence[Edge], *, label: str) -> Markup
     """Brokers in a ring, and what joins them; thicker carries more, dashed is down."""
     height = 360 if len(nodes) > 2 else 150
     middle_x, middle_y = WIDTH / 2, height / 2 - 8
-    across, down = WIDTH / 2 - 110, height / 2 - 62
+    across, down = WIDTH / 2 - 110, height / 2 - 70
     places: dict[str, tuple[float, float]] = {}
     for index, one in enumerate(nodes):
         angle = 2 * math.pi * index / len(nodes) - math.pi / 2
@@ -233,6 +233,8 @@ def graph(nodes: Sequence[Node], edges: Sequence[Edge], *, label: str) -> Markup
             drawn.append(tag("text", edge.words, x=f"{x:.1f}", y=f"{y - 6:.1f}", cls="axis middle halo"))
     for one in nodes:
         x, y = places[one.name]
+        # Outside of the ring, where no link is.
+        name_y, words_y = (y - 52, y - 34) if len(nodes) > 2 and y < middle_y else (y + 44, y + 64)
         drawn += [
             tag(
                 "circle",
@@ -242,8 +244,8 @@ def graph(nodes: Sequence[Node], edges: Sequence[Edge], *, label: str) -> Markup
                 r=f"{12 + 14 * one.weight:.1f}",
                 cls=f"node {one.look}",
             ),
-            tag("text", one.name, x=f"{x:.1f}", y=f"{y + 42:.1f}", cls="name middle halo"),
-            tag("text", one.words, x=f"{x:.1f}", y=f"{y + 57:.1f}", cls="axis middle halo"),
+            tag("text", one.name, x=f"{x:.1f}", y=f"{name_y:.1f}", cls="name middle halo"),
+            tag("text", one.words, x=f"{x:.1f}", y=f"{words_y:.1f}", cls="axis middle halo"),
         ]
     return tag(
         "svg", *drawn, viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=label, cls="chart graph"

@@ -86,7 +86,11 @@ def contexts(seen: view.View) -> view.Page:
             widgets.search(
                 "/contexts",
                 widgets.field(
-                    "Which", "where", where, placeholder="floor = 2", hint="A predicate over attributes."
+                    "Which contexts",
+                    "where",
+                    where,
+                    placeholder="floor = 2",
+                    hint="A predicate over their attributes.",
                 ),
             ),
             _writing(seen, "", "", {}, ""),

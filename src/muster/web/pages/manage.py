@@ -90,7 +90,7 @@ def resources(seen: view.View) -> view.Page:
             widgets.search(
                 "/resources",
                 widgets.field(
-                    "Which",
+                    "Which resources",
                     "where",
                     where,
                     placeholder="group = 'web' AND state <> 'up'",

@@ -10,7 +10,7 @@ from muster.web.pages import alerts as alerts_
 from muster.web.pages import charts, view, widgets
 from muster.web.pages.html import Markup, join, tag
 
-CHANGES_SHOWN = 12
+CHANGES_SHOWN = 8
 LINES_MAX = 3
 
 Systems = Sequence[tuple[float, reports.Rollups]]
@@ -112,10 +112,7 @@ def overview(seen: view.View) -> view.Page:
 
     async def metrics() -> Markup:
         if not source.systems:
-            return widgets.empty(
-                "No pipeline has made a report of the whole fleet yet.",
-                join("It runs with ", tag("code", "muster pipeline run"), "."),
-            )
+            return await _no_system(source)
         names = watched(source.systems)
         share = all(is_share(source.systems, name) for name in names)
         drawn = [
@@ -169,6 +166,15 @@ def overview(seen: view.View) -> view.Page:
             view.Section("changes", "Latest changes", changes, ("manage",), 5.0, wide=False),
         ),
     )
+
+
+async def _no_system(source: Any) -> Markup:
+    try:
+        progress = await source.progress()
+    except errors.MusterError:
+        hint = join("Start one: ", tag("code", "muster pipeline run"), ".")
+        return widgets.empty("No pipeline has made a report of the whole fleet.", hint)
+    return widgets.empty(f"The pipeline is {progress.state}; its first report is to come.", progress.reason)
 
 
 def watched(systems: Systems) -> list[str]:

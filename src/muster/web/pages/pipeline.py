@@ -19,6 +19,16 @@ LASTS = {
     "7d": "7 days",
     "30d": "30 days",
 }
+#: Spark's own words for the stages of a batch, in their order.
+STAGES = {
+    "latestOffset": "look what is there",
+    "walCommit": "note what is to be read",
+    "getBatch": "fetch",
+    "queryPlanning": "plan",
+    "addBatch": "read, roll up, write",
+    "commitOffsets": "note what is done",
+    "triggerExecution": "in all",
+}
 LEVELS = {"system": "the whole fleet", "group": "a group", "zone": "a zone"}
 ROWS_SHOWN = 50
 
@@ -28,6 +38,10 @@ def progress(seen: view.View) -> view.Page:
 
     async def now() -> Markup:
         one = await source.progress()
+        if one.batch < 0:
+            state = widgets.tile("State", one.state, one.reason, look=widgets.tone(one.state))
+            hint = "Spark takes ten seconds to start, and on a busy machine a minute."
+            return join(widgets.tiles(state), widgets.empty("No batch is done yet.", hint))
         tiles = widgets.tiles(
             widgets.tile("State", one.state, one.reason, look=widgets.tone(one.state)),
             widgets.tile("Batch", f"{one.batch:,}", f"took {widgets.seconds(one.batch_s)}"),
@@ -41,7 +55,10 @@ def progress(seen: view.View) -> view.Page:
             widgets.tile("Machines", f"{one.machines:,}", "in its state"),
             widgets.tile("Memory of state", widgets.size(one.state_bytes), f"{one.state_rows:,} rows"),
         )
-        stages: list[list[Child]] = [[name, f"{ms:,} ms"] for name, ms in one.stages_ms.items()]
+        stages: list[list[Child]] = [
+            [STAGES.get(name, name), tag("code", name), f"{one.stages_ms[name]:,} ms"]
+            for name in sorted(one.stages_ms, key=[*STAGES, *one.stages_ms].index)
+        ]
         counts: list[list[Child]] = [
             [tag("code", name), _counted(name), f"{count:,}"] for name, count in sorted(one.counts.items())
         ]
@@ -52,7 +69,7 @@ def progress(seen: view.View) -> view.Page:
                 tag(
                     "div",
                     tag("h3", "Stages of the batch"),
-                    widgets.table(["Stage", "#Time"], stages, label="Stages", none="No batch is done yet."),
+                    widgets.table(["Stage", "Spark's word", "#Time"], stages, label="Stages"),
                 ),
                 tag(
                     "div",
@@ -184,7 +201,7 @@ def history(seen: view.View) -> view.Page:
             view.Section("machines", "Machines that reported", machines, ("history",), 10.0, wide=False),
             view.Section("rows", "Reports of machines, newest first", rows, ("history",), 30.0),
         ),
-        lead="From the Parquet files that the pipeline writes. Where nothing came in time, a plot has a gap.",
+        lead="From the Parquet files that the pipeline writes.",
         head=form,
     )
 

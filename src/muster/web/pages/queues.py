@@ -125,12 +125,12 @@ def queue(seen: view.View) -> view.Page:
         ]
         return join(
             widgets.table(
-                ["#Place", "Sent", "Type", "#Priority", "Properties", "Body"],
+                ["#Sequence", "Sent", "Type", "#Priority", "Properties", "Body"],
                 rows,
                 label="Messages",
                 none="Nothing waits here.",
             ),
-            widgets.pages(seen, next_),
+            widgets.pages(seen, next_, shown=len(rows)),
         )
 
     acts = tag(
@@ -153,7 +153,7 @@ def queue(seen: view.View) -> view.Page:
             widgets.search(
                 "/queue",
                 widgets.field(
-                    "Which", "selector", selector, placeholder="amount > 3", hint="A JMS selector."
+                    "Which messages", "selector", selector, placeholder="amount > 3", hint="A JMS selector."
                 ),
                 name=name,
             ),

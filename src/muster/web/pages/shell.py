@@ -103,7 +103,14 @@ def page(seen: view.View, made: view.Page, sections: list[Markup], *, theme: str
         tag("div", note, cls="notice", role="status") if note else None,
     )
     main = tag(
-        "main", top, made.head, tag("div", *sections, cls="sections"), made.foot, id="main", tabindex=-1
+        "main",
+        top,
+        made.head,
+        tag("div", *sections, cls="sections"),
+        made.foot,
+        tag("p", "Times are UTC.", cls="hint times"),
+        id="main",
+        tabindex=-1,
     )
     body = join(tag("a", "Skip to the content", href="#main", cls="skip"), header, main)
     return document(made.title, body, theme=theme, live=view.to("/live", page=seen.path, **_nested(seen)))

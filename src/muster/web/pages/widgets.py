@@ -41,6 +41,9 @@ TONES = {
 }
 
 
+WORD_MAX = 24
+
+
 def tone(state: str) -> str:
     return TONES.get(state, "calm")
 
@@ -71,13 +74,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], *, label: str, n
     ]
     body = [
         tag(
-            "tr",
-            *(tag("td", cell, cls="num" if right else "") for cell, right in zip(row, numeric, strict=True)),
+            "tr", *(tag("td", cell, cls=_look(cell, right)) for cell, right in zip(row, numeric, strict=True))
         )
         for row in rows
     ]
     made = tag("table", tag("thead", tag("tr", *top)), tag("tbody", *body))
     return tag("div", made, cls="scroll", tabindex=0, role="region", aria_label=label)
+
+
+def _look(cell: Child, right: bool) -> str:
+    """A short name is not broken at its hyphens, and a sentence is not squeezed into a column of words."""
+    if right or not isinstance(cell, str):
+        return "num" if right else ""
+    return "word" if len(cell) <= WORD_MAX and " " not in cell else "text"
 
 
 def facts(pairs: Mapping[str, Child]) -> Markup:
@@ -241,6 +250,8 @@ def act(
 
 def pages(seen: view.View, next_: str | int | None, *, total: int | None = None, shown: int = 0) -> Markup:
     """Where one is in a long list."""
+    if not shown and not seen.asked("after"):
+        return Markup("")
     told = f"{shown:,} of {total:,} shown" if total is not None else f"{shown:,} shown"
     query = {name: value for name, value in seen.query.items() if name != "after"}
     first = tag("a", "First", href=view.to(seen.path, **query)) if seen.asked("after") else None

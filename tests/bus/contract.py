@@ -364,6 +364,16 @@ class Streams:
         assert sequences == list(range(1, 301))
         assert [int(m.data) for m in await collect(stream.read(1))] == list(range(300))
 
+    async def test_what_is_to_be_stored_soon_has_its_own_fate(self, connect: Connect):
+        stream = await (await connect("one")).stream(settings())
+        first, second = (
+            stream.store_soon(api.Outgoing("log.a", b"x", expected_last_subject_sequence=wanted))
+            for wanted in (0, 7)
+        )
+        assert await first == 1
+        with pytest.raises(errors.Conflict):
+            await second
+
     async def test_one_bad_publish_of_many_fails_alone(self, connect: Connect):
         bus = await connect("one")
         stream = await bus.stream(settings())

@@ -62,14 +62,26 @@ def _parse(parser: parsing.Parser, data: bytes) -> None:
         work.send(None)
 
 
-@given(st.lists(st.integers(0, len(SAID)), max_size=20))
-def test_blocks_of_any_size(cuts: list[int]):
+@given(st.lists(st.integers(0, len(SAID)), max_size=20), st.booleans())
+def test_blocks_of_any_size(cuts: list[int], as_it_comes: bool):
     wire = Wire()
     parser = parsing.Parser(wire)  # type: ignore[arg-type]
     edges = [0, *sorted(cuts), len(SAID)]
     for begin, end in itertools.pairwise(edges):
-        _parse(parser, SAID[begin:end])
+        block = SAID[begin:end]
+        _parse(parser, parser.take(block) if as_it_comes else block)
     assert wire.heard == HEARD
+
+
+def test_what_comes_amid_another_line_waits():
+    class Slow(Wire):
+        async def _process_ping(self) -> None:
+            self.heard.append(parser.take(SAID))
+
+    wire = Slow()
+    parser = parsing.Parser(wire)  # type: ignore[arg-type]
+    _parse(parser, b"PING\r\nMSG a 1 0\r\n\r\n")
+    assert wire.heard == [SAID, (1, b"a", b"", b"", None)]
 
 
 def test_what_an_old_connection_left_is_forgotten():

@@ -43,6 +43,19 @@ async def test_versions_and_stamps_grow_and_compare_and_set_holds(start_node, in
     assert (await inform.get("k", max_staleness_s=0)).value == b"2"
 
 
+async def test_a_primary_whose_copy_is_behind_writes_all_the_same(start_node, inform):
+    node = await start_node()
+    first = await inform.put("a", b"1")
+    node.desk.copies.index["a"].sequence = 0
+    second = await inform.put("a", b"2")
+    assert second.version > first.version
+    assert (await inform.get("a")).value == b"2"
+    node.desk.copies.drop("a")
+    third = await inform.put("a", b"3", expected_version=second.version)
+    assert [change.value for change in (await inform.history("a")).changes] == [b"1", b"2", b"3"]
+    assert third.version > second.version
+
+
 async def test_deleted_is_not_found_and_may_be_written_again(start_node, inform):
     await start_node()
     with pytest.raises(errors.NotFound):

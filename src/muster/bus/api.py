@@ -10,6 +10,7 @@ stands on a quorum of brokers.  A plain `publish` promises nothing of the kind. 
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -255,6 +256,10 @@ class Stream(Protocol):
 
     async def store(self, message: Outgoing, *, timeout_s: float = DURABLE_TIMEOUT_S) -> int:
         """The same for one message with everything that can be said about it (schedules too)."""
+        ...
+
+    def store_soon(self, message: Outgoing, *, timeout_s: float = DURABLE_TIMEOUT_S) -> asyncio.Future[int]:
+        """The same from a plain function: what it returns has the sequence, or what went wrong."""
         ...
 
     async def publish_batch(

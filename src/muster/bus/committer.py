@@ -61,10 +61,16 @@ class Item:
     def settle(self, sequence: int) -> None:
         if not self.future.done():
             self.future.set_result(sequence)
+            self.calm()
 
     def fail(self, error: errors.MusterError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+            self.calm()
+
+    def calm(self) -> None:
+        if self.alarm is not None:
+            self.alarm.cancel()
 
     def may_repeat(self, outcome: errors.MusterError) -> bool:
         """Whether sending it again can neither store it twice nor come too late."""
@@ -73,22 +79,26 @@ class Item:
 
 def header_lines(message: api.Outgoing) -> bytes:
     """The message's header lines: its own, and what the broker is to check and do."""
-    headers = dict(forms.traced(message.headers))
+    headers = forms.traced(message.headers)
+    lines = forms.header_lines(headers) if headers else b""
     if message.message_id is not None:
-        headers["Nats-Msg-Id"] = message.message_id
+        lines += forms.header_lines({"Nats-Msg-Id": message.message_id})
     if message.expected_last_sequence is not None:
-        headers["Nats-Expected-Last-Sequence"] = str(message.expected_last_sequence)
+        lines += b"Nats-Expected-Last-Sequence: %d\r\n" % message.expected_last_sequence
     if message.expected_last_subject_sequence is not None:
-        headers["Nats-Expected-Last-Subject-Sequence"] = str(message.expected_last_subject_sequence)
+        lines += b"Nats-Expected-Last-Subject-Sequence: %d\r\n" % message.expected_last_subject_sequence
     if message.ttl_s is not None:
-        headers["Nats-TTL"] = f"{forms.whole_seconds(message.ttl_s)}s"
+        lines += b"Nats-TTL: %ds\r\n" % forms.whole_seconds(message.ttl_s)
     if message.deliver_at_ns is not None and message.deliver_to is not None:
-        headers["Nats-Schedule"] = f"@at {jetstream.stamp(message.deliver_at_ns)}"
-        headers["Nats-Schedule-Target"] = message.deliver_to
-    return forms.encode_headers(headers)[len(_PREFIX) : -2] if headers else b""
+        later = {
+            "Nats-Schedule": f"@at {jetstream.stamp(message.deliver_at_ns)}",
+            "Nats-Schedule-Target": message.deliver_to,
+        }
+        lines += forms.header_lines(later)
+    return lines
 
 
-Post = tuple[Callable[[str], None], Parts, Item | None]  # how to send it, what, and whose it is
+Post = tuple[Callable[[str], None], Parts, Sequence[Item]]  # how to send it, what, and whose it is
 
 
 class _Flight:
@@ -108,8 +118,13 @@ class _Flight:
         self.outcomes[place] = outcome
         self.waiting.discard(place)
         if not self.waiting:
-            self.done.set_result(None)
+            self.end()
         return True
+
+    def end(self) -> None:
+        """Wait no longer."""
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 class Committer:
@@ -126,8 +141,8 @@ class Committer:
         self._batch_prefix = secrets.token_hex(8)
         self._batches = itertools.count(1)
 
-    async def publish(self, messages: Sequence[api.Outgoing], timeout_s: float) -> int:
-        """One message, or several as one atomic batch. The sequence of the last."""
+    def submit(self, messages: Sequence[api.Outgoing], timeout_s: float) -> asyncio.Future[int]:
+        """One message, or several as one atomic batch. The sequence of the last, when it is stored."""
         loop = asyncio.get_running_loop()
         item = Item(messages, loop.create_future())
         if self._queued_bytes + item.size > MAX_PENDING_BYTES and self._queue:
@@ -137,20 +152,13 @@ class Committer:
         item.alarm = loop.call_later(timeout_s, self._expired, item, timeout_s)
         express = None
         if self._task is None and self._wire.is_connected and self._wire.is_ready:
-            express = item, self._launch([(self._sender(item.parts), item.parts, item)])
+            express = item, self._launch([(self._sender(item.parts), item.parts, (item,))])
         else:
             self._queue.append(item)
             self._queued_bytes += item.size
         if self._task is None:
             self._task = loop.create_task(self._run(express), name=f"commits of {self._stream}")
-        try:
-            return await item.future
-        except errors.LimitExceeded as error:
-            if isinstance(error, jetstream.Full):
-                self._on_full()
-            raise
-        finally:
-            item.alarm.cancel()
+        return item.future
 
     def _expired(self, item: Item, timeout_s: float) -> None:
         item.fail(
@@ -212,7 +220,7 @@ class Committer:
             outcomes = await self._post_together(items)
         else:
             together = False
-            outcomes = await self._post([(self._sender(item.parts), item.parts, item) for item in items])
+            outcomes = await self._post([(self._sender(item.parts), item.parts, (item,)) for item in items])
         if together and isinstance(outcomes[0], errors.MusterError) and not _retry(outcomes[0]):
             # The broker refused the whole for the sake of some: find them by halves.
             middle = len(items) // 2
@@ -231,6 +239,8 @@ class Committer:
         if isinstance(outcome, int):
             item.settle(outcome)
         elif not _retry(outcome) or self._wire.is_closed:
+            if isinstance(outcome, jetstream.Full) and not item.future.done():
+                self._on_full()
             item.fail(outcome)
         else:
             return not item.may_repeat(outcome)
@@ -238,7 +248,7 @@ class Committer:
 
     async def _post_together(self, items: list[Item]) -> list[int | errors.MusterError]:
         parts = [part for item in items for part in item.parts]
-        (outcome,) = await self._post([(self._sender(parts), parts, None)])
+        (outcome,) = await self._post([(self._sender(parts), parts, items)])
         if isinstance(outcome, errors.MusterError):
             return [outcome] * len(items)
         return list(range(outcome - len(items) + 1, outcome + 1))
@@ -257,12 +267,14 @@ class Committer:
     def _send_batch(self, parts: Parts, reply: str) -> None:
         batch = f"{self._batch_prefix}-{next(self._batches)}".encode()
         last = len(parts)
+        messages = []
         for place, (subject, data, lines) in enumerate(parts, 1):
             commit = b"Nats-Batch-Commit: 1\r\n" if place == last else b""
             raw_headers = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b%b\r\n" % (
                 _PREFIX, batch, place, commit, lines,
             )  # fmt: skip
-            self._wire.send(subject, data, reply if place == last else "", raw_headers)
+            messages.append((subject, data, raw_headers))
+        self._wire.send_all(messages, reply)
 
     async def _post(self, posts: Sequence[Post]) -> list[int | errors.MusterError]:
         """Send all at once and wait for the outcome of each, no longer than patience lasts."""
@@ -277,11 +289,15 @@ class Committer:
         flight = _Flight(len(posts))
 
         def settled(place: int, outcome: int | errors.MusterError) -> None:
-            item = posts[place][2]
-            if item is not None and isinstance(outcome, int):
-                item.settle(outcome)
-            if not flight.land(place, outcome) and item is not None:
-                self._settle(item, outcome)
+            items = posts[place][2]
+            if self._queue:  # the next round goes before those of this one do anything
+                waited_for = flight.land(place, outcome)
+                _tell(items, outcome)
+            else:
+                _tell(items, outcome)
+                waited_for = flight.land(place, outcome)
+            if not waited_for and len(items) == 1:
+                self._settle(items[0], outcome)
 
         def answered(place: int, answer: wire.Answer) -> None:
             settled(place, self._outcome(answer))
@@ -289,15 +305,15 @@ class Committer:
         def failed(place: int, error: errors.MusterError) -> None:
             settled(place, error if isinstance(error, errors.Refused) else _UNKNOWN)
 
-        for place, (send, parts, item) in enumerate(posts):
+        for place, (send, parts, items) in enumerate(posts):
             reply, end = self._wire.expect(
                 [part[0] for part in parts],
                 functools.partial(answered, place),
                 functools.partial(failed, place),
             )
             landed = functools.partial(flight.done.add_done_callback, functools.partial(_then, end))
-            if item is not None and not item.repeatable:
-                item.future.add_done_callback(functools.partial(_then, landed))
+            if len(items) == 1 and not items[0].repeatable:
+                items[0].future.add_done_callback(functools.partial(_then, landed))
             else:
                 landed()
             try:
@@ -309,14 +325,14 @@ class Committer:
     async def _landed(self, flight: _Flight) -> list[int | errors.MusterError]:
         loop = asyncio.get_running_loop()
         if flight.waiting:
-            alarms = [loop.call_later(PATIENCE_S, flight.done.cancel)]
+            alarms = [loop.call_later(PATIENCE_S, flight.end)]
 
             def another_connection() -> None:
-                alarms.append(loop.call_later(GRACE_S, flight.done.cancel))
+                alarms.append(loop.call_later(GRACE_S, flight.end))
 
             self._wire.on_news.add(another_connection)
             try:
-                await asyncio.wait([flight.done])
+                await flight.done
             finally:
                 self._wire.on_news.discard(another_connection)
                 for alarm in alarms:
@@ -336,6 +352,12 @@ class Committer:
 def _retry(outcome: errors.MusterError) -> bool:
     """Whether another try could go better; `errors.TimedOut` means that nobody knows how this one went."""
     return isinstance(outcome, errors.Unavailable)
+
+
+def _tell(items: Sequence[Item], outcome: int | errors.MusterError) -> None:
+    if isinstance(outcome, int):
+        for sequence, item in enumerate(items, outcome - len(items) + 1):
+            item.settle(sequence)
 
 
 def _then(end: Callable[[], object], _: object) -> None:

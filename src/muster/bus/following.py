@@ -218,7 +218,7 @@ class Following:
             return
         self._consumer_sequence = told.consumer_sequence
         self._next = told.sequence + 1
-        headers = jetstream.public_headers(forms.decode_headers(raw_headers))
+        headers = jetstream.public_headers_of(raw_headers)
         self._put(api.StoredMessage(subject.decode(), data, headers, told.sequence, told.stored_at_ns))
         if told.pending == 0 and not self._caught_up:
             self._catch_up()

@@ -54,6 +54,10 @@ def answer_subject(subject: str, reply: str | None) -> str:
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
+    return b"NATS/1.0\r\n%b\r\n" % header_lines(headers)
+
+
+def header_lines(headers: Mapping[str, str]) -> bytes:
     lines = ""
     for name, value in headers.items():
         _check_name(name)
@@ -62,7 +66,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
                 f"the header {name} cannot hold line breaks or begin or end with space: {value[:60]!r}"
             )
         lines += f"{name}: {value}\r\n"
-    return _utf8(f"NATS/1.0\r\n{lines}\r\n")
+    return _utf8(lines)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -22,6 +22,7 @@ _LIMIT = {10002, 10023, 10026, 10027, 10028, 10047, 10054, 10097, 10111, 10199}
 _NOT_STORED = {10158, 10176, 10210, 10211}  # an id in process, an incomplete batch, too many open ones
 DUPLICATE_IN_BATCH = 10201
 NAME_IN_USE = 10058
+_MARKER = keyvalue.MARKER_REASON.encode()
 
 
 class Refusal(errors.Refused):
@@ -142,6 +143,13 @@ def public_headers(headers: dict[str, str]) -> dict[str, str]:
         for name, value in headers.items()
         if not name.startswith("Nats-") or name == keyvalue.MARKER_REASON
     }
+
+
+def public_headers_of(raw: bytes | None) -> dict[str, str]:
+    """The same, for less where all of them are the machinery's."""
+    if raw is None or (raw.count(b"\r\nNats-") == raw.count(b"\r\n") - 2 and _MARKER not in raw):
+        return {}
+    return public_headers(forms.decode_headers(raw))
 
 
 class Delivered:

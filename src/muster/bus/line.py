@@ -75,7 +75,7 @@ class Line(nats_client.Client):
         counts: counting.Counts,
     ) -> None:
         super().__init__()
-        self._ps = parsing.Parser(self)
+        self._ps = self._parser = parsing.Parser(self)
         self._readers: dict[int, Reader] = {}
         self._inbox = inbox
         self._refused_subjects: set[str] = set()
@@ -296,7 +296,12 @@ class Line(nats_client.Client):
             except Exception as error:  # noqa: BLE001 - whatever a reader trips over, others must go on
                 events.event("unreadable", level=logging.ERROR, error=error, subject=subject.decode())
 
+    def _take(self, data: bytes) -> bytes:
+        return self._parser.take(data) if self.is_connected else data
+
     async def _read_loop(self) -> None:
+        if isinstance(self._transport, sockets.Tcp):
+            self._transport.hand_over(self._take)
         await super()._read_loop()
         if self.is_connected:  # it ended for no reason it knows: a socket nobody reads must not look alive
             await self._process_op_err(nats.errors.Error("nats: reading ended"))
@@ -396,27 +401,31 @@ class Line(nats_client.Client):
             command = b"%b%b%b\r\n" % (head, raw_headers, data)
         if size > self._max_payload:
             raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {self._max_payload}")
+        self._queue(command)
+        return self._pending_data_size > MAX_UNSENT_BYTES
+
+    def send_all(self, messages: Sequence[tuple[str, bytes, bytes | None]], reply: str = "") -> None:
+        """Several (subject, data, raw headers) as one. ``reply``: the last one's."""
+        parts: list[bytes] = []
+        for place, (subject, data, raw_headers) in enumerate(messages, 1):
+            size = len(data)
+            to = reply if place == len(messages) else ""
+            if raw_headers is None:
+                parts += (f"PUB {subject} {to} {size}\r\n".encode(), data, b"\r\n")
+            else:
+                size += len(raw_headers)
+                head = f"HPUB {subject} {to} {len(raw_headers)} {size}\r\n".encode()
+                parts += (head, raw_headers, data, b"\r\n")
+            if size > self._max_payload:
+                raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {self._max_payload}")
+        self._queue(b"".join(parts))
+
+    def _queue(self, command: bytes) -> None:
         if not self.is_connected:
             self.check_open()
             if self._pending_data_size + len(command) > MAX_UNSENT_BYTES:
                 raise errors.NotConnected("not connected, and the buffer for what is to be sent is full")
         self._append(command)
-        return self._pending_data_size > MAX_UNSENT_BYTES
-
-    def send_all(self, messages: Sequence[tuple[str, bytes, bytes | None]]) -> None:
-        """Several (subject, data, raw headers) as one, for whoever has looked that there is room."""
-        parts: list[bytes] = []
-        for subject, data, raw_headers in messages:
-            size = len(data)
-            if raw_headers is None:
-                parts += (f"PUB {subject} {size}\r\n".encode(), data, b"\r\n")
-            else:
-                size += len(raw_headers)
-                head = f"HPUB {subject} {len(raw_headers)} {size}\r\n".encode()
-                parts += (head, raw_headers, data, b"\r\n")
-            if size > self._max_payload:
-                raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {self._max_payload}")
-        self._append(b"".join(parts))
 
     @property
     def has_room(self) -> bool:

@@ -27,6 +27,7 @@ class Parser(parser.Parser):
         self._kept_bytes = 0
         self._wanted_bytes = 0  # with fewer than that there is nothing to do
         self._resets = 0
+        self._busy = False  # amid a line that is no message
 
     def __repr__(self) -> str:
         return f"<parser with {self._kept_bytes} bytes kept>"
@@ -40,48 +41,86 @@ class Parser(parser.Parser):
         self._kept_bytes = len(rest)
         self._wanted_bytes = wanted_bytes
 
+    def take(self, data: bytes) -> bytes:
+        """Hand out the messages that the next block begins with, at once. What is left is for `parse`."""
+        if self._busy:
+            return data
+        block = self._joined(data)
+        if not block:
+            return b""
+        at, end = self._messages(block, 0)
+        if end >= 0:
+            self._keep(b"", 0)
+            return block[at:]
+        self._finish(block, at)
+        return b""
+
     async def parse(self, data: bytes = b"") -> None:
         """Take the next block that came from the broker."""
-        if self._kept:
-            self._kept.append(data)
-            self._kept_bytes += len(data)
-            if self._kept_bytes < self._wanted_bytes:
-                return
-            data = b"".join(self._kept)
-        resets, hear = self._resets, self._line.hear
-        at, size, wanted_bytes = 0, len(data), 0
+        block = self._joined(data)
+        if not block:
+            return
+        at, resets = 0, self._resets
+        self._busy = True
         try:
-            while at < size:
-                end = data.find(b"\r\n", at)
+            while True:
+                at, end = self._messages(block, at)
                 if end < 0:
-                    if size - at > LINE_BYTES_MAX:
-                        raise nats.errors.ProtocolError
                     break
-                words = data[at:end].split()
-                what = words[0]
-                if what == b"HMSG" or what == b"MSG":
-                    begin = end + 2
-                    stop = begin + int(words[-1])
-                    if stop + 2 > size:
-                        wanted_bytes = stop + 2 - at
-                        break
-                    at = stop + 2
-                    if what == b"HMSG":
-                        body = begin + int(words[-2])
-                        reply = words[3] if len(words) == 6 else b""
-                        hear(int(words[2]), words[1], reply, data[body:stop], data[begin:body])
-                    else:
-                        reply = words[3] if len(words) == 5 else b""
-                        hear(int(words[2]), words[1], reply, data[begin:stop], None)
-                else:
-                    rest, at = data[at + len(what) : end], end + 2
-                    await self._other(what, rest)
-                    if self._resets != resets:
-                        return  # what is left was said over a connection that is no more
-        except (ValueError, IndexError) as error:
+                what, _, rest = block[at:end].partition(b" ")
+                at = end + 2
+                await self._other(what.strip(), rest)
+                if self._resets != resets:
+                    return  # what is left was said over a connection that is no more
+        except ValueError as error:
             raise nats.errors.ProtocolError from error
-        self._keep(data[at:], wanted_bytes)
-        if size < LITTLE_BYTES:
+        finally:
+            self._busy = False
+        self._finish(block, at)
+
+    def _joined(self, data: bytes) -> bytes:
+        """With what was kept; empty where that is not enough yet."""
+        if not self._kept:
+            return data
+        self._kept.append(data)
+        self._kept_bytes += len(data)
+        return b"" if self._kept_bytes < self._wanted_bytes else b"".join(self._kept)
+
+    def _messages(self, data: bytes, at: int) -> tuple[int, int]:
+        """Hand out the messages from ``at`` on. Where they stop, and where the line there ends that is none;
+        -1: there is no whole line, or no whole message."""
+        hear, size = self._line.hear, len(data)
+        self._wanted_bytes = 0
+        while at < size:
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                return at, size if size - at > LINE_BYTES_MAX else -1
+            words = data[at:end].split()
+            try:
+                what = words[0]
+                if what == b"MSG":
+                    begin = body = end + 2
+                    reply = words[3] if len(words) == 5 else b""
+                elif what == b"HMSG":
+                    begin = end + 2
+                    body = begin + int(words[-2])
+                    reply = words[3] if len(words) == 6 else b""
+                else:
+                    return at, end
+                stop = begin + int(words[-1])
+                number = int(words[2])
+            except (ValueError, IndexError):
+                return at, end
+            if stop + 2 > size:
+                self._wanted_bytes = stop + 2 - at
+                return at, -1
+            at = stop + 2
+            hear(number, words[1], reply, data[body:stop], None if body == begin else data[begin:body])
+        return at, -1
+
+    def _finish(self, block: bytes, at: int) -> None:
+        self._keep(block[at:], self._wanted_bytes)
+        if len(block) < LITTLE_BYTES:
             for act in self._line.on_little:
                 act()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 from collections.abc import Sequence
 
 from muster.bus import api
 
 
 class Publishing(abc.ABC):
-    """`api.Stream`'s ``publish`` and ``store``, for whoever has a ``publish_batch``."""
+    """`api.Stream`'s ``publish``, ``store`` and ``store_soon``, for whoever has a ``publish_batch``."""
 
     __slots__ = ()
 
@@ -43,3 +44,8 @@ class Publishing(abc.ABC):
 
     async def store(self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> int:
         return await self.publish_batch((message,), timeout_s=timeout_s)
+
+    def store_soon(
+        self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S
+    ) -> asyncio.Future[int]:
+        return asyncio.ensure_future(self.store(message, timeout_s=timeout_s))

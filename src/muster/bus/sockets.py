@@ -10,6 +10,7 @@ import base64
 import contextlib
 import ssl
 import urllib.parse
+from collections.abc import Callable
 from typing import Any
 
 from nats.aio import transport
@@ -52,6 +53,20 @@ class Tcp(transport.TcpTransport):
 
     def unsent_bytes(self) -> int:
         return self._io_writer.transport.get_write_buffer_size() if self._io_writer is not None else 0
+
+    def hand_over(self, take: Callable[[bytes], bytes]) -> None:
+        """What comes from now on goes to ``take`` as it comes, and what that leaves waits to be read: nobody
+        has to be woken for a message."""
+        reader = self._io_reader
+        assert reader is not None
+        wait = reader.feed_data
+
+        def feed(data: bytes) -> None:
+            rest = data if reader._buffer or type(data) is not bytes else take(data)  # type: ignore[attr-defined]
+            if rest:
+                wait(rest)
+
+        reader.feed_data = feed  # type: ignore[method-assign]
 
     def _abort(self) -> None:
         for writer in (self._io_writer, self._bare_io_writer):

@@ -203,13 +203,21 @@ class Stream(publishing.Publishing):
         self, messages: Sequence[api.Outgoing], *, timeout_s: float = api.DURABLE_TIMEOUT_S
     ) -> int:
         forms.check_count(len(messages))
+        return await self._submit(messages, timeout_s)
+
+    def store_soon(
+        self, message: api.Outgoing, *, timeout_s: float = api.DURABLE_TIMEOUT_S
+    ) -> asyncio.Future[int]:
+        return self._submit((message,), timeout_s)
+
+    def _submit(self, messages: Sequence[api.Outgoing], timeout_s: float) -> asyncio.Future[int]:
         for message in messages:
             forms.check_outgoing(message)
             if not self._covers.match(message.subject):
                 raise errors.InvalidInput(
                     f"the stream {self._name!r} does not cover {message.subject!r}, only {self._covers}"
                 )
-        return await self._committer.publish(messages, timeout_s)
+        return self._committer.submit(messages, timeout_s)
 
     async def delete(self, sequence: int) -> None:
         await self._api.call(f"STREAM.MSG.DELETE.{self._name}", {"seq": sequence, "no_erase": True})

@@ -49,6 +49,28 @@ class _Call:
         self.fail = fail
 
 
+class _Question:
+    """The same for one answer, without a function for each of its ends."""
+
+    __slots__ = ("future", "subjects", "timeout_s")
+
+    def __init__(self, subject: str, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        self.subjects = (subject,)
+        self.timeout_s = timeout_s
+        self.future: asyncio.Future[Answer] = loop.create_future()
+
+    def take(self, answer: Answer) -> None:
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def fail(self, error: errors.MusterError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def expire(self) -> None:
+        self.fail(errors.TimedOut(f"no answer from {self.subjects[0]!r} within {self.timeout_s:g} s"))
+
+
 class Wire(line.Line):
     """A connection that can ask."""
 
@@ -64,7 +86,7 @@ class Wire(line.Line):
         self._mux_start = len(self._mux_prefix)
         self._mux_started: asyncio.Future[bool] | None = None
         self._tokens = itertools.count(1)
-        self._calls: dict[bytes, _Call] = {}
+        self._calls: dict[bytes, _Call | _Question] = {}
 
     async def _closed_for_good(self) -> None:
         await super()._closed_for_good()
@@ -137,30 +159,20 @@ class Wire(line.Line):
         """
         if not self.is_connected:
             await self.connected(timeout_s)
-        await self.ready()
+        if not self.is_ready:
+            await self.ready()
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-
-        def take(answer: Answer) -> None:
-            if not future.done():
-                future.set_result(answer)
-
-        def fail(error: errors.MusterError) -> None:
-            if not future.done():
-                future.set_exception(error)
-
-        reply, done = self.expect((subject,), take, fail)
-        alarm = loop.call_later(
-            timeout_s,
-            lambda: fail(errors.TimedOut(f"no answer from {subject!r} within {timeout_s:g} s")),
-        )
+        question = _Question(subject, timeout_s, loop)
+        token = b"%x" % next(self._tokens)
+        self._calls[token] = question
+        alarm = loop.call_later(timeout_s, question.expire)
         try:
-            if self.send(subject, data, reply, raw_headers):
+            if self.send(subject, data, self._mux_prefix + token.decode(), raw_headers):
                 await self.ease()
-            answer = await future
+            answer = await question.future
         finally:
             alarm.cancel()
-            done()
+            del self._calls[token]
         if nobody_listens(answer):
             raise NobodyListens(f"nobody listens on {subject!r}")
         return answer

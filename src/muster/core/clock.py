@@ -30,6 +30,7 @@ from muster.core import errors, subjects
 _COUNTER_BITS = 16
 _MAX_TIME = (1 << 63) - 1  # fits a database's signed integer, until the year 6429
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUV"  # in ASCII's order, so that text sorts as numbers do
+_PAIRS = [high + low for high in _DIGITS for low in _DIGITS]
 _TEXT = re.compile(rf"([{_DIGITS}]{{13}})-([A-Za-z0-9_-]{{1,128}})\Z")
 
 
@@ -68,8 +69,7 @@ class Stamp:
 
     def __str__(self) -> str:
         """13 digits of base 32, and the node: may stand in a subject, a header, a key."""
-        digits = "".join(_DIGITS[(self.time >> shift) & 31] for shift in range(60, -1, -5))
-        return f"{digits}-{self.node}"
+        return text(self.time, self.node)
 
     def __bytes__(self) -> bytes:
         return self.time.to_bytes(8, "big") + self.node.encode("ascii")
@@ -89,6 +89,16 @@ class Stamp:
             return cls(int.from_bytes(data[:8], "big"), data[8:].decode("ascii"))
         except UnicodeDecodeError as error:
             raise errors.InvalidInput("these bytes are not a stamp: the node's name is not ASCII") from error
+
+
+def text(time: int, node: str) -> str:
+    """Of the stamp of that time by that node."""
+    first, rest = divmod(time, 1 << 60)
+    pairs = _PAIRS
+    return (
+        f"{_DIGITS[first]}{pairs[rest >> 50]}{pairs[(rest >> 40) & 1023]}{pairs[(rest >> 30) & 1023]}"
+        f"{pairs[(rest >> 20) & 1023]}{pairs[(rest >> 10) & 1023]}{pairs[rest & 1023]}-{node}"
+    )
 
 
 class Reservation(NamedTuple):

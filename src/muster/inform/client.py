@@ -10,6 +10,7 @@ async for change in inform.watch("printers/3"):
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal
@@ -31,6 +32,7 @@ class Client:
         self._bus = bus
         self._node = node
         self._timeout_s = timeout_s
+        self._requests = map(f"{uuid.uuid4().hex}-{{:x}}".format, itertools.count())
 
     async def put(
         self,
@@ -54,13 +56,13 @@ class Client:
             lease_s,
             expected_version,
             ack,
-            uuid.uuid4().hex,
+            next(self._requests),
         )
         return await self._ask("put", asked, protocol.Written)
 
     async def delete(self, key: str, *, expected_version: int | None = None) -> protocol.Written:
         return await self._ask(
-            "delete", protocol.Delete(key, expected_version, uuid.uuid4().hex), protocol.Written
+            "delete", protocol.Delete(key, expected_version, next(self._requests)), protocol.Written
         )
 
     async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:

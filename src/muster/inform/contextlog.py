@@ -6,6 +6,8 @@ append by somebody who does not know the last entry fails.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import secrets
 from typing import NamedTuple
 
@@ -28,6 +30,7 @@ class Entry(NamedTuple):
 class ContextLog:
     def __init__(self, stream: api.Stream) -> None:
         self._stream = stream
+        self._ids = map(f"{secrets.token_hex(8)}-{{:x}}".format, itertools.count())
 
     @classmethod
     async def open(
@@ -56,13 +59,17 @@ class ContextLog:
 
         `errors.TimedOut` leaves the outcome open.
         """
-        return await self._stream.publish(
+        return await self.append_soon(record, after, timeout_s=timeout_s)
+
+    def append_soon(self, record: protocol.Record, after: int, *, timeout_s: float) -> asyncio.Future[int]:
+        """The same from a plain function."""
+        message = api.Outgoing(
             protocol.log_subject(record.key),
             protocol.encode(record),
-            message_id=secrets.token_hex(12),  # so that the bus may repeat it while the outcome is open
+            message_id=next(self._ids),  # so that the bus may repeat it while the outcome is open
             expected_last_subject_sequence=after,
-            timeout_s=timeout_s,
         )
+        return self._stream.store_soon(message, timeout_s=timeout_s)
 
     async def entries(self, key: str, *, since: int = 1) -> list[Entry]:
         """What the log still has of a context from that sequence on, oldest first."""

@@ -60,6 +60,7 @@ class Copies:
         self.temporary = 0
         self.evicted = 0
         self.buckets: dict[int, int] = {}
+        self.buckets_generation = 0  # grows when one comes or goes
         self.memory_bytes = 0
         self._memory_bytes_max = memory_bytes_max
         self._values = 0
@@ -183,8 +184,10 @@ class Copies:
             return
         self.permanent += by
         bucket = protocol.bucket(key)
-        count = self.buckets.get(bucket, 0) + by
-        if count:
-            self.buckets[bucket] = count
+        before = self.buckets.get(bucket, 0)
+        if before + by:
+            self.buckets[bucket] = before + by
         else:
             del self.buckets[bucket]
+        if not before or not before + by:
+            self.buckets_generation += 1

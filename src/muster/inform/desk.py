@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import heapq
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from muster.bus import api
 from muster.core import clock, errors, log
-from muster.inform import contextlog, copies, demand, directory, protocol, rights, unsaved, views
+from muster.inform import contextlog, copies, demand, directory, protocol, rights, turns, unsaved, views
 from muster.inform import settings as settings_
 from muster.inform.mounts import base as mounts
 from muster.inform.mounts import kinds
@@ -66,15 +66,16 @@ class Desk:
         self.due: list[tuple[int, str]] = []  # when an expiry or the end of a tombstone is to be looked at
         self.unsaved = unsaved.Unsaved()
         self.buckets_changed = asyncio.Event()
+        self._buckets_generation = 0
         self.short: set[str] = set()  # contexts of ours that have fewer copies than they should
         self.own: dict[int, str] = {}  # what we appended and applied ourselves and shall meet in the log
         self.position = 0  # of the last record of the log that was seen
         self.fresh_at_s = -float("inf")  # when all that the log then held had been seen
         self.closing = False
-        self._advanced = asyncio.Event()
+        self._advanced: asyncio.Event | None = None  # while somebody waits for the follower
         # An event lives as long as somebody waits for it: a client may name keys that will never be.
         self._waiting: weakref.WeakValueDictionary[str, asyncio.Event] = weakref.WeakValueDictionary()
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self.turns = turns.Turns()
         self._loop = asyncio.get_running_loop()
 
     def now_s(self) -> float:
@@ -82,12 +83,14 @@ class Desk:
 
     # Records become copies.
 
-    def apply(self, entry: contextlog.Entry) -> None:
+    def apply(self, entry: contextlog.Entry, *, just_stamped: bool = False) -> None:
+        """``just_stamped``: by us, so that our clock knows."""
         record = entry.record
         if not self.copies.apply(record, entry.sequence, self.now_s()):
             return
-        with contextlib.suppress(errors.MusterError):  # a clock that runs ahead is counted by ours
-            self.clock.observe(clock.Stamp(record.stamp, record.stamped_by), self.now_ns())
+        if not just_stamped:
+            with contextlib.suppress(errors.MusterError):  # a clock that runs ahead is counted by ours
+                self.clock.observe(clock.Stamp(record.stamp, record.stamped_by), self.now_ns())
         held = record.key in self.copies.index
         self._note(record.key, entry if held else None)
         if held:
@@ -126,7 +129,9 @@ class Desk:
     def _note(self, key: str, entry: contextlog.Entry | None) -> None:
         if self.view is not None:
             self.unsaved.note(key, entry)
-        self.buckets_changed.set()
+        if self._buckets_generation != self.copies.buckets_generation:
+            self._buckets_generation = self.copies.buckets_generation
+            self.buckets_changed.set()
 
     def drop(self, key: str) -> None:
         was = self.copies.index.get(key)
@@ -140,8 +145,9 @@ class Desk:
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             waiting.set()
-        self._advanced.set()
-        self._advanced = asyncio.Event()
+        if self._advanced is not None:
+            self._advanced.set()
+            self._advanced = None
 
     def appended(self, sequence: int, key: str) -> None:
         """By us, and applied: the follower need not look into it."""
@@ -169,6 +175,8 @@ class Desk:
             async with asyncio.timeout(timeout_s):
                 end = await self.log.ends_at()
                 while self.position < end:
+                    if self._advanced is None:
+                        self._advanced = asyncio.Event()
                     await self._advanced.wait()
         except TimeoutError:
             raise errors.TimedOut(f"the log did not answer {self.name} in {timeout_s:g} s") from None
@@ -191,22 +199,6 @@ class Desk:
             return None
         self.copies.keep_value(key, copy, entry.record.value)
         return entry.record.value
-
-    # One writer of a key at a time.
-
-    @contextlib.asynccontextmanager
-    async def turn(self, key: str) -> AsyncIterator[None]:
-        lock, users = self._locks.get(key) or (asyncio.Lock(), 0)
-        self._locks[key] = lock, users + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[key]
-            if users == 1:
-                del self._locks[key]
-            else:
-                self._locks[key] = lock, users - 1
 
     # Others.
 
@@ -241,4 +233,4 @@ class Desk:
 
 
 def stamp_text(stamp: int, stamped_by: str) -> str:
-    return str(clock.Stamp(stamp, stamped_by))
+    return clock.text(stamp, stamped_by)

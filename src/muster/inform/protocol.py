@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 
@@ -252,8 +252,10 @@ class Problem(Frame, frozen=True):
     actual: int | None = None
 
 
-class Reply(Frame, frozen=True):
-    result: msgspec.Raw = msgspec.Raw(b"\xc0")
+class Reply(Frame, Generic[T], frozen=True):
+    """Either of them."""
+
+    result: T | None = None
     problem: Problem | None = None
 
 
@@ -263,6 +265,7 @@ _decode_attributes = msgspec.msgpack.Decoder(Attributes).decode
 
 
 _decoders: dict[Any, Callable[[bytes], Any]] = {}  # made once for each kind
+_reply_decoders: dict[Any, Callable[[bytes], Any]] = {}
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -331,12 +334,13 @@ def bucket(key: str) -> int:
     return int(token(key)[:8], 16) % BUCKETS
 
 
+_LOG = subjects.logged(PART, "context")
+LOG_SUBJECTS = f"{_LOG}.*.*"
+
+
 def log_subject(key: str) -> str:
     name = token(key)
-    return subjects.logged(PART, "context", str(int(name[:8], 16) % BUCKETS), name)
-
-
-LOG_SUBJECTS = subjects.logged(PART, "context", "*", "*")
+    return f"{_LOG}.{int(name[:8], 16) % BUCKETS}.{name}"
 
 
 @functools.lru_cache(2 * BUCKETS)
@@ -390,14 +394,20 @@ def raise_problem(problem: Problem) -> None:
 
 def result_of(data: bytes, kind: type[T]) -> T:
     """The result in a `Reply`, or the error it tells."""
-    reply = decode(data, Reply)
+    read = _reply_decoders.get(kind)
+    if read is None:
+        read = _reply_decoders[kind] = msgspec.msgpack.Decoder(Reply[kind]).decode  # type: ignore[valid-type]
+    try:
+        reply: Reply[T] = read(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise errors.InvalidInput(f"this is no reply: {error}") from error
     if reply.problem is not None:
         raise_problem(reply.problem)
-    return decode(bytes(reply.result), kind)
+    return cast("T", reply.result)
 
 
 def reply(result: object) -> bytes:
-    return encode(Reply(msgspec.Raw(encode(result))))
+    return encode(Reply(result))
 
 
 def refusal(error: errors.MusterError) -> bytes:

@@ -11,22 +11,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 
 from muster.bus import api
 from muster.core import errors, subjects
-from muster.inform import contextlog, desk, finding, protocol, reading, unsaved, upkeep, views, writing
+from muster.inform import contextlog, desk, finding, keeping, protocol, reading, upkeep, views, writing
 from muster.inform import settings as settings_
 from muster.store import database
 
 IN_FLIGHT_MAX = 4_096
 RETRY_S = 0.5
-SAVE_EVERY_S = 0.5  # a commit syncs the disk on which the log syncs as well: few and large ones
-SAVE_AGAIN_S = 2.0  # where the view could not be written
-SAVE_ENTRIES = 5_000
-SAVE_BYTES = 16 << 20
 DRAIN_S = 2.0
 AT_ONCE_BYTES_MAX = 64 << 10
 GROUP = "nodes"
@@ -77,13 +74,11 @@ class Node:
         self.upkeep = upkeep.Upkeep(shared, self.writer)
         self.refused = 0  # requests beyond what can be in flight
         self.malformed = 0
-        self.view_failure: errors.MusterError | None = None  # while its view cannot be written
-        self._saved = 0  # the position of the view
-        self._stored = asyncio.Event()  # something of what the view lacked
+        self._keeper = keeping.Keeper(shared, shared.view) if shared.view is not None else None
         self._subscriptions: list[api.Subscription] = []
         self._topics: dict[int, api.Subscription] = {}
         self._loops: list[asyncio.Task[None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()  # requests that are being answered
         reader, writer, keeper = self.reader, self.writer, self.upkeep
         self._verbs: dict[str, Answer] = {
             "get": lambda who, data: reader.get(protocol.decode(data, protocol.Get), who),
@@ -109,10 +104,10 @@ class Node:
     # Life.
 
     async def open(self) -> None:
-        await self._load()
+        if self._keeper is not None:
+            await self._keeper.load()
+            self._run(self._keeper.run())
         self._run(self._follow())
-        if self.desk.view is not None:
-            self._run(self._keep_view(self.desk.view))
         await self._catch_up()
         if self.desk.copies.evicted:
             await asyncio.to_thread(_give_back)
@@ -144,19 +139,25 @@ class Node:
         self.desk.wake_all()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=DRAIN_S)
-        for task in (*self._loops, *self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
-        self._loops.clear()
-        if self.desk.view is not None:
+        while work := (*self._loops, *self._tasks):  # a write that fails may yet begin a task
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            self._loops.clear()
+        if self._keeper is not None:
             with contextlib.suppress(errors.MusterError):  # the log has what the view lacks
-                await self._save(self.desk.view)
+                await self._keeper.save()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def view_failure(self) -> errors.MusterError | None:
+        """While its view cannot be written."""
+        return self._keeper.failure if self._keeper is not None else None
 
     def failure(self) -> BaseException | None:
         """What ended one of its loops, if anything did."""
@@ -179,22 +180,6 @@ class Node:
                 desk.events.info("round-failed", node=self.name, error=error)
 
     # The log and the view.
-
-    async def _load(self) -> None:
-        view, shared = self.desk.view, self.desk
-        if view is None:
-            return
-        position, saved_at_ns = await view.position()
-        kept_ns = shared.settings.tombstone_s * 1e9
-        if position and (saved_at_ns + kept_ns < shared.now_ns() or position > await shared.log.ends_at()):
-            desk.events.warning("view-too-old", node=self.name, position=position)
-            await view.clear()
-            position = 0
-        if position:
-            async for page in view.load():
-                shared.restore(page)
-                await asyncio.sleep(0)
-        self._saved = shared.position = position
 
     async def _catch_up(self) -> None:
         """However long it takes, as long as it goes on."""
@@ -231,11 +216,10 @@ class Node:
                 await asyncio.sleep(RETRY_S)
 
     async def _breathe(self) -> None:
-        """Let others have a turn, and the view keep up: what it lacks is held in memory."""
+        """Let others have a turn, and the view keep up."""
         await asyncio.sleep(0)
-        while self.desk.unsaved.is_full and self.view_failure is None and self.desk.view is not None:
-            self._stored.clear()
-            await self._stored.wait()
+        if self._keeper is not None:
+            await self._keeper.keep_up()
 
     async def _before_first(self) -> int:
         try:
@@ -271,41 +255,6 @@ class Node:
     async def _tell(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(errors.Unavailable):
             await self.desk.bus.publish(subject, data)
-
-    async def _keep_view(self, view: views.View) -> None:
-        while True:
-            await asyncio.sleep(SAVE_EVERY_S if self.view_failure is None else SAVE_AGAIN_S)
-            try:
-                await self._save(view)
-            except errors.MusterError as error:  # a full disk: reads and writes go on without the view
-                if self.view_failure is None:
-                    desk.events.error("view-not-stored", node=self.name, error=error)
-                self.view_failure = error
-                self._stored.set()
-            else:
-                if self.view_failure is not None:
-                    desk.events.warning("view-stored-again", node=self.name)
-                self.view_failure = None
-
-    async def _save(self, view: views.View) -> None:
-        shared = self.desk
-        while shared.unsaved or self._saved < shared.position:
-            position = shared.position
-            taken = shared.unsaved.first(SAVE_ENTRIES, SAVE_BYTES)
-            if len(taken) < len(shared.unsaved):
-                position = self._saved  # not all that the position promises is in this commit
-            await view.save(await self._read_later(taken), position, shared.now_ns())
-            self._saved = position
-            shared.unsaved.saved(taken)
-            self._stored.set()
-
-    async def _read_later(self, taken: dict[str, unsaved.Change]) -> dict[str, contextlog.Entry | None]:
-        """With what the log has in place of the marks."""
-        found: dict[str, contextlog.Entry | None] = {}
-        for key, change in taken.items():
-            entry = await self.desk.log.last(key) if isinstance(change, unsaved.Later) else change
-            found[key] = entry if entry is not None and self.name in entry.record.holders else None
-        return found
 
     # Topics of contexts.
 
@@ -367,20 +316,22 @@ class Node:
 
     def _asked(self, message: api.Message) -> None:
         """By a client, whose identity the broker has put into the subject; answered to its own inbox only."""
-        sender = subjects.sender_of(message.subject)
-        if message.reply is None or not message.reply.startswith(f"{subjects.inbox(sender)}."):
+        sender, inbox, kind, verb = _asker(message.subject)
+        if message.reply is None or not message.reply.startswith(inbox):
             self.malformed += 1
             return
         self.desk.requests += 1
-        if message.subject.endswith(".get") and self._answered_at_once(sender, message):
-            return
-        kind, verb = message.subject.split(".")[4], message.subject.rpartition(".")[2]
         answer = self._verbs.get(verb) if (verb in protocol.READS) == (kind == "read") else None
         if answer is None:
             unknown = errors.InvalidInput(f"no verb {verb!r}: there are {', '.join(self._verbs)}")
             self._spawn(self._answer(message, lambda: _raise(unknown)))
-        else:
+        elif not self._done_at_once(verb, sender, message):
             self._spawn_bounded(message, lambda: answer(sender, message.data))
+
+    def _done_at_once(self, verb: str, sender: str, message: api.Message) -> bool:
+        if verb == "get":
+            return self._answered_at_once(sender, message)
+        return verb in _WRITES and self._begun_at_once(sender, message, _WRITES[verb])
 
     def _answered_at_once(self, sender: str, message: api.Message) -> bool:
         """A read from memory needs no task. Whatever is out of the ordinary takes the long way."""
@@ -397,6 +348,30 @@ class Node:
         self.desk.demand.add(asked.key, self.name)
         return True
 
+    def _begun_at_once(
+        self, sender: str, message: api.Message, kind: type[protocol.Put] | type[protocol.Delete]
+    ) -> bool:
+        """Nor does a write, if we are the primary and nobody else is writing the same."""
+        try:
+            begun = self.writer.begin(protocol.decode(message.data, kind), sender) if self._has_room else None
+        except errors.MusterError:
+            return False
+        if begun is None:
+            return False
+        self._tasks.add(begun.stored)
+        begun.stored.add_done_callback(lambda _: self._finish(message, begun))
+        return True
+
+    def _finish(self, message: api.Message, begun: writing.Begun) -> None:
+        self._tasks.discard(begun.stored)
+        try:
+            self._respond(message, protocol.reply(self.writer.finish(begun)))
+        except errors.MusterError as error:
+            failure = error
+            self._spawn(self._answer(message, lambda: self.writer.go_on(begun, failure)))
+        except asyncio.CancelledError:
+            return  # we are closing, and nobody knows whether it is stored
+
     def _told(self, message: api.Message) -> None:
         """By another node."""
         kind = message.subject.rpartition(".")[2]
@@ -412,8 +387,12 @@ class Node:
             except errors.InvalidInput:
                 self.malformed += 1
 
+    @property
+    def _has_room(self) -> bool:
+        return len(self._tasks) < IN_FLIGHT_MAX
+
     def _spawn_bounded(self, message: api.Message, work: Callable[[], Awaitable[object]]) -> None:
-        if len(self._tasks) < IN_FLIGHT_MAX:
+        if self._has_room:
             self._spawn(self._answer(message, work))
         else:
             self.refused += 1
@@ -468,6 +447,16 @@ class Node:
 
     async def _store(self, data: bytes) -> None:
         self.upkeep.store(protocol.decode(data, protocol.Store))
+
+
+_WRITES = {"put": protocol.Put, "delete": protocol.Delete}
+
+
+@functools.lru_cache(1024)
+def _asker(subject: str) -> tuple[str, str, str, str]:
+    """Who asks on it, the beginning of their inbox, the kind and the verb."""
+    sender, parts = subjects.sender_of(subject), subject.split(".")
+    return sender, f"{subjects.inbox(sender)}.", parts[4], parts[-1]
 
 
 def _give_back() -> None:

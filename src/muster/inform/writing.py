@@ -46,6 +46,14 @@ class _Base(NamedTuple):
 NOTHING = _Base(0, 0, (), None, None, "", False)
 
 
+class Begun(NamedTuple):
+    """A write that is on its way into the log."""
+
+    update: protocol.Update
+    record: protocol.Record
+    stored: asyncio.Future[int]
+
+
 class Writer:
     def __init__(self, shared: desk.Desk) -> None:
         self._desk = shared
@@ -87,6 +95,59 @@ class Writer:
                 await self._select_primary(key, silent=primary)
         raise errors.Unavailable(f"the primary of {key!r} moved {ATTEMPTS} times while it was to be written")
 
+    def begin(self, asked: protocol.Put | protocol.Delete, writer: str) -> Begun | None:
+        """A write as most are: of a context whose primary we are, and that nobody else is writing. It needs
+        no task, only `finish` when it is stored.  None: it may be another, for `write`.
+        """
+        asked = _checked(asked)
+        shared, key = self._desk, asked.key
+        base = self._base_here(key)
+        if base is not None:
+            update = protocol.Update(asked, writer)
+        elif isinstance(asked, protocol.Put) and not asked.expected_version and not self._has_heard_of(key):
+            base, update = NOTHING, protocol.Update(asked, writer, tuple(self._choose()))
+        else:
+            return None
+        if (isinstance(asked, protocol.Put) and asked.ack != "logged") or not shared.turns.take_now(key):
+            return None
+        try:
+            record = self._next_record(update, base)
+            if record is not None:
+                stored = shared.log.append_soon(record, base.sequence, timeout_s=shared.settings.timeout_s)
+                return Begun(update, record, stored)
+        except BaseException:
+            shared.turns.give(key)
+            raise
+        shared.turns.give(key)
+        return None
+
+    def finish(self, begun: Begun) -> protocol.Written:
+        """It is stored; or what went wrong is raised, and `go_on` is next."""
+        shared, record = self._desk, begun.record
+        try:
+            sequence = begun.stored.result()
+        except errors.TimedOut:
+            raise  # nobody writes that key before it is known what stands there
+        except BaseException:
+            shared.turns.give(record.key)
+            raise
+        shared.apply(contextlog.Entry(record, sequence), just_stamped=True)
+        shared.appended(sequence, record.key)
+        shared.turns.give(record.key)
+        return _written(record, sequence, 1)
+
+    async def go_on(self, begun: Begun, error: errors.MusterError) -> protocol.Written:
+        """With one that was begun and is not known to be stored."""
+        if isinstance(error, errors.TimedOut):
+            try:
+                return _written(begun.record, await self._looked_up(begun.record, error), 1)
+            finally:
+                self._desk.turns.give(begun.record.key)
+        if isinstance(error, errors.Conflict):
+            await self._base_in_log(begun.record.key)  # what we knew is not what stands there
+            return await self.write(begun.update.write, begun.update.writer)
+        raise error
+
     def _choose(self) -> list[str]:
         shared = self._desk
         candidates = shared.directory.candidates(shared.information())
@@ -98,6 +159,9 @@ class Writer:
         if copy is not None and not copy.temporary:
             return copy.holders
         return self._hints.get(key, ())
+
+    def _has_heard_of(self, key: str) -> bool:
+        return key in self._hints or key in self._desk.copies.index
 
     def heard_of(self, key: str, holders: tuple[str, ...]) -> tuple[str, ...]:
         """Remember where a context is that is not here."""
@@ -143,7 +207,7 @@ class Writer:
     async def update(self, update: protocol.Update) -> protocol.Written:
         """Carry out a write as the context's primary; `protocol.Moved` if that is somebody else."""
         shared, asked = self._desk, update.write
-        async with shared.turn(asked.key):
+        async with shared.turns.of(asked.key):
             fresh = False
             for _ in range(ATTEMPTS):
                 base = self._base_here(asked.key) if not fresh else None
@@ -152,14 +216,13 @@ class Writer:
                     base = NOTHING if update.holders and not fresh else await self._base_in_log(asked.key)
                 record = self._next_record(update, base)
                 if record is None:  # done already
-                    return self._written(asked.key, base.version, base.stamp, base.holders, 1)
+                    status = "normal" if len(base.holders) == 1 else "updated"
+                    return protocol.Written(asked.key, base.version, str(base.stamp), shared.name, 1, status)
                 waiting = self._expect(record) if record.acknowledge else None
                 try:
                     sequence = await self._append(record, base.sequence)
-                    if waiting is None:
-                        return self._written(asked.key, sequence, _stamp(record), record.holders, 1)
-                    copies = await self._replicated(record, waiting)
-                    return self._written(asked.key, sequence, _stamp(record), record.holders, copies)
+                    copies = 1 if waiting is None else await self._replicated(record, waiting)
+                    return _written(record, sequence, copies)
                 except errors.Conflict as conflict:
                     if isinstance(conflict, protocol.Moved):
                         raise
@@ -238,16 +301,21 @@ class Writer:
         try:
             sequence = await shared.log.append(record, after, timeout_s=shared.settings.timeout_s)
         except errors.TimedOut as error:
-            entry = await shared.log.last(record.key)
-            if entry is None or entry.record != record:
-                raise errors.TimedOut(
-                    f"{record.key!r} was not stored within {shared.settings.timeout_s:g} s; it may yet be",
-                    hint="a broker without room on its disk does not answer: see `muster status`",
-                ) from error
-            sequence = entry.sequence
+            return await self._looked_up(record, error)
         shared.apply(contextlog.Entry(record, sequence))
         shared.appended(sequence, record.key)
         return sequence
+
+    async def _looked_up(self, record: protocol.Record, error: errors.TimedOut) -> int:
+        shared = self._desk
+        entry = await shared.log.last(record.key)
+        if entry is None or entry.record != record:
+            raise errors.TimedOut(
+                f"{record.key!r} was not stored within {shared.settings.timeout_s:g} s; it may yet be",
+                hint="a broker without room on its disk does not answer: see `muster status`",
+            ) from error
+        shared.apply(entry)
+        return entry.sequence
 
     def _expect(self, record: protocol.Record) -> asyncio.Event:
         done = asyncio.Event()
@@ -272,18 +340,12 @@ class Writer:
             desk.events.warning("copies-silent", key=record.key, nodes=sorted(missing))
         return len(record.holders) - len(missing)
 
-    def _written(
-        self, key: str, version: int, stamp: clock.Stamp | None, holders: tuple[str, ...], copies: int
-    ) -> protocol.Written:
-        status = "normal" if copies >= len(holders) else "updated"
-        return protocol.Written(key, version, str(stamp), self._desk.name, copies, status)
-
     # Holders and the primary change.
 
     async def become_primary(self, key: str, silent: str) -> None:
         """Unless ``silent`` is no longer the primary."""
         shared = self._desk
-        async with shared.turn(key):
+        async with shared.turns.of(key):
             entry = await shared.log.last(key)
             if entry is None or entry.record.holders[0] != silent:
                 return
@@ -299,7 +361,7 @@ class Writer:
 
     async def place(self, key: str, holders: tuple[str, ...], *, before: tuple[str, ...]) -> None:
         """Have the copies there, if they are where we thought."""
-        async with self._desk.turn(key):
+        async with self._desk.turns.of(key):
             entry = await self._desk.log.last(key)
             if entry is not None and entry.record.holders == before and entry.record.value is not None:
                 await self._place(entry, holders)
@@ -318,7 +380,7 @@ class Writer:
     async def expire(self, key: str) -> None:
         """Its lease has ended: say so in the log, for those who watch."""
         shared = self._desk
-        async with shared.turn(key):
+        async with shared.turns.of(key):
             entry = await shared.log.last(key)
             if entry is None or entry.record.value is None or entry.record.holders[0] != shared.name:
                 return
@@ -330,6 +392,12 @@ class Writer:
                 key, entry.record.holders, stamp.time, stamp.node, writer=entry.record.writer, reason="expire"
             )
             await self._append(record, entry.sequence)
+
+
+def _written(record: protocol.Record, version: int, copies: int) -> protocol.Written:
+    stamp = desk.stamp_text(record.stamp, record.stamped_by)
+    status = "normal" if copies >= len(record.holders) else "updated"
+    return protocol.Written(record.key, version, stamp, record.holders[0], copies, status)
 
 
 def _stamp(record: protocol.Record) -> clock.Stamp:

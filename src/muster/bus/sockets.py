@@ -66,7 +66,7 @@ class Tcp(transport.TcpTransport):
             if rest:
                 wait(rest)
 
-        reader.feed_data = feed  # type: ignore[method-assign]
+        reader.feed_data = feed  # type: ignore[method-assign, assignment]
 
     def _abort(self) -> None:
         for writer in (self._io_writer, self._bare_io_writer):

@@ -30,6 +30,7 @@ class Entry(NamedTuple):
 class ContextLog:
     def __init__(self, stream: api.Stream) -> None:
         self._stream = stream
+        self._under_way: dict[str, tuple[bytes, protocol.Record]] = {}
         self._ids = map(f"{secrets.token_hex(8)}-{{:x}}".format, itertools.count())
 
     @classmethod
@@ -59,17 +60,28 @@ class ContextLog:
 
         `errors.TimedOut` leaves the outcome open.
         """
-        return await self.append_soon(record, after, timeout_s=timeout_s)
+        return await self._stream.store(self._outgoing(record, after), timeout_s=timeout_s)
 
     def append_soon(self, record: protocol.Record, after: int, *, timeout_s: float) -> asyncio.Future[int]:
-        """The same from a plain function."""
-        message = api.Outgoing(
+        """The same from a plain function. Until it is done the record is `under_way`."""
+        message = self._outgoing(record, after)
+        stored = self._stream.store_soon(message, timeout_s=timeout_s)
+        self._under_way[message.subject] = message.data, record
+        stored.add_done_callback(lambda _: self._under_way.pop(message.subject, None))
+        return stored
+
+    def _outgoing(self, record: protocol.Record, after: int) -> api.Outgoing:
+        return api.Outgoing(
             protocol.log_subject(record.key),
             protocol.encode(record),
             message_id=next(self._ids),  # so that the bus may repeat it while the outcome is open
             expected_last_subject_sequence=after,
         )
-        return self._stream.store_soon(message, timeout_s=timeout_s)
+
+    def under_way(self, stored: api.StoredMessage) -> protocol.Record | None:
+        """The record, if it is one that we append just now: often it is here before its acknowledgement."""
+        data, record = self._under_way.get(stored.subject, (None, None))
+        return record if data == stored.data else None
 
     async def entries(self, key: str, *, since: int = 1) -> list[Entry]:
         """What the log still has of a context from that sequence on, oldest first."""

@@ -235,15 +235,16 @@ class Node:
         if own is not None:
             shared.seen(stored.sequence, own)
             return None
+        mine = shared.log.under_way(stored)
         try:
-            entry = contextlog.entry_of(stored)
+            entry = contextlog.Entry(mine, stored.sequence) if mine else contextlog.entry_of(stored)
         except errors.InvalidInput as error:
             self.malformed += 1
             desk.events.error("strange-record", sequence=stored.sequence, error=error)
             shared.seen(stored.sequence, "")
             return None
         record = entry.record
-        shared.apply(entry)
+        shared.apply(entry, just_stamped=mine is not None)
         shared.seen(entry.sequence, record.key)
         if self.name not in record.holders:
             self.writer.heard_of(record.key, record.holders)
@@ -449,7 +450,10 @@ class Node:
         self.upkeep.store(protocol.decode(data, protocol.Store))
 
 
-_WRITES = {"put": protocol.Put, "delete": protocol.Delete}
+_WRITES: dict[str, type[protocol.Put] | type[protocol.Delete]] = {
+    "put": protocol.Put,
+    "delete": protocol.Delete,
+}
 
 
 @functools.lru_cache(1024)

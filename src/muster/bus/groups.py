@@ -22,7 +22,7 @@ MIN_BATCH = 8  # fewer are never worth a batch
 MAX_BATCH = 500  # the broker takes 1,000
 MAX_BATCH_BYTES = 4 << 20
 EXPLORE_EVERY = 32  # rounds: then the other way is tried, or it could never be found to be better
-EXPLORE_COUNT = 16
+EXPLORE_COUNT = MIN_BATCH
 
 _MESSAGE_S = 0.000_02  # what a message adds to a batch
 _WEIGHT = 0.25  # of the newest observation

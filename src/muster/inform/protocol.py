@@ -253,7 +253,7 @@ class Problem(Frame, frozen=True):
 
 
 class Reply(Frame, Generic[T], frozen=True):
-    """Either of them."""
+    """A result, or what went wrong."""
 
     result: T | None = None
     problem: Problem | None = None

@@ -32,7 +32,7 @@ class Client:
         self._bus = bus
         self._node = node
         self._timeout_s = timeout_s
-        self._requests = map(f"{uuid.uuid4().hex}-{{:x}}".format, itertools.count())
+        self._requests = map(f"{uuid.uuid4().hex[:24]}-{{:x}}".format, itertools.count())
 
     async def put(
         self,

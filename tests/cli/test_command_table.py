@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import click
 import pytest
 
 from muster.cli import base, main, reference
@@ -32,6 +37,44 @@ def test_every_command_has_help_with_examples_and_the_common_options(path, muste
     assert isinstance(command, base.Command | base.Group)
     for line, _ in command.examples:
         assert line.startswith(("muster ", "echo ", "kill ")), line
+
+
+def commands_in(line: str) -> Iterator[list[str]]:
+    """The words of each ``muster …`` of a shell's line."""
+    lexer = shlex.shlex(re.sub(r"\$\([^)]*\)", "x", line), posix=True, punctuation_chars="<>|&")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    skip = False
+    for token in (*lexer, "|"):
+        if token in ("|", "&&"):
+            if words[:1] == ["muster"]:
+                yield words[1:]
+            words = []
+        elif token in ("<", ">", ">>"):
+            skip = True
+        elif skip:
+            skip = False
+        else:
+            words.append(token)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_example_can_be_typed(path, muster, tmp_path):
+    for line, _ in COMMANDS[path].examples:
+        for word in shlex.split(line):
+            if re.fullmatch(r"[\w-]+\.\w+", word):  # files that are to be there
+                Path(word).touch()
+        typed = list(commands_in(line))
+        assert typed, line
+        for words in typed:
+            words = [word.replace("/safe/place", str(tmp_path)) for word in words]
+            (tmp_path / "lab.tar.gz").touch()
+            context: click.Context = main.muster.make_context("muster", list(words), obj=base.Invocation())
+            command: click.Command = main.muster
+            while isinstance(command, click.Group) and (rest := [*context._protected_args, *context.args]):
+                name, found, rest = command.resolve_command(context, rest)
+                assert found is not None, line
+                command, context = found, found.make_context(name, rest, parent=context)
 
 
 def test_help_imports_no_command_and_nothing_heavy():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,11 +18,11 @@ def test_the_script_is_one_that_its_shell_reads(shell, muster):
         subprocess.run([shell, "-n", "/dev/stdin"], input=script, text=True, check=True)
 
 
-def completed(words: str, index: int) -> list[str]:
+def completed(words: str, index: int, **extra: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "muster"],
         env={
-            **driver.environment(),
+            **driver.environment(**extra),
             "_MUSTER_COMPLETE": "bash_complete",
             "COMP_WORDS": words,
             "COMP_CWORD": str(index),
@@ -38,3 +39,12 @@ def test_commands_and_their_options_complete():
     assert completed("muster broker li", 2) == ["list", "link"]
     assert "--links" in completed("muster broker list --l", 3)
     assert completed("muster status -o ", 3) == ["table", "json", "yaml"]
+
+
+def test_names_of_profiles_complete(tmp_path: Path):
+    config = {"XDG_CONFIG_HOME": str(tmp_path)}
+    (tmp_path / "muster" / "profiles").mkdir(parents=True)
+    for name in ("prod", "proof", "lab"):
+        (tmp_path / "muster" / "profiles" / f"{name}.toml").touch()
+    assert completed("muster status --profile pro", 3, **config) == ["prod", "proof"]
+    assert completed("muster profile use l", 3, **config) == ["lab"]

@@ -174,7 +174,7 @@ def test_killed_and_started_again_with_its_data(fresh):
     assert again.code == 0, again.err
     stored = driver.quick(*keep, home=fresh)
     assert stored.json()["sequences"] == [2], stored.err
-    assert "alice" in driver.quick("creds", "show", home=fresh).out
+    assert "alice" in driver.quick("creds", "list", home=fresh).out
     assert driver.quick("down", home=fresh).out == "the domain local is stopped\n"
     assert driver.quick("down", home=fresh).out == "the domain local was not running\n"
 
@@ -355,11 +355,12 @@ def test_the_demo_shows_everything_stops_by_itself_and_runs_again(tmp_path):
         answer = driver.run("demo", "-o", form, "--home", tmp_path / "demo")
         assert answer.code == 0, answer.err
         if form == "table":
-            assert "What to try next: python -m muster up" in answer.out
+            assert "What to try next: a domain of your own: python -m muster init" in answer.out
             assert answer.out.count("\n") < 20
         else:
             scenes = [json.loads(line)["scene"] for line in answer.out.splitlines()]
             assert scenes == ["domain", "messages", "questions", "selection", "storage", "takeover"]
+        assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
 def test_the_demo_removes_nothing_that_is_not_its_own(fresh):

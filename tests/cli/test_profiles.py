@@ -21,7 +21,7 @@ def test_a_profile_is_made_listed_used_shown_and_removed(muster, tmp_path):
     assert shown["name"] == "prod"
     assert shown["creds"] == str(tmp_path / "x.creds")  # a path holds wherever the command is called
     assert muster("--profile", "lab", "profile", "show", "-o", "json").json()["name"] == "lab"
-    assert muster("profile", "remove", "prod").code == 0
+    assert muster("profile", "delete", "prod").code == 0
     assert (
         muster("profile", "show").code == errors.NotFound.exit_code
     )  # the current one is gone, and no other is

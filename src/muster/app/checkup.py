@@ -1,7 +1,9 @@
 """The doctor's checks: one question each, answered with what was found and, where needed, what to do.
 
-A check looks and changes nothing.  It answers ``ok``, ``warning`` (works, and will hurt) or ``fault`` (does
-not work); one that trips over something unforeseen is a fault of its own, and the others go on.
+What is looked at goes by what is there: a home, a machine that is to get one, or a profile, by which one
+connects to a domain elsewhere.  A check looks and changes nothing.  It answers ``ok``, ``warning`` (works,
+and will hurt) or ``fault`` (does not work); one that trips over something unforeseen is a fault of its own,
+and the others go on.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib.util
+import json
 import pathlib
 import platform
 import resource
@@ -21,11 +24,14 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
+from muster import connecting
 from muster.app import catalogue, certificates, domain, home, identities, layout
-from muster.bus import client, http
+from muster.bus import api, client, http
 from muster.bus.brokers import binary
-from muster.core import errors
+from muster.core import errors, hosts
+from muster.trust import credentials as credentials_
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 DAY_S = 86400.0
@@ -34,6 +40,7 @@ SKEW_S = 1.0
 EARLIEST_S = 1_735_689_600  # the start of 2025: no machine's clock is right that says less
 TIME_ERROR = 5
 OPEN_FILES = 4096
+ANSWER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +52,21 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """How one connects to a domain: as a profile says, or to the one that runs here."""
+
+    servers: tuple[str, ...]
+    locator: str = ""
+    creds: pathlib.Path | None = None
+    ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Patient:
     place: home.Home
     settings: catalogue.Settings
     running: home.Running | None
+    profile: Way | None = None
 
     @property
     def folder(self) -> pathlib.Path:
@@ -61,8 +79,14 @@ Check = Callable[[Patient], Awaitable[Answer]]
 
 async def examine(patient: Patient) -> list[Finding]:
     """All findings, in the order in which one would look."""
+    if patient.profile is not None:
+        checks: tuple[Check, ...] = (python, clock, credentials, brokers)
+    elif patient.place.settings_file.is_file():
+        checks = CHECKS
+    else:
+        checks = (*MACHINE, ports, home_)
     found = []
-    for check in CHECKS:
+    for check in checks:
         name = check.__name__.replace("_", " ").strip()
         try:
             found.append(Finding(name, *await check(patient)))
@@ -183,6 +207,26 @@ async def tls(patient: Patient) -> Answer:
     return OK, f"{len(report)} certificates", ""
 
 
+async def home_(patient: Patient) -> Answer:
+    return WARNING, f"there is none in {patient.place.root}", "`muster init` makes one"
+
+
+async def credentials(patient: Patient) -> Answer:
+    """Those of the profile."""
+    assert patient.profile is not None
+    if patient.profile.creds is None:
+        return OK, "the profile names none", ""
+    found = await asyncio.to_thread(credentials_.Credentials.load, patient.profile.creds)
+    advice = f"have `muster creds issue {found.identity} --to FILE` run on the domain's machine"
+    try:
+        found.check(time.time())
+    except errors.Unauthorized as error:
+        return FAULT, error.message, advice
+    if found.claims.exp and found.claims.exp - time.time() < SOON_S:
+        return WARNING, f"those of {found.identity} end within 14 days", advice
+    return OK, f"those of {found.identity}", ""
+
+
 async def ports(patient: Patient) -> Answer:
     if patient.running is not None:
         return OK, "the domain has them", ""
@@ -223,36 +267,36 @@ async def domain_(patient: Patient) -> Answer:
 
 
 async def brokers(patient: Patient) -> Answer:
-    """Each of them, with the administrator's credentials; and whether their clocks agree with ours."""
-    servers = patient.running.servers if patient.running is not None else patient.settings.bus.servers
-    if not servers:
+    """Each of them; and whether their clocks agree with ours."""
+    way = patient.profile or await asyncio.to_thread(_own_way, patient)
+    if not way.servers and not way.locator:
         return OK, "none are up", ""
-    trust = await asyncio.to_thread(identities.open_, patient.settings)
-    role = identities.OWN[identities.ADMINISTRATOR]
-    creds = await asyncio.to_thread(identities.credentials, trust, identities.ADMINISTRATOR, role)
-    ca = patient.running.ca if patient.running is not None else None
-    believed = await asyncio.to_thread(ssl.create_default_context, cafile=ca) if ca else None
-    silent = []
-    for url in servers:
+    creds = await asyncio.to_thread(credentials_.Credentials.load, way.creds) if way.creds else None
+    believed = await asyncio.to_thread(ssl.create_default_context, cafile=way.ca) if way.ca else None
+    silent, clocks = [], {}
+    for url in way.servers or (way.locator,):
         try:
-            async with await client.connect([url], creds=creds, tls=believed) as bus:
+            async with await connecting.connect(
+                way.servers and url, locator=way.locator or None, creds=creds, tls=believed
+            ) as bus:
                 await bus.flush()
+                if creds is not None and creds.sees_connections:
+                    clocks |= await _clocks(bus, len(way.servers))
         except errors.Unavailable as error:
             silent.append(f"{url}: {error.message}")
+    asked = len(way.servers or (way.locator,))
     if silent:
-        state = FAULT if len(silent) == len(servers) else WARNING
-        return state, "; ".join(silent), "`muster broker list` says how they are"
-    return OK, f"{len(servers)} answer", ""
+        return (WARNING if len(silent) < asked else FAULT), "; ".join(silent), _revive(patient)
+    astray = [f"{name} by {ahead_s:+.1f} s" for name, ahead_s in clocks.items() if abs(ahead_s) > SKEW_S]
+    if astray:
+        advice = "have chrony or systemd-timesyncd keep the clocks of both machines"
+        return WARNING, f"clocks differ from this machine's: {', '.join(astray)}", advice
+    return OK, f"{asked} {'answers' if asked == 1 else 'answer'}", ""
 
 
+MACHINE: tuple[Check, ...] = (python, broker_program, extras, java, clock, disk, open_files)
 CHECKS: tuple[Check, ...] = (
-    python,
-    broker_program,
-    extras,
-    java,
-    clock,
-    disk,
-    open_files,
+    *MACHINE,
     keys,
     tls,
     ports,
@@ -260,6 +304,43 @@ CHECKS: tuple[Check, ...] = (
     domain_,
     brokers,
 )
+
+
+def _own_way(patient: Patient) -> Way:
+    """To the domain of this home, as its administrator. Blocks."""
+    running = patient.running
+    servers = running.servers if running is not None else patient.settings.bus.servers
+    if not servers:
+        return Way(())
+    trust = identities.open_(patient.settings)
+    role = identities.OWN[identities.ADMINISTRATOR]
+    creds = identities.credentials_file(trust, identities.ADMINISTRATOR, role)
+    return Way(servers, creds=creds, ca=(running.ca or "") if running is not None else "")
+
+
+async def _clocks(bus: api.Bus, brokers: int) -> dict[str, float]:
+    """How far each broker's clock is ahead of ours, by its name: those that answer in time."""
+    asked_at, began = time.time(), time.monotonic()
+    with_time = await bus.gather(
+        client.AUDIT_SUBJECT, b'{"limit": 1}', enough=max(1, brokers), timeout_s=ANSWER_S
+    )
+    took_s = time.monotonic() - began
+    found = {}
+    for one in with_time:
+        server = json.loads(one.data)["server"]
+        ahead_s = datetime.fromisoformat(server["time"]).timestamp() - asked_at
+        # It looked at its clock some time between our question and the last answer.
+        found[server["name"]] = ahead_s if ahead_s < 0 else max(0.0, ahead_s - took_s)
+    return found
+
+
+def _revive(patient: Patient) -> str:
+    if patient.profile is not None:
+        return "is the address right, and does a firewall let you through? Ask who runs the domain"
+    if patient.running is None:
+        return "bus.servers in muster.toml names them: start them, or name others"
+    logs = home.Folder(patient.folder).logs
+    return f"the domain starts them anew; if not: `muster down && muster up --detach` (logs: {logs})"
 
 
 def _is_synchronised() -> bool:
@@ -286,6 +367,11 @@ def _ports(settings: catalogue.Settings) -> Iterator[tuple[str, int]]:
                 yield from ((bus.host, first + number) for number in range(layout.broker_count(settings)))
     if bus.locator and bus.locator_port:
         yield bus.host, bus.locator_port
+    web = settings.web
+    if web.enabled and web.port and not hosts.is_loopback(web.host):  # on loopback a free one is taken
+        yield web.host, web.port
+    if settings.soap.enabled and settings.soap.port:
+        yield settings.soap.host, settings.soap.port
     if settings.health.enabled and settings.health.port:
         yield settings.health.host, settings.health.port
 

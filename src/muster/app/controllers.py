@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from muster.bus import api
@@ -20,6 +20,7 @@ from muster.predicates import text
 RULE = "infection"
 ROUND_S = 1.0
 COMMAND_S = 4.0  # what was commanded is given so long to be seen
+NEEDS = {"isolate": ("infected",), "patch": ("healthy", "isolated")}  # operation -> conditions
 
 Say = Callable[[str, str, Mapping[str, Any]], None]
 
@@ -68,16 +69,16 @@ class Controllers:
 
     async def _defend(self, region: str, bus: api.Bus, sender: notify.Party) -> None:
         while True:
-            listed = ", ".join(text.quoted(one) for one in sorted(self._attacked))
-            where = f"region = {text.quoted(region)} AND application_version IN ({listed}) AND condition"
-            needs = (("isolate", f"{where} = 'infected'"), ("patch", f"{where} IN ('healthy', 'isolated')"))
-            await asyncio.gather(
-                *(self._command(operation, address, bus, sender) for operation, address in needs)
-            )
+            await asyncio.gather(*(self._command(region, operation, bus, sender) for operation in NEEDS))
             await asyncio.sleep(COMMAND_S)
 
-    async def _command(self, operation: str, address: str, bus: api.Bus, sender: notify.Party) -> None:
-        """To those whom the address means now, if there are any."""
+    async def _command(self, region: str, operation: str, bus: api.Bus, sender: notify.Party) -> None:
+        """To those of the region that need it now, if there are any."""
+        versions, conditions = sorted(self._attacked), NEEDS[operation]
+        address = (
+            f"region = {text.quoted(region)} AND application_version IN ({_listed(versions)}) "
+            f"AND condition IN ({_listed(conditions)})"
+        )
         try:
             meant = (await notify.who(bus, address, limit=1)).count
             self._needed[sender.name, operation] = meant
@@ -89,6 +90,10 @@ class Controllers:
         self.commands += 1
         self._say(
             "command",
-            f"{sender.name}: {operation} {meant:,} servers, {address}",
+            f"{region}: {operation} {meant:,} {' or '.join(conditions)} ones ({', '.join(versions)})",
             {"operation": operation, "by": sender.name, "meant": meant, "address": address},
         )
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(map(text.quoted, words))

@@ -48,6 +48,7 @@ rules:
 RULES_NAME = "outbreak-rules.yaml"
 HOUR_S = 3600.0
 ROUND_S = 1.0
+TOLD_S = 3.0  # between two words on what takes its time
 ENTRIES_MAX = 1_000
 STEM = "farm"
 RANK = {"_trust_level": 3}
@@ -137,10 +138,11 @@ class Outbreak:
         self._farms: list[asyncio.subprocess.Process] = []
         self._tallies: dict[str, webfarm.Tally] = {}
         self._told = asyncio.Event()
+        self._shown: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._first_managers: dict[str, int] = {}
         self._controllers = controllers.Controllers(say, self._after_s)
-        self._released_at = 0.0
+        self._released_at = self._told_at = 0.0
         self.summary = Summary(wishes.plan.servers)
 
     async def __aenter__(self) -> Outbreak:
@@ -162,14 +164,12 @@ class Outbreak:
         await self._watcher.subscribe(tallies, handler=self._tallied)
         await self._qualify()
         await asyncio.gather(self._start_farms(), self._apply())
-        await self._until(
-            lambda: sum(one.up for one in self._tallies.values()) == plan.servers, "servers are up"
-        )
+        await self._until(self._is_up, "servers are up")
         self._first_managers = self._managers()
+        of_each = ", ".join(f"{name}: {count:,}" for name, count in sorted(self._first_managers.items()))
         self._say(
             "fleet",
-            f"{plan.servers:,} servers up after {time.monotonic() - began:.0f} s, managed by "
-            + ", ".join(f"{name} ({count:,})" for name, count in sorted(self._first_managers.items())),
+            f"{plan.servers:,} servers up after {time.monotonic() - began:.0f} s ({of_each})",
             {"servers": plan.servers, "managers": self._first_managers},
         )
         await self._wait_for_reports()
@@ -276,6 +276,7 @@ class Outbreak:
                     patience_s=self._wishes.start_s_max,
                     entries=entries,
                 )
+                self._mention("applied", first + start + len(entries))
 
     async def _wait_for_reports(self) -> None:
         found = pipeline.Client(self._admin)
@@ -287,6 +288,7 @@ class Outbreak:
                     with contextlib.suppress(errors.Unavailable, errors.NotFound):  # Spark takes its time
                         system = await found.system()
                         machines = 0 if system is None else system.machines
+                        self._mention("reported to Spark", machines)
         except TimeoutError:
             raise errors.TimedOut(
                 f"after {most_s:g} s Spark has reports of {machines:,} servers only",
@@ -313,17 +315,13 @@ class Outbreak:
 
     async def _fight(self) -> None:
         """Until no infected server can reach another."""
-        killed, said = not self._wishes.kill, 0.0
+        killed = not self._wishes.kill
         async for infected in self._curve(self._wishes.contain_s_max):
-            after_s = self._after_s()
-            if after_s - said >= 2:
-                said = after_s
-                self._say("fleet", self._line(), {"after_s": after_s, **self._counts()})
             if not killed and self._deliveries():
                 killed = True
                 await self._kill()
             if not infected and self._controllers.alerted.done():
-                self.summary.contain_s = after_s
+                self.summary.contain_s = after_s = self._after_s()
                 self._say(
                     "contained", f"no server spreads it any more, {after_s:.0f} s after its release", {}
                 )
@@ -388,13 +386,20 @@ class Outbreak:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await self._told.wait()
             except TimeoutError:
-                raise errors.TimedOut(f"after {most_s:g} s {self._line()}") from None
+                raise errors.TimedOut(
+                    f"the worm is not beaten after {most_s:g} s: {self._line()}",
+                    hint=f"this machine may be too busy; see {self._running.folder.logs}",
+                ) from None
             for task in self._tasks:
                 if task.done():
                     task.result()  # a controller that failed: its reason is ours
-            infected = self._counts()["infected"]
-            self.summary.curve.append((self._after_s(), infected))
-            yield infected
+            counts = self._counts()
+            self.summary.curve.append((self._after_s(), counts["infected"]))
+            if counts != self._shown and self._is_due():
+                self._shown = counts
+                line = f"{self._after_s():4.0f} s: {self._line()}"
+                self._say("fleet", line, {"after_s": self._after_s(), **counts})
+            yield counts["infected"]
 
     def _counts(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -409,6 +414,23 @@ class Outbreak:
             for name, count in tally.managers.items():
                 found[name] = found.get(name, 0) + count
         return found
+
+    def _is_up(self) -> bool:
+        up = sum(one.up for one in self._tallies.values())
+        self._mention("up", up)
+        return up == self._wishes.plan.servers
+
+    def _mention(self, what: str, count: int) -> None:
+        """How far it is, now and then."""
+        servers = self._wishes.plan.servers
+        if 0 < count < servers and self._is_due():
+            self._say("fleet", f"{count:,} of {servers:,} servers {what}", {"servers": count, "of": servers})
+
+    def _is_due(self) -> bool:
+        due = time.monotonic() - self._told_at >= TOLD_S
+        if due:
+            self._told_at = time.monotonic()
+        return due
 
     def _is_settled(self) -> bool:
         """Every command that was accepted has been carried out, or given up. Those of a manager that died
@@ -425,7 +447,7 @@ class Outbreak:
     def _line(self) -> str:
         counts = self._counts()
         return (
-            f"{self._after_s():4.0f} s: {counts['infected']:,} infected, {counts['isolated']:,} isolated, "
+            f"{counts['infected']:,} infected, {counts['isolated']:,} isolated, "
             f"{counts['patched']:,} patched, {counts['at_risk']:,} at risk"
         )
 

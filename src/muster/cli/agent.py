@@ -54,7 +54,7 @@ RETRY_S = 2.0
 )
 @click.option("--zone", default="default", show_default=True, help="Machines of a zone fail together.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For predicates to select on.")
-@monitoring.duration("--beat", "5s", "Between two heartbeats.")
+@base.duration("--beat", "5s", "Between two heartbeats.")
 @click.pass_context
 def agent(
     context: click.Context,
@@ -208,7 +208,7 @@ async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) ->
 )
 @click.argument("name")
 @click.option("--approval", is_flag=True, help="Whoever uses it has to be approved.")
-@monitoring.duration("--for", "1h", "How long it can be used.", dest="lifetime_s")
+@base.duration("--for", "1h", "How long it can be used.", dest="lifetime_s")
 @click.option("--address", "addresses", multiple=True, metavar="URL", help="Where the machine finds brokers.")
 @connection.options
 @base.pass_invocation

@@ -79,16 +79,18 @@ def ack(invocation: base.Invocation, rule: str, about: str, to: connection.Optio
     ],
 )
 @click.argument("covers", metavar="PREDICATE")
-@click.option("--for", "for_", required=True, metavar="DURATION", help="How long: 30m, 2h, 1d.")
+@base.duration("--for", None, "How long: 30m, 2h, 1d.", required=True)
 @click.option("--reason", default="", help="Why, for others to read.")
 @connection.options
 @base.pass_invocation
-def silence(invocation: base.Invocation, covers: str, for_: str, reason: str, to: connection.Options) -> None:
+def silence(
+    invocation: base.Invocation, covers: str, for_s: float, reason: str, to: connection.Options
+) -> None:
     """Tell nobody of the alerts that PREDICATE selects.
 
     It may ask about rule, about, level, severity and group.
     """
-    _silence(invocation, to, covers, for_, None, reason)
+    _silence(invocation, to, covers, for_s, None, reason)
 
 
 @alert.command(
@@ -97,15 +99,15 @@ def silence(invocation: base.Invocation, covers: str, for_: str, reason: str, to
 )
 @click.argument("covers", metavar="PREDICATE")
 @click.option("--at", required=True, metavar="TIME", help="When it begins, in ISO 8601.")
-@click.option("--for", "for_", required=True, metavar="DURATION", help="How long: 30m, 2h, 1d.")
+@base.duration("--for", None, "How long: 30m, 2h, 1d.", required=True)
 @click.option("--reason", default="", help="Why, for others to read.")
 @connection.options
 @base.pass_invocation
 def maintenance(
-    invocation: base.Invocation, covers: str, at: str, for_: str, reason: str, to: connection.Options
+    invocation: base.Invocation, covers: str, at: str, for_s: float, reason: str, to: connection.Options
 ) -> None:
     """Plan a maintenance window: a silence that begins later."""
-    _silence(invocation, to, covers, for_, moment_ms(at), reason)
+    _silence(invocation, to, covers, for_s, moment_ms(at), reason)
 
 
 @alert.command(acts=("unsilence", "{id}"), examples=[("muster alert unsilence 3f2a9c01", "")])
@@ -144,13 +146,10 @@ def _silence(
     invocation: base.Invocation,
     to: connection.Options,
     covers: str,
-    for_: str,
+    for_s: float,
     from_ms: int | None,
     reason: str,
 ) -> None:
-    from muster.core import units
-
-    for_s = units.parse_duration_s(for_)
     made = _with(invocation, to, lambda ask: ask.silence(covers, for_s=for_s, from_ms=from_ms, reason=reason))
     invocation.printer.done(
         {"id": made.id, "until": _time(made.until_ms)}, f"silence {made.id} until {_time(made.until_ms)}"

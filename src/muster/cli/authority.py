@@ -44,12 +44,6 @@ def _authority(invocation: base.Invocation, by: Path | None) -> grants.Authority
         raise errors.InvalidInput(f"{by} is no authority's file: {error}") from None
 
 
-def _seconds(text: str) -> float:
-    from muster.core import units
-
-    return units.parse_duration_s(text)
-
-
 @authority.command(
     acts=("grant", "{holder}: {attributes}"),
     examples=[("muster authority grant controller-nw _trust_level=4 --tier 2 --lifetime 30d", "")],
@@ -57,7 +51,7 @@ def _seconds(text: str) -> float:
 @click.argument("holder")
 @click.argument("attributes", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("--tier", type=click.IntRange(1, 99), default=1, show_default=True, help="Of the grant.")
-@click.option("--lifetime", default="30d", show_default=True, metavar="DURATION", help="How long it holds.")
+@base.duration("--lifetime", "30d", "How long it holds.")
 @click.option("--party", "prefix", default="", help="Only for this party of the holder, or those below it.")
 @click.option(
     "--region", default="", help="Only with receivers whose state has this region, or one below it."
@@ -73,7 +67,7 @@ def grant(
     holder: str,
     attributes: tuple[str, ...],
     tier: int,
-    lifetime: str,
+    lifetime_s: float,
     prefix: str,
     region: str,
     audience: tuple[str, ...],
@@ -94,9 +88,7 @@ def grant(
     signer = _authority(invocation, by)
     narrowed = prefix or region or audience
     scope = documents.Scope(prefix=prefix, region=region, audience=audience) if narrowed else None
-    chain = signer.grant(
-        holder, values, tier=tier, now=time.time(), lifetime_s=_seconds(lifetime), scope=scope
-    )
+    chain = signer.grant(holder, values, tier=tier, now=time.time(), lifetime_s=lifetime_s, scope=scope)
 
     async def work() -> None:
         from muster.notify import client
@@ -170,7 +162,7 @@ def list_(invocation: base.Invocation, to: connection.Options) -> None:
     metavar="NAME[=VALUE,…]",
     help="May grant this attribute: one of these values, or LOW..HIGH, or anything.",
 )
-@click.option("--lifetime", default="365d", show_default=True, metavar="DURATION", help="How long it holds.")
+@base.duration("--lifetime", "365d", "How long it holds.")
 @click.option(
     "--to", "path", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Its file (secret)."
 )
@@ -181,7 +173,7 @@ def appoint(
     name: str,
     tier: int,
     rules: tuple[str, ...],
-    lifetime: str,
+    lifetime_s: float,
     path: Path,
     by: Path | None,
 ) -> None:
@@ -200,7 +192,7 @@ def appoint(
         tier=tier,
         may_grant=dict(map(_rule, rules)),
         now=time.time(),
-        lifetime_s=_seconds(lifetime),
+        lifetime_s=lifetime_s,
     )
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(msgspec.json.encode({"name": name, "seed": key.seed, "mandates": mandates}))

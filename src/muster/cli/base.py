@@ -6,7 +6,7 @@ The common options stand on ``muster`` itself and on every command, so ``muster 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ import click
 from muster.cli import output as output_
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass
@@ -47,7 +48,57 @@ def _remember(context: click.Context, option: click.Parameter, value: object) ->
         setattr(context.ensure_object(Invocation), name, value)
 
 
+class Duration(click.ParamType[float]):
+    """Of any command: ``90``, ``90s``, ``1m30s``, ``7d``; in seconds."""
+
+    name = "duration"
+
+    def __init__(self, *, may_be_zero: bool = False) -> None:
+        self._may_be_zero = may_be_zero
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from muster.core import errors, units
+
+        if isinstance(value, (int, float)):
+            return float(value)
+        try:
+            found = units.parse_duration_s(str(value))
+        except errors.InvalidInput as error:
+            self.fail(error.message, param, ctx)
+        if found < 0 or (found == 0 and not self._may_be_zero):
+            self.fail(f"{value!r} is not above zero", param, ctx)
+        return found
+
+
+def duration(
+    name: str,
+    default: str | None,
+    words: str,
+    *,
+    dest: str | None = None,
+    may_be_zero: bool = False,
+    required: bool = False,
+) -> Callable[[F], F]:
+    """An option such as ``--period 10s``, handed over in seconds as ``period_s``."""
+    return click.option(
+        name,
+        dest or f"{name.removeprefix('--').replace('-', '_')}_s",
+        type=Duration(may_be_zero=may_be_zero),
+        default=default,
+        show_default=default not in (None, "0"),
+        required=required,
+        help=words,
+    )
+
+
 COMMON_NAMES = ("output", "home", "profile", "debug")
+
+
+def profiles_like(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """For a shell that completes the name of a profile."""
+    from muster.cli import profiles
+
+    return [name for name in profiles.names() if name.startswith(begun)]
 
 
 def _common_options() -> list[click.Parameter]:
@@ -69,6 +120,7 @@ def _common_options() -> list[click.Parameter]:
         ),
         click.Option(
             ["--profile"],
+            shell_complete=profiles_like,
             envvar="MUSTER_PROFILE",
             metavar="NAME",
             help="Named connection settings to use.",
@@ -113,7 +165,7 @@ class Command(click.Command):
         common: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(param, click.Argument):  # the usage line has it
                 (common if param.name in COMMON_NAMES else own).append(record)
         for title, records in (("Options", own), ("Common options", common)):
             with formatter.section(title):

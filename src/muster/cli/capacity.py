@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from muster.cli import base, connection, monitoring
+from muster.cli import base, connection
 
 
 @click.command(
@@ -18,15 +18,15 @@ from muster.cli import base, connection, monitoring
     ],
 )
 @click.option("--machines", type=click.IntRange(1), default=1000, show_default=True)
-@monitoring.duration("--period", "10s", "Between two reports of a machine.")
-@monitoring.duration("--hold", "1s", "Of a channel.")
-@monitoring.duration("--trigger", "10s", "Of Spark.")
+@base.duration("--period", "10s", "Between two reports of a machine.")
+@base.duration("--hold", "1s", "Of a channel.")
+@base.duration("--trigger", "10s", "Of Spark.")
 @click.option(
     "--cores", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, help="Of the root."
 )
 @click.option("--paper", is_flag=True, help="Show the capacity of the paper's hierarchies instead.")
 @click.option("--check", is_flag=True, help="Compare the model with what the running system does.")
-@monitoring.duration("--window", "60s", "For --check.")
+@base.duration("--window", "60s", "For --check.")
 @connection.options
 @base.pass_invocation
 def capacity(

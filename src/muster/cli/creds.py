@@ -37,7 +37,7 @@ ROLES = (
 )
 
 
-@click.group(cls=base.Group, examples=[("muster creds show", "")])
+@click.group(cls=base.Group, examples=[("muster creds list", "")])
 def creds() -> None:
     """Issue, revoke and show credentials."""
 
@@ -78,7 +78,7 @@ def _time(at_s: int) -> str:
 @click.option(
     "--topic", "patterns", multiple=True, help="Only these topics, wildcards allowed; may be repeated."
 )
-@click.option("--lifetime", metavar="DURATION", help="How long they hold (30d, 12h); default: the settings'.")
+@base.duration("--lifetime", None, "How long they hold (30d, 12h); default: the settings'.")
 @click.option(
     "--to", type=click.Path(dir_okay=False, path_type=Path), help="Also copy the file there ('-': stdout)."
 )
@@ -88,18 +88,18 @@ def issue(
     identity: str,
     role: str,
     patterns: tuple[str, ...],
-    lifetime: str | None,
+    lifetime_s: float | None,
     to: Path | None,
 ) -> None:
     """Give an identity credentials.
 
     The file holds a secret: hand it to the process it is for and to nobody else.
     """
-    from muster.core import topics, units
+    from muster.core import topics
     from muster.trust import roles
 
     settings = config_.load(invocation)
-    lifetime_s = units.parse_duration_s(lifetime) if lifetime else settings.trust.credential_lifetime_s
+    lifetime_s = lifetime_s or settings.trust.credential_lifetime_s
     trust = _trust(invocation)
     allowed = tuple(subject for text in patterns for subject in topics.Pattern.parse(text).subjects)
     trust.issue(identity, roles.Role.named(role), lifetime_s=lifetime_s or None, topics=allowed or None)
@@ -136,23 +136,24 @@ def revoke(invocation: base.Invocation, identity: str) -> None:
     invocation.printer.done({**_plain(record), "told_brokers": told}, f"{identity} is refused {when}")
 
 
-@creds.command(
-    examples=[("muster creds show", "all"), ("muster creds show alice", "one, with its permissions")]
-)
-@click.argument("identity", required=False)
+@creds.command("list", examples=[("muster creds list", "")])
 @base.pass_invocation
-def show(invocation: base.Invocation, identity: str | None) -> None:
-    """Show who has credentials, or all of one."""
-    trust = _trust(invocation)
-    if identity is not None:
-        record = trust.show(identity)
-        facts = _plain(record)
-        path = trust.credentials_path(identity)
-        facts["file"] = str(path) if path.exists() else None
-        invocation.printer.facts(facts)
-        return
-    rows = [_plain(record) for record in trust.records()]
+def list_(invocation: base.Invocation) -> None:
+    """List who has credentials."""
+    rows = [_plain(record) for record in _trust(invocation).records()]
     invocation.printer.rows(rows, ("identity", "role", "status", "issued", "expires"))
+
+
+@creds.command(examples=[("muster creds show alice", "with its permissions")])
+@click.argument("identity")
+@base.pass_invocation
+def show(invocation: base.Invocation, identity: str) -> None:
+    """Show the credentials of one identity, and what it may."""
+    trust = _trust(invocation)
+    facts = _plain(trust.show(identity))
+    path = trust.credentials_path(identity)
+    facts["file"] = str(path) if path.exists() else None
+    invocation.printer.facts(facts)
 
 
 async def _tell(invocation: base.Invocation) -> bool:

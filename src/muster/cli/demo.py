@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +54,8 @@ def demo(invocation: base.Invocation, story: str, fleet: int, once: bool) -> Non
     simulated web servers reports, Spark sees a worm spread among them, controllers command exactly those at
     risk, managers isolate and patch; and a manager and a broker are killed meanwhile.
 
-    Makes a fresh home in ./.muster/demo (or where --home says), on free ports of loopback. What an earlier
-    demo left there is removed.
+    Makes a fresh home in ./.muster/demo (or where --home says), on free ports of loopback, and removes it at
+    the end; where something failed it stays, with its logs, until the next demo.
     """
     from muster.app import home
 
@@ -65,6 +65,7 @@ def demo(invocation: base.Invocation, story: str, fleet: int, once: bool) -> Non
         _tour(invocation, place, _fresh(place, {}), stay=stay)
     else:
         _worm(invocation, place, fleet, stay=stay)
+    _remove(place)
 
 
 def _fresh(place: home.Home, flags: Mapping[str, Any]) -> catalogue.Settings:
@@ -87,6 +88,15 @@ def _fresh(place: home.Home, flags: Mapping[str, Any]) -> catalogue.Settings:
     return settings.load(catalogue.Settings, file=place.settings_file, flags=flags)
 
 
+def _remove(place: home.Home) -> None:
+    import shutil
+
+    shutil.rmtree(place.root)
+    if place.root == HOME.absolute():
+        with contextlib.suppress(OSError):  # something else is in it
+            place.root.parent.rmdir()
+
+
 def _tour(invocation: base.Invocation, place: home.Home, settings: catalogue.Settings, *, stay: bool) -> None:
     from muster.app import catalogue, demo, domain, process
 
@@ -105,26 +115,25 @@ def _tour(invocation: base.Invocation, place: home.Home, settings: catalogue.Set
         show(demo.up(running, took_s))
         async for scene in demo.scenes(running):
             show(scene)
-        _suggest(printer, place, stay=stay)
+        _suggest(printer, place, ("status", "sub 'demo/>'", "pub demo/hello world"), stay=stay)
         if stay:
             await demo.tick(running)
 
     base.run(process.run(running, work, stopping=printer.stopping))
 
 
-def _suggest(printer: output.Printer, place: home.Home, *, stay: bool) -> None:
+def _suggest(printer: output.Printer, place: home.Home, commands: Sequence[str], *, stay: bool) -> None:
     if not printer.for_people:
         return
-    muster, option = base.program(), f"--home {base.shown(place.root)}"
+    muster = base.program()
     if stay:
+        option = f"--home {base.shown(place.root)}"
         lines = [
             "It stays up until Ctrl-C. What to try next, in another terminal:",
-            f"  {muster} status {option}",
-            f"  {muster} sub 'demo/>' {option}",
-            f"  {muster} pub demo/hello world {option}",
+            *(f"  {muster} {command} {option}" for command in commands),
         ]
     else:
-        lines = [f"What to try next: {muster} up --detach {option} && {muster} status {option}"]
+        lines = [f"What to try next: a domain of your own: {muster} init && {muster} up --detach"]
     sys.stdout.write("\n".join(["", *lines, ""]))
     sys.stdout.flush()
 
@@ -135,6 +144,7 @@ def _worm(invocation: base.Invocation, place: home.Home, fleet: int, *, stay: bo
     from muster.app import catalogue, domain, outbreak, process
     from muster.simulate import worm
 
+    _expect_spark()
     printer = invocation.printer
     wishes = outbreak.Wishes(
         plan=worm.Plan(servers=fleet),
@@ -153,21 +163,35 @@ def _worm(invocation: base.Invocation, place: home.Home, fleet: int, *, stay: bo
         printer.item({"scene": name, "text": line, **facts}, f"{name:>10}  {line}")
 
     async def work() -> None:
-        show("domain", f"up: {', '.join(running.servers)}", {"servers": list(running.servers)})
+        ports = ", ".join(url.rpartition(":")[2] for url in running.servers)
+        line = f"up: {len(running.servers)} brokers, on ports {ports} of this machine"
+        show("domain", line, {"servers": list(running.servers)})
         await _show_dashboard(running, show)
         async with outbreak.Outbreak(running, wishes, show) as story:
             summary = await story.run()
             _summarise(printer, summary)
+            _suggest(printer, place, ("top", "get --managers", "alert list", "audit"), stay=stay)
             if stay:
-                printer.note(f"It stays up until Ctrl-C. Look around: {_command(place)} top, get, alert list")
                 await asyncio.get_running_loop().create_future()
-            elif printer.for_people:
-                muster = base.program()
-                sys.stdout.write(
-                    f"What to try next: a domain of your own: {muster} init && {muster} up --detach\n"
-                )
 
     base.run(process.run(running, work, stopping=printer.stopping))
+
+
+def _expect_spark() -> None:
+    """Complain now, not when the fleet waits for it."""
+    import importlib.util
+    import tempfile
+
+    from muster.pipeline import java
+
+    tour = "`muster demo` alone shows what needs no Spark"
+    if importlib.util.find_spec("pyspark") is None:
+        raise errors.MissingPart(
+            "the worm's story needs Spark, which is not installed",
+            hint=f"pip install 'muster-fabric[spark]'; {tour}",
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        java.find(Path(folder))
 
 
 async def _show_dashboard(running: domain.Domain, show: Callable[..., None]) -> None:
@@ -183,10 +207,6 @@ async def _show_dashboard(running: domain.Domain, show: Callable[..., None]) -> 
             show("dashboard", line, {"url": url, "password": password})
 
 
-def _command(place: home.Home) -> str:
-    return f"{base.program()} --home {base.shown(place.root)}"
-
-
 def _summarise(printer: output.Printer, summary: outbreak.Summary) -> None:
     from dataclasses import asdict
 
@@ -200,11 +220,12 @@ def _summarise(printer: output.Printer, summary: outbreak.Summary) -> None:
         f"to heal       {found.heal_s:6.1f} s   until every server is patched and reported so",
         f"infected      {found.fallen:6,} of {found.servers:,} servers; "
         f"without Muster {found.unhindered:,}: {found.saved:,} saved",
-        f"commands      {found.commands:6,}, accepted {found.deliveries:,} times, carried out "
-        f"{found.operations:,} times; {found.not_done} missed, {found.repeated} repeated",
-        f"reports       {found.reports:6,} taken in by Spark; {found.dropped:,} messages or reports dropped",
+        f"commands      {found.commands:6,}, accepted {found.deliveries:,} times, "
+        f"carried out {found.operations:,} times",
+        f"missed        {found.not_done:6,}, repeated {found.repeated:,}, "
+        f"dropped {found.dropped:,} messages or reports",
+        f"reports       {found.reports:6,} taken in by Spark",
         f"forged        {found.forged_reached:6,} servers obeyed the impostor",
         f"killed        {', '.join(found.killed) or 'nothing'}; {found.failovers:,} servers changed managers",
-        "",
     ]
     printer.item(record, "\n".join(lines))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import base, connection, managing, monitoring
+from muster.cli import base, connection, managing
 
 if TYPE_CHECKING:
     from muster.manage import client
@@ -23,7 +23,7 @@ _PLAN = ("wave", "act", "name", "type")
     ],
 )
 @managing.file_option
-@monitoring.duration("--wait", None, "Wait so long for everything to be up.")
+@base.duration("--wait", None, "Wait so long for everything to be up.")
 @connection.options
 @base.pass_invocation
 def apply(invocation: base.Invocation, path: Path, wait_s: float | None, to: connection.Options) -> None:
@@ -83,7 +83,7 @@ def diff(invocation: base.Invocation, path: Path, to: connection.Options) -> Non
 )
 @click.argument("names", nargs=-1)
 @click.option("-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@monitoring.duration("--wait", None, "Wait so long for everything to be gone.")
+@base.duration("--wait", None, "Wait so long for everything to be gone.")
 @connection.options
 @base.pass_invocation
 def delete(
@@ -146,7 +146,7 @@ _ROLLOUT = ("id", "state", "operation", "counts", "unreachable", "reason")
 @click.argument("names", nargs=-1)
 @click.option("--where", default="", metavar="PREDICATE", help="On the resources of which this is true.")
 @click.option("--batch", default="1", show_default=True, help="How many at a time: a count, or a part (10%).")
-@monitoring.duration("--pause", None, "Between two batches.")
+@base.duration("--pause", None, "Between two batches.")
 @click.option("--max-errors", type=click.IntRange(0), default=0, show_default=True, help="Stop after more.")
 @click.option("--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="For the operation.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it is over.")

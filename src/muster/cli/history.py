@@ -40,7 +40,7 @@ _SHOWN = {
 )
 @click.option("--from", "from_", metavar="TIME", help="Not before this, in ISO 8601.")
 @click.option("--to", metavar="TIME", help="Before this.")
-@click.option("--last", metavar="DURATION", help="Of the last 15m, 2h, 7d.")
+@base.duration("--last", None, "Of the last 15m, 2h, 7d.")
 @click.option("--columns", metavar="NAME,…", help="Which columns to show.")
 @click.option("--of", metavar="COLUMN", help="Summarise this column: count, mean, least, greatest.")
 @click.option("--by", default="", metavar="COLUMN,…", help="With --of: one line for each of these.")
@@ -58,7 +58,7 @@ def history(
     kind: str,
     from_: str | None,
     to: str | None,
-    last: str | None,
+    last_s: float | None,
     columns: str | None,
     of: str | None,
     by: str,
@@ -71,7 +71,7 @@ def history(
 
     QUERY is a predicate over the columns of what is searched; docs/reference/predicates.md is its language.
     """
-    from muster.core import errors, units
+    from muster.core import errors
     from muster.pipeline import latest
     from muster.pipeline import query as query_
 
@@ -81,8 +81,8 @@ def history(
     if not root.is_dir():
         raise errors.NotFound(f"there is no history in {root}", hint="`muster pipeline run` writes it")
     from_ms = alert.moment_ms(from_) if from_ else None
-    if last:
-        from_ms = int((time.time() - units.parse_duration_s(last)) * 1000)
+    if last_s:
+        from_ms = int((time.time() - last_s) * 1000)
     shown = tuple(columns.split(",")) if columns else _SHOWN[kind] if invocation.printer.for_people else ()
     wanted = query_.Query(
         kind, query, from_ms, alert.moment_ms(to) if to else None, shown, limit if limit > 0 else None

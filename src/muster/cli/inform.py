@@ -73,7 +73,7 @@ def _change(change: protocol.Change) -> dict[str, Any]:
 @click.argument("key")
 @click.argument("value", required=False)
 @click.option("-a", "--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="To be found by.")
-@click.option("--lease", "lease_s", type=float, default=0.0, metavar="SECONDS", help="It goes after so long.")
+@base.duration("--lease", "0", "It goes after so long.", may_be_zero=True)
 @click.option("--if-version", type=int, metavar="N", help="Only if this is its version; 0: if there is none.")
 @click.option("--replicated", is_flag=True, help="Wait until the permanent copies have it.")
 @node_option
@@ -116,13 +116,7 @@ def put(
 
 @inform.command(examples=[("muster inform get printers/3 --max-staleness 0", "as new as this moment")])
 @click.argument("key")
-@click.option(
-    "--max-staleness",
-    "max_staleness_s",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="No older than this.",
-)
+@base.duration("--max-staleness", None, "No older than this.", may_be_zero=True)
 @click.option("--raw", is_flag=True, help="Print the value alone, as it is.")
 @node_option
 @connection.options
@@ -195,7 +189,7 @@ def find(invocation: base.Invocation, predicate: str, limit: int, after: str, to
 @inform.command(examples=[("muster inform watch printers/3 -o json | jq .value", "until Ctrl-C")])
 @click.argument("key")
 @click.option("--after", type=int, default=0, metavar="VERSION", help="Begin after this version.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many changes.")
+@click.option("-n", "--count", type=click.IntRange(min=1), metavar="N", help="End after so many changes.")
 @connection.options
 @base.pass_invocation
 def watch(

@@ -51,9 +51,7 @@ def _session(found: sessions.Session) -> dict[str, Any]:
     examples=[("muster inform session begin --parent ID", "inside another activity")],
 )
 @click.option("--parent", default="", metavar="ID", help="Begin it inside this activity.")
-@click.option(
-    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="It ends by itself after so long."
-)
+@base.duration("--timeout", None, "It ends by itself after so long.")
 @connection.options
 @base.pass_invocation
 def begin(invocation: base.Invocation, parent: str, timeout_s: float | None, to: connection.Options) -> None:
@@ -145,9 +143,7 @@ def _entry(found: services.Entry) -> dict[str, Any]:
 @click.option("--category", "categories", multiple=True, metavar="KEY=VALUE", help="A keyed reference.")
 @click.option("-a", "--attribute", "metadata", multiple=True, metavar="NAME=VALUE", help="Metadata.")
 @click.option("--description", default="", help="Free text.")
-@click.option(
-    "--lease", "lease_s", type=float, default=0.0, metavar="SECONDS", help="It goes unless renewed."
-)
+@base.duration("--lease", "0", "It goes unless renewed.", may_be_zero=True)
 @connection.options
 @base.pass_invocation
 def save(

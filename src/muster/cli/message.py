@@ -101,17 +101,15 @@ def _property(text: str) -> tuple[str, Any]:
 @message.command(
     examples=[
         ("muster message send queue:orders 'four chairs' -p amount=4", ""),
-        ("muster message send topic:news/sport won --ttl 60 --priority 9", ""),
+        ("muster message send topic:news/sport won --ttl 1m --priority 9", ""),
     ]
 )
 @click.argument("destination")
 @click.argument("body")
 @click.option("-p", "--property", "properties", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
 @click.option("--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="9 is the highest.")
-@click.option("--ttl", "ttl_s", type=float, default=0.0, help="Expires after so many seconds.")
-@click.option(
-    "--delay", "delay_s", type=float, default=0.0, help="Delivered no earlier than in so many seconds."
-)
+@base.duration("--ttl", "0", "Expires after so long.", may_be_zero=True)
+@base.duration("--delay", "0", "Delivered no earlier than after so long.", may_be_zero=True)
 @click.option("--non-persistent", is_flag=True, help="May be lost; quicker.")
 @connection.options
 @base.pass_invocation
@@ -157,7 +155,7 @@ def send(
 @click.argument("destination")
 @_selector
 @click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="How many.")
-@click.option("--timeout", "timeout_s", type=float, help="Stop after so many seconds without one.")
+@base.duration("--timeout", None, "Stop after so long without one.", may_be_zero=True)
 @click.option("--durable", metavar="NAME", help="By the durable subscription of this name.")
 @click.option("--client-id", help="Whose durable subscription it is.")
 @connection.options

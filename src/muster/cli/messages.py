@@ -162,7 +162,7 @@ async def _publish(
 )
 @click.argument("topic")
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after this many messages.")
-@click.option("--timeout", "timeout_s", type=float, help="Stop after so many seconds.")
+@base.duration("--timeout", None, "Stop after so long.", may_be_zero=True)
 @click.option("--group", help="Share the messages among the members of this group.")
 @click.option("--where", metavar="PREDICATE", help="Only messages for which this is true.")
 @click.option("--reply", metavar="DATA", help="Answer each request with this.")
@@ -287,13 +287,13 @@ def _selector(where: str | None) -> Callable[[api.Message], bool]:
     cls=base.Command,
     examples=[
         ("muster request ping hello", ""),
-        ("muster request 'nodes/all' '' --all --timeout 1", "everybody's answers within a second"),
+        ("muster request 'nodes/all' '' --all --timeout 1s", "everybody's answers within a second"),
     ],
 )
 @click.argument("topic")
 @click.argument("data", required=False, default="")
 @header_option
-@click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, help="Seconds to wait.")
+@base.duration("--timeout", "5s", "How long to wait.", may_be_zero=True)
 @click.option("--all", "everybody", is_flag=True, help="Collect answers until the time is up.")
 @click.option("--enough", type=click.IntRange(1), help="Collect this many answers.")
 @raw_option

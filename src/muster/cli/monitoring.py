@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,40 +18,6 @@ if TYPE_CHECKING:
     from muster.bus import api
     from muster.core import metrics
     from muster.trust import roles
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Duration(click.ParamType[float]):
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from muster.core import errors, units
-
-        if isinstance(value, (int, float)):
-            return float(value)
-        try:
-            found = units.parse_duration_s(str(value))
-        except errors.InvalidInput as error:
-            self.fail(error.message, param, ctx)
-        if found <= 0:
-            self.fail(f"{value!r} is not above zero", param, ctx)
-        return found
-
-
-DURATION = Duration()
-
-
-def duration(name: str, default: str | None, words: str, *, dest: str | None = None) -> Callable[[F], F]:
-    """An option such as ``--period 10s``, handed over in seconds as ``period_s``."""
-    return click.option(
-        name,
-        dest or f"{name.removeprefix('--')}_s",
-        type=DURATION,
-        default=default,
-        show_default=default is not None,
-        help=words,
-    )
 
 
 def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:

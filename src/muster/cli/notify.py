@@ -113,8 +113,8 @@ def send(
 @click.option("--state", "state", multiple=True, metavar="NAME=VALUE", help="Its state; may be repeated.")
 @click.option("--policy", required=True, metavar="EXPR", help="What it accepts, from whom.")
 @click.option("--durable", is_flag=True, help="Durable events wait for this party while it is away.")
-@click.option("--count", type=click.IntRange(1), help="End after so many events.")
-@click.option("--timeout", "timeout_s", type=float, help="Seconds to wait for each event.")
+@click.option("-n", "--count", type=click.IntRange(1), help="End after so many events.")
+@base.duration("--timeout", None, "How long to wait for each event.", may_be_zero=True)
 @party_option
 @connection.options
 @base.pass_invocation

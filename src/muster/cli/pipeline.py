@@ -114,7 +114,7 @@ def stop(invocation: base.Invocation, to: connection.Options) -> None:
     metavar="EXPR",
     help="Which receivers are meant: a predicate (default: all; of notifications: as they were sent).",
 )
-@click.option("--last", metavar="DURATION", help="Only events of the last 2h, 7d.")
+@base.duration("--last", None, "Only events of the last 2h, 7d.")
 @click.option(
     "--notifications",
     is_flag=True,
@@ -127,7 +127,7 @@ def replay(
     invocation: base.Invocation,
     policy: str,
     address: str | None,
-    last: str | None,
+    last_s: float | None,
     notifications: bool,
     root: Path | None,
     to: connection.Options,
@@ -138,10 +138,9 @@ def replay(
     """
     import time
 
-    from muster.core import units
     from muster.pipeline import batch, session
 
-    from_ms = int((time.time() - units.parse_duration_s(last)) * 1000) if last else None
+    from_ms = int((time.time() - last_s) * 1000) if last_s else None
     if notifications:
         _replay_notifications(invocation, policy, address, from_ms, to)
         return
@@ -233,11 +232,10 @@ def demand(invocation: base.Invocation, prefix: str, root: Path | None) -> None:
 
 
 @pipeline.command(examples=[("muster pipeline fit", "what a batch and a report cost here")])
-@click.option("--period", default="10s", show_default=True, help="Of the machines' reports.")
+@base.duration("--period", "10s", "Of the machines' reports.")
 @base.pass_invocation
-def fit(invocation: base.Invocation, period: str) -> None:
+def fit(invocation: base.Invocation, period_s: float) -> None:
     """Fit the analytic model's parameters to the batches that were measured."""
-    from muster.core import units
     from muster.pipeline import fitting
 
     settings = config_.load(invocation)
@@ -249,7 +247,7 @@ def fit(invocation: base.Invocation, period: str) -> None:
     batches = fitting.read(folder / fitting.PROGRESS_NAME)
     found = fitting.fit(batches, trigger_s=settings.pipeline.trigger_s)
     facts = {name: getattr(found, name) for name in found.__struct_fields__}
-    invocation.printer.facts({**facts, "machines_max": found.machines(units.parse_duration_s(period))})
+    invocation.printer.facts({**facts, "machines_max": found.machines(period_s)})
 
 
 @pipeline.command(examples=[("muster pipeline monthly 2030-01 --to report.html", "")])

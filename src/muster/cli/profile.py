@@ -83,7 +83,7 @@ def add(
 
 
 @profile.command(examples=[("muster profile use prod", "")])
-@click.argument("name")
+@click.argument("name", shell_complete=base.profiles_like)
 @base.pass_invocation
 def use(invocation: base.Invocation, name: str) -> None:
     """Make a profile the one used when none is named."""
@@ -94,7 +94,7 @@ def use(invocation: base.Invocation, name: str) -> None:
 
 
 @profile.command(examples=[("muster profile show", "the current one"), ("muster profile show prod", "")])
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=base.profiles_like)
 @base.pass_invocation
 def show(invocation: base.Invocation, name: str | None) -> None:
     """Show one profile."""
@@ -116,12 +116,12 @@ def show(invocation: base.Invocation, name: str | None) -> None:
     )
 
 
-@profile.command(examples=[("muster profile remove prod", "")])
-@click.argument("name")
+@profile.command(examples=[("muster profile delete prod", "")])
+@click.argument("name", shell_complete=base.profiles_like)
 @base.pass_invocation
-def remove(invocation: base.Invocation, name: str) -> None:
+def delete(invocation: base.Invocation, name: str) -> None:
     """Forget a profile."""
     from muster.cli import profiles
 
     profiles.remove(name)
-    invocation.printer.done({"removed": name}, f"profile {name} is gone")
+    invocation.printer.done({"deleted": name}, f"profile {name} is gone")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from muster.cli import base, connection, monitoring, output
+from muster.cli import base, connection, output
 from muster.cli import config as config_
 
 BEHIND_S = 60.0  # a pipeline's report is of a window that is over, and passed by its delay
@@ -35,7 +35,7 @@ class Report(base.Command):
 @click.argument("level", type=click.Choice(["system", "group", "node"]))
 @click.argument("name", required=False)
 @click.option("--at", "at", metavar="TIME", help="As it was then: ISO 8601, or a duration ago such as 5m.")
-@monitoring.duration("--window", "60s", "How far back to look.")
+@base.duration("--window", "60s", "How far back to look.")
 @connection.options
 @base.pass_invocation
 def report(

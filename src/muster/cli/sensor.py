@@ -24,7 +24,7 @@ from muster.cli import base, connection, monitoring
 @click.option(
     "--zone", default="default", show_default=True, help="Machines of a zone tend to fail together."
 )
-@monitoring.duration("--period", "10s", "Between two reports of a machine.")
+@base.duration("--period", "10s", "Between two reports of a machine.")
 @click.option(
     "--channel", "channels", multiple=True, help="Report to this one; further ones are next in line."
 )

@@ -23,7 +23,7 @@ def simulate() -> None:
     ],
 )
 @click.option("--machines", type=click.IntRange(1), default=1000, show_default=True)
-@monitoring.duration("--period", "10s", "Between two reports of a machine.")
+@base.duration("--period", "10s", "Between two reports of a machine.")
 @click.option("--groups", type=click.IntRange(1), default=100, show_default=True)
 @click.option("--zones", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed is the same fleet.")
@@ -33,7 +33,7 @@ def simulate() -> None:
 @click.option("--commands", is_flag=True, help="Read further faults from stdin, one a line.")
 @click.option("--as", "form", type=click.Choice(["batches", "reports"]), default="batches", show_default=True)
 @click.option("--channel", default="", help="Where single reports go.")
-@monitoring.duration("--for", None, "End after so long (default: at Ctrl-C).", dest="lasts_s")
+@base.duration("--for", None, "End after so long (default: at Ctrl-C).", dest="lasts_s")
 @click.option(
     "--share", default="1/1", show_default=True, help="Play the i-th of n parts, in a process of its own."
 )

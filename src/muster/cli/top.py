@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import base, connection, monitoring, resources
+from muster.cli import base, connection, resources
 from muster.cli import report as report_
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ SHOWN = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")
         ("muster top --once -o json | jq '.groups[] | {group, machines, stale}'", ""),
     ],
 )
-@monitoring.duration("--every", "2s", "Refresh.")
+@base.duration("--every", "2s", "Refresh.")
 @click.option("--once", is_flag=True, help="Show it once and end (so does a pipe).")
 @click.option(
     "--sort", type=click.Choice([*SHOWN, "machines", "stale"]), default="cpu_percent", show_default=True
 )
-@monitoring.duration("--window", "60s", "How far back to look.")
+@base.duration("--window", "60s", "How far back to look.")
 @click.option("--resources", "of_resources", is_flag=True, help="Show managed resources, the worst first.")
 @click.option("--where", default="", metavar="PREDICATE", help="Resources of which this is true.")
 @connection.options

@@ -13,7 +13,7 @@ from muster.cli import config as config_
 if TYPE_CHECKING:
     from muster.app import catalogue
 
-DETACH_TIMEOUT_S = 60.0
+DETACH_TIMEOUT = "60s"
 LOG_NAME = "domain.log"
 
 
@@ -26,14 +26,7 @@ LOG_NAME = "domain.log"
     ],
 )
 @click.option("-d", "--detach", is_flag=True, help="Return when it is up, and leave it running.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    default=DETACH_TIMEOUT_S,
-    show_default=True,
-    help="Seconds to wait with --detach.",
-)
+@base.duration("--timeout", DETACH_TIMEOUT, "How long to wait with --detach.")
 @click.option("--ready-fd", type=int, hidden=True)
 @click.option("--log-file", is_flag=True, help="Write the log into the domain's folder, within its budget.")
 @config_.set_option
@@ -113,7 +106,7 @@ def _dashboard(url: str | None) -> str:
     acts=("down", "-"),
     examples=[("muster down", ""), ("muster down --force", "at once, without draining: as kill -9 would")],
 )
-@click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True, help="Seconds to wait.")
+@base.duration("--timeout", "30s", "How long to wait.")
 @click.option("--force", is_flag=True, help="Kill it. Nothing acknowledged is lost.")
 @base.pass_invocation
 def down(invocation: base.Invocation, timeout_s: float, force: bool) -> None:

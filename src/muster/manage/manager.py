@@ -24,6 +24,7 @@ events = log.Events("manage")
 
 TICK_S = 0.5
 CLAIMS_MAX = 1_000  # in one message
+CLAIMS_AT_ONCE = 16  # messages; they do not wait behind operations, which may be many thousands
 CLAIM_TIMEOUT_S = 3.0
 
 _ACTS = {
@@ -68,6 +69,7 @@ class Manager:
         self._sifting: set[str] | None = None  # while pages of a new beginning arrive: what they named
         self._zones = zones.Zones(0.0)
         self._work: set[str] = set()
+        self._claiming = asyncio.Semaphore(CLAIMS_AT_ONCE)
         self._operator = operating.Operator(bus, lambda: self.acts)
         self._orders = obeying.Orders(self.name, self._operator, self._find, self._seen)
         self._checkpoints = checkpoints.Checkpoints(
@@ -189,7 +191,7 @@ class Manager:
         said = protocol.Claim(manager=self.name, resources=wanted)
         answer: protocol.Claimed | None = None
         try:
-            async with self._operator.gate:
+            async with self._claiming:
                 if self.acts:
                     message = await self._bus.request(
                         protocol.claim(agent), messages.encode(said), timeout_s=CLAIM_TIMEOUT_S

@@ -19,7 +19,7 @@ class Operator:
     """``may_act`` says whether its manager's renewal holds; without it nothing is sent."""
 
     def __init__(self, bus: api.Bus, may_act: Callable[[], bool]) -> None:
-        self.gate = asyncio.Semaphore(AT_ONCE)
+        self._gate = asyncio.Semaphore(AT_ONCE)
         self._bus = bus
         self._may_act = may_act
 
@@ -27,7 +27,7 @@ class Operator:
         subject = protocol.operation(agent, operation.resource)
         data = messages.encode(operation, "msgpack")
         loop = asyncio.get_running_loop()
-        async with self.gate:
+        async with self._gate:
             deadline = loop.time() + operation.timeout_s
             sent = False
             while True:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ORDERS_MAX = 500  # in one message to a manager
 PATIENCE_S = 20.0  # how long an order waits for a manager, where its resource has none just now
-LOOK_S = 0.1
+LOOK_S, LOOK_S_MAX = 0.1, 1.0  # looked for rarely after a while: many thousands may wait
 
 Answers = dict[str, protocol.Answer]
 
@@ -30,13 +30,14 @@ async def send(registry: service.Registry, orders: list[protocol.Order], by: str
     until = loop.time() + PATIENCE_S
     handed: set[str] = set()  # to a manager that was lost since: may have been begun
     found: Answers = {}
-    left = orders
+    left, look_s = orders, LOOK_S
     while left:
         found |= await _send_once(registry, left, by, handed)
         left = [order for order in left if found[order.id].code == protocol.NOT_MANAGED]
         if not left or loop.time() > until:
             break
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(look_s)
+        look_s = min(LOOK_S_MAX, look_s * 1.5)
     for order in left:
         if order.id in handed:
             reason = "the manager that had it was lost, and no other has the resource"

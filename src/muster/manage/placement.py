@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,19 +14,27 @@ from muster.predicates import closure, parser
 
 
 def specifications(state: processor.Processor, raw: list[Any]) -> list[protocol.Spec]:
-    """What ``raw`` entries ask for, checked against all that there is already."""
+    """What ``raw`` entries ask for, checked against all that there is already.
+
+    A fleet is applied some at a time: what it costs goes by what is asked for, not by what is there.
+    """
     try:
         entries = msgspec.convert(raw, list[manifest.Entry])
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"the entries are malformed: {error}") from error
-    groups: dict[str, set[str]] = {}
-    for name, resource in state.resources.items():
-        groups.setdefault(resource.spec.group, set()).add(name)
-    for entry in entries:
-        groups.setdefault(entry.group, set()).add(entry.name)
-    load = views.resources_by_agent(state)
+
+    @functools.cache
+    def groups() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for name, resource in state.resources.items():
+            found.setdefault(resource.spec.group, set()).add(name)
+        for entry in entries:
+            found.setdefault(entry.group, set()).add(entry.name)
+        return found
+
+    load = functools.cache(lambda: views.resources_by_agent(state))
     specs = [
-        manifest.specification(entry, _agent_for(state, entry, load), lambda group: groups.get(group, ()))
+        manifest.specification(entry, _agent_for(state, entry, load), lambda group: groups().get(group, ()))
         for entry in entries
     ]
     for spec in specs:
@@ -36,20 +46,31 @@ def specifications(state: processor.Processor, raw: list[Any]) -> list[protocol.
         if (where := manifest.open_secret(spec.config)) is not None:
             field = ".".join(map(str, ("config", *where)))
             raise errors.InvalidInput(f"{spec.name!r}: {field} holds a secret's value", hint=manifest.REFER)
-    known = {*state.resources, *(spec.name for spec in specs)}
+    wanted = {spec.name: spec for spec in specs}
     for spec in specs:
-        missing = [one for one in spec.depends_on if one not in known]
-        if missing:
-            raise errors.InvalidInput(f"{spec.name!r} depends on {missing[0]!r}, which is not there")
-    needs = {name: one.spec.depends_on for name, one in state.resources.items()}
-    needs |= {spec.name: spec.depends_on for spec in specs}
-    circle = ordering.circle(needs)
+        for one in spec.depends_on:
+            if one not in wanted and one not in state.resources:
+                raise errors.InvalidInput(f"{spec.name!r} depends on {one!r}, which is not there")
+    circle = ordering.circle(_needs(state, wanted))
     if circle is not None:
         raise errors.InvalidInput(f"dependencies in a circle: {' -> '.join(circle)}")
     return specs
 
 
-def _agent_for(state: processor.Processor, entry: manifest.Entry, load: dict[str, int]) -> str:
+def _needs(state: processor.Processor, wanted: Mapping[str, protocol.Spec]) -> dict[str, tuple[str, ...]]:
+    """What those need, what that needs, and so on: a new circle goes through one of them."""
+    needs: dict[str, tuple[str, ...]] = {}
+    ahead = list(wanted)
+    while ahead:
+        name = ahead.pop()
+        there = state.resources.get(name)
+        spec = wanted.get(name) or (there.spec if there else None)
+        needs[name] = spec.depends_on if spec else ()  # none: its agent was forgotten
+        ahead += (one for one in needs[name] if one not in needs)
+    return needs
+
+
+def _agent_for(state: processor.Processor, entry: manifest.Entry, load: Callable[[], dict[str, int]]) -> str:
     """The named one; or, of those the expression selects, the one that has least. What runs stays."""
     known = state.resources.get(entry.name)
     if entry.agent is not None:
@@ -71,6 +92,7 @@ def _agent_for(state: processor.Processor, entry: manifest.Entry, load: dict[str
         return known.spec.agent
     if not fitting:
         raise errors.Unavailable(f"{entry.name!r}: no agent that is there fits {entry.where!r}")
-    chosen = min(fitting, key=lambda name: (load.get(name, 0), name))
-    load[chosen] = load.get(chosen, 0) + 1
+    counts = load()
+    chosen = min(fitting, key=lambda name: (counts.get(name, 0), name))
+    counts[chosen] = counts.get(chosen, 0) + 1
     return chosen

@@ -34,6 +34,8 @@ def leftover(before: Mapping[str, processor.Resource], specs: list[protocol.Spec
     """
     named = {spec.name for spec in specs}
     whole = {spec.labels[protocol.TOPOLOGY] for spec in specs if protocol.TOPOLOGY in spec.labels}
+    if not whole:
+        return []
     return sorted(
         name
         for name, one in before.items()

@@ -170,7 +170,10 @@ class Processor:
         anew = said.term != self.term or said.revision > self.revision
         since = 0 if anew else said.revision
         owned = self._owned.get(name, set())
-        news = sorted((revision, one) for one in owned if (revision := self._revisions.get(one, 1)) > since)
+        known = self._revisions.get
+        news = heapq.nsmallest(
+            protocol.PAGE + 1, ((revision, one) for one in owned if (revision := known(one, 1)) > since)
+        )
         page: list[protocol.Assignment] = []
         size = 0
         for _, one in news[: protocol.PAGE]:

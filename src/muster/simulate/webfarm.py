@@ -46,9 +46,9 @@ MODEL = "WebServer"
 STEP_S = 0.5
 ORDER_S_MAX = 60.0
 ASKED_MAX = 500  # servers in one request to a manager
-ASKS_MAX = 4  # such requests at once, for each operation: what waits here is not late there
+ASKS_MAX = 2  # such requests at once, to each manager for each operation: patches must not hold up others
 COMMANDED = "commanded"  # the condition of a server that is about to obey: nobody has to tell it again
-JOINS_MAX = 500
+JOINS_MAX = 10_000
 ATTACKS = "worm/attempts"
 TALLIES = "worm/tallies"
 RELEASE = "worm/release"
@@ -128,7 +128,9 @@ class WebFarm:
         self._heard = collections.Counter[str]()
         self._first_heard_at = 0.0
         self._commanded = np.zeros(count, np.int64)  # commands under way, by server
-        self._lanes = collections.defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(ASKS_MAX))
+        self._lanes = collections.defaultdict[tuple[str, str], asyncio.Semaphore](
+            lambda: asyncio.Semaphore(ASKS_MAX)
+        )
         self._advertised = self._shown()
         self._released = asyncio.Event()
         self._boot = time.time_ns() // 1_000_000
@@ -171,25 +173,24 @@ class WebFarm:
 
     async def _join(self) -> None:
         plan, farm = self.task.plan, self.farm
-        joins = [
-            parties_.Join(
-                party=name,
+        for start in range(0, farm.count, JOINS_MAX):
+            names = tuple(self._names[start : start + JOINS_MAX])
+            versions = farm.version[start : start + JOINS_MAX].tolist()
+            regions = farm.region[start : start + JOINS_MAX].tolist()
+            joins = parties_.Joins(
+                parties=names,
                 model=MODEL,
-                state={
-                    "application": "IIS",
-                    "application_version": plan.versions[version],
-                    "region": plan.regions[region],
-                    "condition": worm.Condition.HEALTHY.word,
+                values={
+                    "application": ["IIS"] * len(names),
+                    "application_version": [plan.versions[one] for one in versions],
+                    "region": [plan.regions[one] for one in regions],
+                    "condition": [worm.Condition.HEALTHY.word] * len(names),
                 },
-                policy=self.task.policies.get(plan.regions[region], ""),
-                delivery="durable",
+                policies=tuple(self.task.policies.get(region, "") for region in plan.regions),
+                which=regions,
+                durable=list(range(len(names))),
             )
-            for name, version, region in zip(
-                self._names, farm.version.tolist(), farm.region.tolist(), strict=True
-            )
-        ]
-        for start in range(0, len(joins), JOINS_MAX):
-            await self._parties.change(joins[start : start + JOINS_MAX])
+            await self._parties.change([joins])
 
     def _shown(self) -> npt.NDArray[np.uint8]:
         """What is advertised of each: its condition, or that it has been commanded."""
@@ -237,22 +238,23 @@ class WebFarm:
                 ordered, self._ordered.names = self._ordered.names, {}
                 for (operation, id), names in ordered.items():
                     # Each manager's apart: one that died holds up nobody else's.
-                    for theirs in self._by_manager(names):
+                    for manager, theirs in self._by_manager(names).items():
+                        lane = self._lanes[operation, manager]
                         for start in range(0, len(theirs), ASKED_MAX):
                             some = theirs[start : start + ASKED_MAX]
-                            tasks.create_task(self._carry_out(operation, id, some))
+                            tasks.create_task(self._carry_out(operation, id, some, lane))
 
-    def _by_manager(self, names: Sequence[str]) -> list[list[str]]:
+    def _by_manager(self, names: Sequence[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for name in names:
             found.setdefault(self._agent.hosted[name].record.manager, []).append(name)
-        return list(found.values())
+        return found
 
     def _places(self, names: Sequence[str]) -> list[int]:
         return [self.task.plan.number(name) - self.farm.first for name in names]
 
-    async def _carry_out(self, operation: str, id: str, names: list[str]) -> None:
-        async with self._lanes[operation]:
+    async def _carry_out(self, operation: str, id: str, names: list[str], lane: asyncio.Semaphore) -> None:
+        async with lane:
             await self._ask(operation, id, names)
         np.subtract.at(self._commanded, self._places(names), 1)
 

@@ -110,8 +110,9 @@ class Farm:
         return fallen
 
     def isolate(self, places: Sequence[int]) -> None:
-        """Cut off; one that was healthy is none the worse when it is patched."""
-        self.condition[places] = Condition.ISOLATED
+        """Cut off; one that was healthy is none the worse when it is patched. What is patched is safe."""
+        chosen = np.asarray(places, np.int64)
+        self.condition[chosen[self.condition[chosen] != Condition.PATCHED]] = Condition.ISOLATED
 
     def patch(self, places: Sequence[int]) -> None:
         """Cleaned and given a version without the hole. The worm in a running server prevents it."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import gc
 import itertools
 import pathlib
 import ssl
@@ -120,7 +121,7 @@ class WebFarm:
         self._bus, self._channel, self._worm = agent_bus, channel_bus, worm_bus
         self._parties = notify.Parties(agent_bus, on_event=self._accepted)
         here = type("WebServerHere", (WebServer,), {"farm": self.farm})
-        self._agent = agent.Agent(agent_bus, types=("memory",), adapters=lambda _: here)
+        self._agent = agent.Agent(agent_bus, types=("memory",), adapters=lambda _: here, beat_s=task.period_s)
         self._manager = manage.Client(agent_bus)
         self._ordered = Ordered()
         self._seen: set[tuple[str, str]] = set()
@@ -395,6 +396,8 @@ async def _main() -> None:
     reader = asyncio.StreamReader(limit=4 << 20)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     task = msgspec.json.decode(await reader.readline(), type=Task)
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 1_000)  # hundreds of thousands of objects stay: look at them seldom
     log.configure(sys.stderr, level=task.log_level, form="json")
 
     async def leash() -> None:

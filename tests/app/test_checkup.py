@@ -115,9 +115,11 @@ async def test_no_java(place: home.Home, monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_credentials_that_end(place: home.Home, monkeypatch: pytest.MonkeyPatch):
-    assert driver.quick("creds", "issue", "ann", "--lifetime", "30d", home=place.root).code == 0
+    creds = place.root / "ann.creds"
+    issued = driver.quick("creds", "issue", "ann", "--lifetime", "30d", "--to", creds, home=place.root)
+    assert issued.code == 0
     loaded = settings.load(catalogue.Settings, file=place.settings_file)
-    way = checkup.Way(("nats://127.0.0.1:9",), creds=place.root / "local" / "keys" / "creds" / "ann.creds")
+    way = checkup.Way(("nats://127.0.0.1:9",), creds=creds)
     patient = checkup.Patient(place, loaded, None, way)
     assert (await checkup.credentials(patient))[0] == checkup.OK
     clock_ahead(monkeypatch, 20 * checkup.DAY_S)

@@ -60,7 +60,9 @@ def commands_in(line: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_example_can_be_typed(path, muster, tmp_path):
-    for line, _ in COMMANDS[path].examples:
+    shown = COMMANDS[path]
+    assert isinstance(shown, base.Command)
+    for line, _ in shown.examples:
         for word in shlex.split(line):
             if re.fullmatch(r"[\w-]+\.\w+", word):  # files that are to be there
                 Path(word).touch()

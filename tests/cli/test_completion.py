@@ -22,7 +22,8 @@ def completed(words: str, index: int, **extra: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "muster"],
         env={
-            **driver.environment(**extra),
+            **driver.environment(),
+            **extra,
             "_MUSTER_COMPLETE": "bash_complete",
             "COMP_WORDS": words,
             "COMP_CWORD": str(index),

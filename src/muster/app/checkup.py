@@ -268,12 +268,15 @@ async def domain_(patient: Patient) -> Answer:
 
 async def brokers(patient: Patient) -> Answer:
     """Each of them; and whether their clocks agree with ours."""
-    way = patient.profile or await asyncio.to_thread(_own_way, patient)
+    way = patient.profile
+    if way is None:
+        way = await asyncio.to_thread(_own_way, patient)
     if not way.servers and not way.locator:
         return OK, "none are up", ""
     creds = await asyncio.to_thread(credentials_.Credentials.load, way.creds) if way.creds else None
     believed = await asyncio.to_thread(ssl.create_default_context, cafile=way.ca) if way.ca else None
-    silent, clocks = [], {}
+    silent: list[str] = []
+    clocks: dict[str, float] = {}
     for url in way.servers or (way.locator,):
         try:
             async with await connecting.connect(

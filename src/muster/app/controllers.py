@@ -90,7 +90,7 @@ class Controllers:
         self.commands += 1
         self._say(
             "command",
-            f"{region}: {operation} {meant:,} {' or '.join(conditions)} ones ({', '.join(versions)})",
+            f"{region}: {operation} {meant:,} {' or '.join(conditions)} (version {', '.join(versions)})",
             {"operation": operation, "by": sender.name, "meant": meant, "address": address},
         )
 

@@ -48,7 +48,7 @@ rules:
 RULES_NAME = "outbreak-rules.yaml"
 HOUR_S = 3600.0
 ROUND_S = 1.0
-TOLD_S = 3.0  # between two words on what takes its time
+TOLD_S, WAITING_S = 3.0, 8.0  # between two lines on the fleet: while it is attacked, and before
 ENTRIES_MAX = 1_000
 STEM = "farm"
 RANK = {"_trust_level": 3}
@@ -142,7 +142,8 @@ class Outbreak:
         self._tasks: list[asyncio.Task[None]] = []
         self._first_managers: dict[str, int] = {}
         self._controllers = controllers.Controllers(say, self._after_s)
-        self._released_at = self._told_at = 0.0
+        self._released_at = 0.0
+        self._told_at = time.monotonic()
         self.summary = Summary(wishes.plan.servers)
 
     async def __aenter__(self) -> Outbreak:
@@ -395,7 +396,7 @@ class Outbreak:
                     task.result()  # a controller that failed: its reason is ours
             counts = self._counts()
             self.summary.curve.append((self._after_s(), counts["infected"]))
-            if counts != self._shown and self._is_due():
+            if counts != self._shown and self._is_due(TOLD_S):
                 self._shown = counts
                 line = f"{self._after_s():4.0f} s: {self._line()}"
                 self._say("fleet", line, {"after_s": self._after_s(), **counts})
@@ -423,11 +424,11 @@ class Outbreak:
     def _mention(self, what: str, count: int) -> None:
         """How far it is, now and then."""
         servers = self._wishes.plan.servers
-        if 0 < count < servers and self._is_due():
+        if count < servers and self._is_due(WAITING_S):
             self._say("fleet", f"{count:,} of {servers:,} servers {what}", {"servers": count, "of": servers})
 
-    def _is_due(self) -> bool:
-        due = time.monotonic() - self._told_at >= TOLD_S
+    def _is_due(self, after_s: float) -> bool:
+        due = time.monotonic() - self._told_at >= after_s
         if due:
             self._told_at = time.monotonic()
         return due

@@ -68,7 +68,9 @@ async def backup(
     """Write the domain of this home to a new file."""
     if await asyncio.to_thread(file.exists):
         raise errors.AlreadyExists(f"{file} is there already", hint="name a new file")
-    with tempfile.TemporaryDirectory(prefix=".muster-backup-", dir=file.parent or None) as folder:
+    if not await asyncio.to_thread(file.parent.is_dir):
+        raise errors.NotFound(f"there is no folder {file.parent} to write it to", hint="make it first")
+    with tempfile.TemporaryDirectory(prefix=".muster-backup-", dir=file.parent) as folder:
         work = pathlib.Path(folder)
         async with _reached(settings) as (bus, store):
             names = await bus.streams()

@@ -50,7 +50,9 @@ class Rollout(msgspec.Struct, kw_only=True):
     def batch_size(self) -> int:
         text = self.plan.batch.strip()
         try:
-            size = math.ceil(len(self.steps) * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+            # A part of nothing is one, too: then there is nobody whose turn it is.
+            many = max(1, len(self.steps))
+            size = math.ceil(many * float(text[:-1]) / 100) if text.endswith("%") else int(text)
         except ValueError:
             size = 0
         if size < 1:

@@ -25,7 +25,10 @@ _WHERE = {
 )
 @click.argument("shell", type=click.Choice(list(_WHERE)))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell."""
+    """Print the completion script of a shell.
+
+    It counts in shells that are started from then on. That of zsh comes after its `compinit`.
+    """
     import click.shell_completion
 
     from muster.cli import main

@@ -27,6 +27,8 @@ async def test_the_system_assigns_a_key_where_none_is_given(start_node, inform):
     one, other = await inform.put(None, b"a"), await inform.put(None, b"b")
     assert one.key != other.key
     assert (await inform.get(one.key)).value == b"a"
+    with pytest.raises(errors.InvalidInput, match="a key of 0 bytes"):  # a variable that was not set
+        await inform.put("", b"c")
 
 
 async def test_versions_and_stamps_grow_and_compare_and_set_holds(start_node, inform):

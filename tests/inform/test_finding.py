@@ -176,6 +176,7 @@ async def test_a_mount_is_asked_only_where_it_may_have_something(start_node, inf
         found = await inform.find("tags CONTAINS 'edge'", limit=2)
         assert [one.key for one in found.contexts] == ["mount/old/k1", "mount/old/k2"]
         assert (found.more, found.reached, found.cut) == (True, "mount/old/k2", ["old"])
+        assert {one.stamp for one in found.contexts} == {""}, "no clock of ours has seen it"
         rest = await inform.find("tags CONTAINS 'edge'", after=found.reached)
         assert ([one.key for one in rest.contexts], rest.more) == (["mount/old/k3"], False)
         before = asked

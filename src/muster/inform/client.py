@@ -50,7 +50,7 @@ class Client:
         context's (0: there must be none).
         """
         asked = protocol.Put(
-            key or "",
+            "" if key is None else protocol.check_key(key),
             value,
             dict(attributes or {}),
             lease_s,

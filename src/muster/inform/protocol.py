@@ -85,8 +85,8 @@ class Context(Frame, frozen=True):
 
     @property
     def stamp(self) -> str:
-        """When its primary wrote it, by its hybrid logical clock: sorts as time does."""
-        return str(clock.Stamp(self.stamp_time, self.stamped_by))
+        """When its primary wrote it, by its hybrid logical clock: sorts as time does. Empty in a mount."""
+        return str(clock.Stamp(self.stamp_time, self.stamped_by)) if self.stamped_by else ""
 
 
 class Change(Frame, frozen=True):

@@ -389,6 +389,7 @@ HOSTILE = [
         "VersionMismatch",
     ),
     ("<a>" * 100 + "</a>" * 100, "nested deeper"),
+    (f"<a>{'a' * (1 << 20)}</a>", "E_messageTooLarge"),
 ]
 
 

@@ -13,7 +13,6 @@ class Code(enum.Enum):
     ASSERTION_NOT_FOUND = ("E_assertionNotFound", 30000)
     AUTH_TOKEN_EXPIRED = ("E_authTokenExpired", 10110)
     AUTH_TOKEN_REQUIRED = ("E_authTokenRequired", 10120)
-    ACCOUNT_LIMIT_EXCEEDED = ("E_accountLimitExceeded", 10160)
     BUSY = ("E_busy", 10400)
     FATAL_ERROR = ("E_fatalError", 10500)
     INVALID_COMBINATION = ("E_invalidCombination", 40500)
@@ -73,7 +72,7 @@ def of(error: errors.MusterError) -> faults.Fault:
         case errors.Forbidden():
             return fault(Code.USER_MISMATCH, said)
         case errors.LimitExceeded():
-            return fault(Code.ACCOUNT_LIMIT_EXCEEDED, said)
+            return fault(Code.MESSAGE_TOO_LARGE, said)
         case errors.NotFound():
             return fault(Code.INVALID_KEY_PASSED, said)
         case errors.Conflict():

@@ -16,7 +16,7 @@ from proton import reactor as proton_reactor  # noqa: E402
 from proton import utils as proton_utils  # noqa: E402
 
 from muster.bus import api  # noqa: E402
-from muster.message import service  # noqa: E402
+from muster.message import destinations, listening, service  # noqa: E402
 from muster.message.amqp import links, server  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust import passwords  # noqa: E402
@@ -115,3 +115,24 @@ async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: World):
 
     assert await asyncio.to_thread(again) == "here again"
     assert len(world.dialled) == 2
+
+
+async def test_each_listener_is_the_first_to_hear_in_its_turn(connect: fixtures.Connect):
+    order: list[int] = []
+
+    class Tap:
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        def offer(self, heard: listening.Heard) -> None:
+            order.append(self._number)
+
+    bus = await connect("listens")
+    ears = listening.Ears(bus, listening.Heard)
+    for number in range(3):
+        await ears.add("hall", "hall", None, Tap(number))
+    for _ in range(3):
+        await bus.publish(destinations.topic("hall").subject, b"x")
+    await bus.flush()
+    assert len(order) == 9
+    assert sorted(order[::3]) == [0, 1, 2]

@@ -62,6 +62,7 @@ class Ear(Generic[H]):
         self._subscriptions: list[api.Subscription] = []
         self._opening = asyncio.Lock()
         self._taps: list[Tap[H]] = []
+        self._first = 0  # which of them hears a message first: each in turn, so none is always last
         self.users = 0  # taps, and those that are being added
         self.malformed = 0
 
@@ -90,7 +91,9 @@ class Ear(Generic[H]):
         if self._several and self._pattern.take(message.subject, via) is None:
             return
         heard = self._kind(message)
-        for tap in self._taps:
+        taps = self._taps
+        self._first = first = self._first + 1 if self._first + 1 < len(taps) else 0
+        for tap in taps[first:] + taps[:first]:
             try:
                 tap.offer(heard)
             except (errors.MusterError, ValueError):  # one may have to read what another need not

@@ -70,15 +70,13 @@ def demo(invocation: base.Invocation, story: str, fleet: int, once: bool) -> Non
 
 def _fresh(place: home.Home, flags: Mapping[str, Any]) -> catalogue.Settings:
     """A new home in the place of an earlier demo's; anything else that is there is left alone."""
-    import shutil
-
     from muster.app import catalogue, home
     from muster.core import settings
 
     if place.settings_file.exists() and place.settings_file.read_text() == _SETTINGS:
         with home.Folder(place.root / "demo").hold():
             pass  # refused while an earlier demo still runs
-        shutil.rmtree(place.root)
+        _clear(place)
     elif place.root.exists() and any(place.root.iterdir()):
         raise errors.AlreadyExists(
             f"{place.root} is there, and not from a demo", hint="name another folder with --home"
@@ -88,10 +86,21 @@ def _fresh(place: home.Home, flags: Mapping[str, Any]) -> catalogue.Settings:
     return settings.load(catalogue.Settings, file=place.settings_file, flags=flags)
 
 
-def _remove(place: home.Home) -> None:
+def _clear(place: home.Home) -> None:
+    """The settings go last: if this is cut short, what is left is still known for a demo's."""
     import shutil
 
-    shutil.rmtree(place.root)
+    for one in place.root.iterdir():
+        if one.is_dir():
+            shutil.rmtree(one)
+        elif one != place.settings_file:
+            one.unlink()
+    place.settings_file.unlink()
+    place.root.rmdir()
+
+
+def _remove(place: home.Home) -> None:
+    _clear(place)
     if place.root == HOME.absolute():
         with contextlib.suppress(OSError):  # something else is in it
             place.root.parent.rmdir()

@@ -49,7 +49,7 @@ ORDER_S_MAX = 60.0
 ASKED_MAX = 500  # servers in one request to a manager
 ASKS_MAX = 2  # such requests at once, to each manager for each operation: patches must not hold up others
 COMMANDED = "commanded"  # the condition of a server that is about to obey: nobody has to tell it again
-JOINS_MAX = 10_000
+JOINS_MAX = 2_000  # at once: on a busy machine more would not be answered in time, and be said again
 ATTACKS = "worm/attempts"
 TALLIES = "worm/tallies"
 RELEASE = "worm/release"
@@ -191,7 +191,17 @@ class WebFarm:
                 which=regions,
                 durable=list(range(len(names))),
             )
+            while not await self._joined(joins):
+                pass  # said again until it is heard: who started us knows how long to wait
+
+    async def _joined(self, joins: parties_.Joins) -> bool:
+        try:
             await self._parties.change([joins])
+        except errors.Unavailable as error:
+            events.warning("not-joined", farm=self.task.name, error=error)
+            await asyncio.sleep(STEP_S)
+            return False
+        return True
 
     def _shown(self) -> npt.NDArray[np.uint8]:
         """What is advertised of each: its condition, or that it has been commanded."""

@@ -1,8 +1,8 @@
 """The other side of ``bench-notify``: a notifier, and clients with many parties.
 
-python -m benchmarks.notify_worker memory RECEIVERS
+python -m benchmarks.notify_worker memory RECEIVERS POLICIES
 python -m benchmarks.notify_worker notifier URL
-python -m benchmarks.notify_worker fill URL RECEIVERS
+python -m benchmarks.notify_worker fill URL RECEIVERS POLICIES
 python -m benchmarks.notify_worker client URL NAME FIRST COUNT GROUPS
 """
 
@@ -12,16 +12,21 @@ import asyncio
 import gc
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from benchmarks import measure, notify_world
 from muster.bus import client as bus_client
+from muster.core import heap
 from muster.notify import client, engine, protocol, service
 from muster.notify import model as models
-from muster.predicates import types
+from muster.notify import settings as settings_
+from muster.predicates import text, types
 
 POLICY = "alert AND threat_level >= 4"
 ALERT = models.Model("alert", {"threat_level": types.INT, "sent_ns": types.INT}, models.Kind.EVENT)
@@ -32,36 +37,47 @@ def say(fact: Any) -> None:
     sys.stdout.flush()
 
 
-def memory(receivers: int) -> None:
-    """Bytes for each receiver: of the whole process, with and without them."""
-    kernels = engine.fastest()
-    notify_world.build(1000, 1000, kernels)
-    gc.collect()
+def memory(receivers: int, policies: int) -> None:
+    """Bytes of the tables for each receiver: of a process with and without them."""
+    kernels = engine.warmed()
+    notify_world.build(1000, 10, kernels)
     before = measure.resident_bytes(os.getpid())
-    held = notify_world.build(receivers, 1000, kernels)
+    held = notify_world.build(receivers, policies, kernels)
     gc.collect()
+    heap.give_back()
     say((measure.resident_bytes(os.getpid()) - before) / len(held))
 
 
 async def notifier(url: str) -> None:
+    settings = settings_.Notify(stream_bytes=2 << 30)
     async with (
         await bus_client.connect([url], identity="n1", audit_s=0) as bus,
-        service.Notifier(bus) as served,
+        service.Notifier(bus, settings) as served,
     ):
         await served.serving()
         say("ready")
         while await asyncio.to_thread(sys.stdin.readline):
             await asyncio.to_thread(engine.warmed)  # so that all there is to load has been
-            gc.collect()
-            resident = measure.resident_bytes(os.getpid())
+            resident = await steady()
             say({"parties": len(served.engine), "resident_bytes": resident})
 
 
-async def join(mine: client.Parties, first: int, count: int, groups: int, policies: int = 1) -> None:
+async def steady() -> int:
+    """The memory of this process, once it has given back all that it gives back."""
+    least = measure.resident_bytes(os.getpid())
+    falling = 0
+    while falling < 4:
+        await asyncio.sleep(1)
+        now = measure.resident_bytes(os.getpid())
+        falling = 0 if now < 0.995 * least else falling + 1
+        least = min(now, least)
+    return now
+
+
+async def join(mine: client.Parties, first: int, count: int, groups: int) -> None:
     """Parties, ten thousand at a time, in columns."""
     for start in range(first, first + count, 10_000):
         numbers = range(start, min(start + 10_000, first + count))
-        some = sorted({number % policies for number in numbers})
         joins = protocol.Joins(
             parties=tuple(f"web-{number}" for number in numbers),
             model="WebServer",
@@ -70,20 +86,33 @@ async def join(mine: client.Parties, first: int, count: int, groups: int, polici
                 "application": ["IIS"] * len(numbers),
                 "load": [0.5] * len(numbers),
             },
-            policies=tuple(f"{POLICY} AND sent_ns >= {one}" if one else POLICY for one in some),
-            which=[some.index(number % policies) for number in numbers] if policies > 1 else [],
+            policies=(POLICY,),
         )
         await mine.change([joins])
 
 
-async def fill(url: str, count: int) -> None:
+async def fill(url: str, count: int, policies: int) -> None:
+    """The receivers of the other figures: their states, and policies of their kind."""
+    dice, numbers = random.Random(policies), np.random.default_rng(count)
+    texts = [text.write(notify_world.policy(dice)) for _ in range(policies)]
     async with (
-        await bus_client.connect([url], identity="farm", audit_s=0) as bus,
+        await bus_client.connect([url], identity=notify_world.PROCESS, audit_s=0) as bus,
         client.Parties(bus) as mine,
     ):
-        await mine.define(notify_world.WEB_SERVER)
-        await mine.define(ALERT)
-        await join(mine, 0, count, 100, policies=100)
+        for model in (notify_world.WEB_SERVER, notify_world.CONTROLLER, *notify_world.EVENTS):
+            await mine.define(model)
+        for start in range(0, count, 10_000):
+            some = range(start, min(start + 10_000, count))
+            own, which = np.unique(numbers.integers(0, policies, len(some)), return_inverse=True)
+            columns = notify_world.columns(numbers, len(some))
+            joins = protocol.Joins(
+                parties=tuple(f"web-{number}" for number in some),
+                model="WebServer",
+                values={name: [protocol.cell(cell) for cell in cells] for name, cells in columns.items()},
+                policies=tuple(texts[one] for one in own.tolist()),
+                which=which.tolist(),
+            )
+            await mine.change([joins])
     say("ready")
 
 
@@ -117,9 +146,9 @@ async def receivers(url: str, name: str, first: int, count: int, groups: int) ->
 if __name__ == "__main__":
     role, *rest = sys.argv[1:]
     if role == "memory":
-        memory(int(rest[0]))
+        memory(*map(int, rest))
     elif role == "fill":
-        asyncio.run(fill(rest[0], int(rest[1])))
+        asyncio.run(fill(rest[0], *map(int, rest[1:])))
     elif role == "notifier":
         asyncio.run(notifier(rest[0]))
     else:

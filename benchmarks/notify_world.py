@@ -28,6 +28,13 @@ WEB_SERVER = models.Model(
     },
 )
 
+CONTROLLER = models.Model(
+    "Controller", {"entity": types.STRING, "_command_region": types.STRING, "_trust_level": types.INT}
+)
+EVENTS = tuple(
+    models.Model(kind, {"threat_level": types.INT, "cost": types.INT}, models.Kind.EVENT) for kind in KINDS
+)
+
 
 def _is(name: str, sign: ast.ComparisonOperator, value: Any, scope: str = "") -> ast.Condition:
     return ast.Comparison(sign, ast.Name(name, scope), ast.Literal(value))
@@ -111,7 +118,7 @@ def by_shard(numbers: Iterable[int]) -> dict[protocol.Shard, list[str]]:
 def build(receivers: int, policies: int, kernels: Any, *, scattered: bool = False) -> engine.Engine:
     """Receivers of one policy stand together, or ``scattered`` over chunks, as they come shard by shard."""
     dice, numbers = random.Random(policies), np.random.default_rng(receivers)
-    listed = [policy(dice) for _ in range(policies)]
+    listed = [models.canonical_text(policy(dice)) for _ in range(policies)]
     which = numbers.integers(0, policies, receivers)
     if not scattered:
         which.sort()

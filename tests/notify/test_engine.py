@@ -151,6 +151,50 @@ def test_policies_that_nobody_has_any_more_are_forgotten(kernels):
     assert ours.match({"level": 2998}, parser.parse("TRUE")) == []
 
 
+def test_the_policies_that_remain_are_still_asked_when_others_were_forgotten(kernels):
+    """Many come and go, so that those in between are renumbered."""
+    dice = random.Random(3)
+    ours, plainly = engine.Engine(kernels=kernels), reference.World()
+    clauses = (
+        "alert",
+        "level > 3",
+        "word LIKE 'a%'",
+        "level = other + 1",
+        "word = 'a'",
+        "NOT alert",
+        "FALSE",
+    )
+    there: dict[str, str] = {}
+    for step in range(1500):
+        if len(there) > 40:
+            gone = dice.choice(sorted(there))
+            del there[gone]
+            ours.leave(gone)
+            plainly.leave(gone)
+        own = " OR ".join(
+            f"({dice.choice(clauses)} AND level <> {step % 700})" for _ in range(dice.randrange(1, 4))
+        )
+        there[f"p{step}"] = own
+        ours.join(f"p{step}", WEB, {}, own)
+        plainly.join(f"p{step}", {}, parser.parse(own))
+        if step % 50 == 0:
+            event = {"alert": step % 100 == 0, "level": dice.randrange(6), "word": "ab", "other": 2}
+            everybody = parser.parse("TRUE")
+            assert sorted(ours.match(event, everybody)) == sorted(plainly.match(event, everybody))
+    assert len(ours.policies) < 50
+
+
+def test_a_policy_that_can_never_be_true_accepts_nothing(kernels):
+    """It has no conjunction, and must not be taken for its neighbour."""
+    ours = engine.Engine(kernels=kernels)
+    ours.join("never", WEB, {"load": 0.1}, parser.parse("alert AND NOT alert"))
+    ours.join("always", WEB, {"load": 0.2}, parser.parse("alert"))
+    for number in range(200):
+        ours.join(f"p{number}", WEB, {"load": 0.9}, parser.parse("alert"))
+    assert ours.match({"alert": True}, parser.parse("load < 0.5")) == ["always"]
+    assert "never" not in ours.match({"alert": True}, parser.parse("TRUE"))
+
+
 def test_kernels_can_be_changed_while_parties_are_held():
     held = engine.Engine(kernels=plain)
     held.join("a", WEB, {"application": "IIS", "load": 0.9}, parser.parse("alert"))

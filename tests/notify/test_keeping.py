@@ -10,7 +10,9 @@ import pytest
 
 from muster.core import errors, messages
 from muster.notify import engine, known, pending, plain, protocol, snapshots
+from muster.notify import model as models
 from muster.notify import settings as settings_
+from muster.predicates import parser, types
 from muster.testing.eventually import eventually
 from tests.notify.conftest import MODELS, WEB_SERVER
 
@@ -65,6 +67,22 @@ def test_a_snapshot_brings_back_what_there_was(knows):
     assert not replay.refused
 
 
+def test_the_longest_policy_is_longer_in_a_snapshot_and_comes_back(knows):
+    flags = [f"flag_{'x' * 50}_{number}" for number in range(250)]
+    policy = " OR ".join(flags)
+    knows.vocabulary.add(models.Model("alert_of_flags", dict.fromkeys(flags, types.BOOL), models.Kind.EVENT))
+    assert len(policy) <= models.POLICY_LIMITS.text_length < len(knows.vocabulary.policy_text(policy))
+    made = engine.Engine(kernels=plain)
+    join = protocol.Join(party="web", model="WebServer", state={"load": 0.5}, policy=policy)
+    snapshots.apply(made, knows, 5, "farm", join, 1)
+    replay = snapshots.Replay(engine.Engine(kernels=plain), knows, 5)
+    for data in snapshots.snapshot(made, 5, epoch=1):
+        replay.take(data)
+    replay.finish()
+    assert not replay.refused
+    assert replay._engine.match({flags[7]: True}, parser.parse("TRUE")) == ["farm/web"]
+
+
 def test_a_snapshot_that_was_cut_short_is_passed_over(knows):
     made = engine.Engine(kernels=plain)
     made.join("p/other", WEB_SERVER, {"load": 0.1}, None)
@@ -117,8 +135,8 @@ async def test_the_log_of_a_large_shard_is_replaced_too(notifier, parties, conne
     second = await notifier("n2", settings)
     assert len(second.engine) == len(names)
     assert second.engine.state_of(f"farm/{names[0]}") == {"load": 0.11}
-    assert second.engine.policy_of(f"farm/{names[0]}") is not None
-    assert second.engine.policy_of(f"farm/{names[1]}") is None
+    assert second.engine.policy_of(f"farm/{names[0]}")
+    assert not second.engine.policy_of(f"farm/{names[1]}")
     assert second.engine.is_durable(f"farm/{names[0]}")
     assert second.engine.changed_s(f"farm/{names[5]}") > 0
 

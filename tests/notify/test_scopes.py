@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.notify import client, engine, plain, protocol, scopes
+from muster.notify import asking, engine, plain, protocol, scopes
 from muster.notify import model as models
 from muster.predicates import ast, closure, parser, types
 from muster.trust import documents, grants, nkeys
@@ -76,13 +76,13 @@ async def test_a_grant_for_an_audience_counts_with_those_it_names(sites, parties
     event = protocol.Send(id="1", party="control", type="command", content={"action": "act"})
     bus = await connect("asker")
     for name, delivered in (("east", True), ("west", False)):
-        told = await client.explain(bus, event, sender="boss/control", receiver=f"farm/{name}")
+        told = await asking.explain(bus, event, sender="boss/control", receiver=f"farm/{name}")
         assert told["delivered"] is delivered
         assert told["granted"]["_trust_level"]["within"] == {
             "region": "",
             "audience": ["farm/east", "elsewhere"],
         }
-    found = await client.who(bus, "TRUE", event=event, sender="boss/control")
+    found = await asking.who(bus, "TRUE", event=event, sender="boss/control")
     assert [one["party"] for one in found.parties] == ["farm/east"]
     await boss.present(_grant(root, 4, audience=("farm",)))
     assert await _reached(sites, boss) == set(sites)
@@ -118,7 +118,7 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, par
     await farm.present(chain)
 
     async def trusted() -> list[str]:
-        found = await client.parties(farm._bus, where="_trust_level = 5")
+        found = await asking.parties(farm._bus, where="_trust_level = 5")
         return [one["party"] for one in found.parties]
 
     assert await trusted() == ["farm/coast", "farm/west"]

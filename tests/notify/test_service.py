@@ -8,8 +8,7 @@ import pytest
 
 from muster.bus.memory import network
 from muster.core import errors, messages, subjects
-from muster.notify import client, fair, history, known, plain, protocol, service, summaries
-from muster.notify import model as models
+from muster.notify import asking, client, fair, history, known, plain, protocol, service, summaries
 from muster.notify import settings as settings_
 from muster.predicates import parser
 from muster.testing.eventually import eventually
@@ -157,7 +156,7 @@ async def test_receivers_spread_move_and_come_back(notifier, parties, connect):
 
     await everybody_hears(1)
     async with asyncio.timeout(30):  # a question ends when every shard was spoken for
-        assert (await client.parties(await connect("asker"), timeout_s=600)).count == 20
+        assert (await asking.parties(await connect("asker"), timeout_s=600)).count == 20
     await webs[0].policy("alert AND threat_level > 1")
     await second.stop()
     await first.serving()
@@ -250,7 +249,7 @@ async def test_a_log_is_replaced_by_a_snapshot_and_read_back(notifier, parties):
     await first.stop()
     second = await notifier("n2", settings)
     assert second.engine.state_of("farm/web") == {**state, "load": 0.24}
-    assert models.text_of(second.engine.policy_of("farm/web")) == "alert = TRUE AND threat_level > 2"
+    assert second.engine.policy_of("farm/web") == "alert = TRUE AND threat_level > 2"
     assert second.engine.is_durable("farm/web")
 
 
@@ -322,20 +321,20 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     bus = await connect("asker")
     event = protocol.Send(id="e", party="p", type="alert", content={"threat_level": 3}, address="load > 0.8")
 
-    found = await client.who(bus, "load > 0.8")
+    found = await asking.who(bus, "load > 0.8")
     assert (found.count, [one["party"] for one in found.parties]) == (1, ["farm/busy"])
     assert "load is 0.1" in str(found.near)
-    refused = await client.who(bus, "load > 0.8", event=event, sender="asker/p")
+    refused = await asking.who(bus, "load > 0.8", event=event, sender="asker/p")
     assert refused.count == 0
     assert "threat_level is 3" in str(refused.near)
 
-    told = await client.explain(bus, event, sender="asker/p", receiver="farm/calm")
+    told = await asking.explain(bus, event, sender="asker/p", receiver="farm/calm")
     assert not told["delivered"]
     assert [told[side]["holds"] for side in ("address", "event", "sender")] == [False, False, False]
     assert any("load is 0.1" in why for why in told["address"]["because"])
     await mine.present(root.grant("asker", {"_trust_level": 2}, tier=1, now=time.time(), lifetime_s=60))
     loud = protocol.Send(id="e", party="p", type="alert", content={"threat_level": 4}, address="load > 0.8")
-    told = await client.explain(bus, loud, sender="asker/p", receiver="farm/busy")
+    told = await asking.explain(bus, loud, sender="asker/p", receiver="farm/busy")
     assert told["delivered"]
     assert told["granted"]["_trust_level"]["by"] == "root"
     assert time.time() - told["granted"]["_trust_level"]["since"] < 60
@@ -343,15 +342,15 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     await mine.advertise("boss", "Controller", {"entity": "x"}, policy="alert")
     await mine.present(root.grant("farm", {"_trust_level": 7}, tier=3, now=time.time(), lifetime_s=60))
     trusted = protocol.Send(id="e", party="p", type="alert", address="_trust_level > 7")
-    told = await client.explain(bus, trusted, sender="asker/p", receiver="farm/boss")
+    told = await asking.explain(bus, trusted, sender="asker/p", receiver="farm/boss")
     assert "_trust_level is 7" in str(told["address"]["because"])
     assert [(one["value"], one["tier"]) for one in told["receiver_granted"].values()] == [(7, 3)]
 
-    cost = await client.check(bus, policy)
+    cost = await asking.check(bus, policy)
     assert (cost["clauses"], cost["cost"], cost["indexed"]) == (3, "lookup", True)
     with pytest.raises(errors.ParseError, match="no attribute threat"):
-        await client.check(bus, "threat > 3")
-    assert (await client.parties(bus, where="load < 0.5")).count == 1
+        await asking.check(bus, "threat > 3")
+    assert (await asking.parties(bus, where="load < 0.5")).count == 1
 
 
 async def test_hostile_policies_are_refused_quickly(notifier, parties):

@@ -13,6 +13,7 @@ from typing import Any
 
 from muster.bus import api
 from muster.core import errors, messages
+from muster.notify import asking
 from muster.notify import client as notify
 from muster.pipeline import client as pipeline
 from muster.predicates import text
@@ -80,7 +81,7 @@ class Controllers:
             f"AND condition IN ({_listed(conditions)})"
         )
         try:
-            meant = (await notify.who(bus, address, limit=1)).count
+            meant = (await asking.who(bus, address, limit=1)).count
             self._needed[sender.name, operation] = meant
             if not meant:
                 return

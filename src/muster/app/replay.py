@@ -13,8 +13,7 @@ import msgspec
 
 from muster.bus import api
 from muster.core import errors
-from muster.notify import client as notify_client
-from muster.notify import known, protocol
+from muster.notify import asking, known, protocol
 from muster.notify import model as models
 from muster.pipeline import notifications
 
@@ -22,7 +21,7 @@ from muster.pipeline import notifications
 async def vocabulary(bus: api.Bus) -> models.Vocabulary:
     """The models of the domain. `errors.NotFound` where nobody has ever notified anybody."""
     found = models.Vocabulary()
-    for one in await notify_client.defined(bus):
+    for one in await asking.defined(bus):
         found.add(known.model_of(msgspec.convert(one, protocol.Define)))
     try:
         await bus.open_stream(protocol.STREAM_HISTORY)

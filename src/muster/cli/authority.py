@@ -119,10 +119,10 @@ def revoke(
     signer = _authority(invocation, by)
 
     async def work() -> None:
-        from muster.notify import client
+        from muster.notify import asking, client
 
         async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
-            number, before = await client.revoked(bus, signer.key.public)
+            number, before = await asking.revoked(bus, signer.key.public)
             sealed = signer.revoke({*before, *serials}, number=number + 1, now=time.time())
             await mine.revoke(sealed)
 
@@ -137,10 +137,10 @@ def list_(invocation: base.Invocation, to: connection.Options) -> None:
     """List grants, and whether they are believed."""
 
     async def work() -> Any:
-        from muster.notify import client
+        from muster.notify import asking
 
         async with await connection.connect(invocation, to) as bus:
-            return await client.granted(bus)
+            return await asking.granted(bus)
 
     columns = ["serial", "holder", "attributes", "tier", "authority", "scope", "status"]
     invocation.printer.rows(base.run(work()), columns)

@@ -198,9 +198,9 @@ def parties(invocation: base.Invocation, where: str, limit: int, to: connection.
     """List parties with their states and policies."""
 
     async def ask(bus: api.Bus) -> Any:
-        from muster.notify import client
+        from muster.notify import asking
 
-        return await client.parties(bus, where=where, limit=limit)
+        return await asking.parties(bus, where=where, limit=limit)
 
     found = base.run(_with(invocation, to, ask))
     invocation.printer.rows(found.parties, ["party", "model", "state", "policy", "delivery"])
@@ -228,11 +228,11 @@ def who(
     """Say who would be reached, how many, and why the near misses would not."""
 
     async def ask(bus: api.Bus) -> Any:
-        from muster.notify import client
+        from muster.notify import asking
 
         by = sender or f"{bus.identity}/{PARTY}"
         event = _event(kind, content, expression, by.partition("/")[2], False) if kind else None
-        return await client.who(bus, expression, event=event, sender=by, limit=limit)
+        return await asking.who(bus, expression, event=event, sender=by, limit=limit)
 
     found = base.run(_with(invocation, to, ask))
     printer = invocation.printer
@@ -277,11 +277,11 @@ def explain(
         raise errors.InvalidInput("an event has a type", hint="for example 'alert threat_level=4'")
 
     async def ask(bus: api.Bus) -> Any:
-        from muster.notify import client
+        from muster.notify import asking
 
         by = sender or f"{bus.identity}/{PARTY}"
         sent = _event(words[0], tuple(words[1:]), address, by.partition("/")[2], False)
-        return await client.explain(bus, sent, sender=by, receiver=receiver)
+        return await asking.explain(bus, sent, sender=by, receiver=receiver)
 
     told = base.run(_with(invocation, to, ask))
     lines = ["it is delivered" if told["delivered"] else "it is not delivered"]
@@ -307,9 +307,9 @@ def check(invocation: base.Invocation, policy: str, to: connection.Options) -> N
     """Type a policy against the domain's models, and say what it costs."""
 
     async def ask(bus: api.Bus) -> Any:
-        from muster.notify import client
+        from muster.notify import asking
 
-        return await client.check(bus, policy)
+        return await asking.check(bus, policy)
 
     told = base.run(_with(invocation, to, ask))
     invocation.printer.item(
@@ -336,13 +336,13 @@ def define(invocation: base.Invocation, file: Path, to: connection.Options) -> N
     document = notation.read(file.read_bytes())
 
     async def ask(bus: api.Bus) -> Any:
-        from muster.notify import client
+        from muster.notify import asking, client
 
         async with client.Parties(bus) as mine:
             for model in document.models:
                 await mine.define(model)
         for policy in document.policies.values():
-            await client.check(bus, policy)
+            await asking.check(bus, policy)
 
     base.run(_with(invocation, to, ask))
     invocation.printer.rows(
@@ -364,9 +364,9 @@ def models(invocation: base.Invocation, form: Any, to: connection.Options) -> No
     """List the models of parties and events."""
 
     async def ask(bus: api.Bus) -> Any:
-        from muster.notify import client
+        from muster.notify import asking
 
-        return await client.defined(bus)
+        return await asking.defined(bus)
 
     found = base.run(_with(invocation, to, ask))
     if form is None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 
 from muster.bus import api
-from muster.core import errors, subjects
+from muster.core import errors, heap, subjects
 from muster.inform import contextlog, desk, finding, keeping, protocol, reading, upkeep, views, writing
 from muster.inform import settings as settings_
 from muster.store import database
@@ -110,7 +109,7 @@ class Node:
         self._run(self._follow())
         await self._catch_up()
         if self.desk.copies.evicted:
-            await asyncio.to_thread(_give_back)
+            await asyncio.to_thread(heap.give_back)
         for subject, handler, group in (
             (protocol.to_node(self.name, "*"), self._told, None),
             (protocol.to_all("*"), self._told, None),
@@ -461,14 +460,6 @@ def _asker(subject: str) -> tuple[str, str, str, str]:
     """Who asks on it, the beginning of their inbox, the kind and the verb."""
     sender, parts = subjects.sender_of(subject), subject.split(".")
     return sender, f"{subjects.inbox(sender)}.", parts[4], parts[-1]
-
-
-def _give_back() -> None:
-    """What came and went while all was read lies free in the heap: the system gets it back only if the C
-    library is asked to."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 async def _raise(error: errors.MusterError) -> object:

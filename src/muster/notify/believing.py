@@ -40,7 +40,6 @@ class Believing:
         self._history = past
         self._revision = 0
         self._changed = asyncio.Event()
-        self._ends: dict[str, float] = {}  # party -> when the first of its grants does
         self._next_end = float("inf")
         self.version = 0  # of the vocabulary
 
@@ -159,8 +158,8 @@ class Believing:
         """Bring the restricted attributes of receivers to what is granted now."""
         now = time.time()
         engine, knows = self._common.engine, self._common.known
-        together: dict[str, tuple[list[str], dict[str, list[types.Value]]]] = {}
-        for party in parties:
+        together: dict[str, tuple[list[str], dict[str, list[types.Value]], list[float]]] = {}
+        for party in dict.fromkeys(parties):
             model = engine.model_of(party)
             if not (restricted := [key for key in model.attributes if models.restricted(key)]):
                 continue
@@ -169,18 +168,17 @@ class Believing:
             found, until = knows.of_receiver(
                 process, name, region if isinstance(region, str) else "", now=now
             )
-            names, columns = together.setdefault(model.name, ([], {key: [] for key in restricted}))
+            names, columns, ends_s = together.setdefault(
+                model.name, ([], {key: [] for key in restricted}, [])
+            )
             names.append(party)
+            ends_s.append(until)
             for key in restricted:
                 fits = key in found and model.attributes[key].accepts(found[key])
                 columns[key].append(found[key] if fits else None)
-            if until < float("inf"):
-                self._ends[party] = until
-                self._next_end = min(self._next_end, until)
-            else:
-                self._ends.pop(party, None)
-        for names, columns in together.values():
-            engine.update(names, columns)
+            self._next_end = min(self._next_end, until)
+        for names, columns, ends_s in together.values():
+            engine.believe(names, columns, ends_s)
             self._history.believed(names, columns)
 
     def believe_shard(self, shard: protocol.Shard) -> None:
@@ -210,11 +208,8 @@ class Believing:
         now = time.time()
         if now < self._next_end:
             return
-        ended = [party for party, at in self._ends.items() if at <= now]
-        for party in ended:
-            del self._ends[party]
-        self._next_end = min(self._ends.values(), default=float("inf"))
-        self.believe([party for party in ended if party in self._common.engine])
+        self.believe(self._common.engine.ended(now))
+        self._next_end = self._common.engine.next_end_s()
 
     async def keep(self) -> None:
         while True:

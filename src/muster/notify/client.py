@@ -1,4 +1,4 @@
-"""What users call: parties, and questions about them.
+"""What users call: the parties of a process. Questions about all there are: `muster.notify.asking`.
 
     async with client.Parties(bus) as parties:
         await parties.define(model)
@@ -24,13 +24,13 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
 from muster.bus import api
 from muster.core import errors, messages, subjects
-from muster.notify import known, protocol, receipts
+from muster.notify import asking, known, protocol, receipts
 from muster.notify import model as models
 from muster.predicates import types
 
@@ -38,8 +38,6 @@ PART = protocol.PART
 QUEUE_MAX = 10_000
 PATIENCE_S = 30.0  # outlasts the move of a shard
 RETRY_S = 0.05
-ANSWER_S = 5.0  # for answers to questions; most have come long before
-SOON_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +215,7 @@ class Parties:
     async def _models(self) -> models.Vocabulary:
         vocabulary = models.Vocabulary()
         with contextlib.suppress(errors.Unavailable):  # whoever admits the event checks it as well
-            for one in await defined(self._bus):
+            for one in await asking.defined(self._bus):
                 vocabulary.add(known.model_of(msgspec.convert(one, protocol.Define)))
         return vocabulary
 
@@ -408,126 +406,16 @@ def _some(
     if isinstance(change, protocol.Update):
         return protocol.Update(parties=parties, values=values)
     durable = set(change.durable)
+    which = [change.which[place] for place in places] if change.which else []
+    if not all(0 <= one < len(change.policies) for one in which):
+        raise errors.InvalidInput(f"there are {len(change.policies)} policies, and others are named")
+    # Only the policies that are theirs: there may be as many as parties.
+    own = {policy: number for number, policy in enumerate(dict.fromkeys(which))}
     return protocol.Joins(
         parties=parties,
         model=change.model,
         values=values,
-        policies=change.policies,
-        which=[change.which[place] for place in places] if change.which else [],
+        policies=tuple(change.policies[one] for one in own) if which else change.policies,
+        which=[own[one] for one in which],
         durable=[new for new, place in enumerate(places) if place in durable],
     )
-
-
-# -- questions
-
-
-async def _everybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: float) -> list[protocol.Told]:
-    """All notifiers' answers: until every shard has been spoken for, or time is up."""
-    subject = subjects.said_by(PART, bus.identity, "read", question)
-    enough: int | None = (await _anybody(bus, "notifiers", protocol.Ask())).count
-    while True:
-        replies = await bus.gather(subject, messages.encode(ask), enough=enough, timeout_s=timeout_s)
-        told = [messages.decode(reply.data, protocol.Told) for reply in replies]
-        spoken_for = {shard for one in told for shard in one.shards}
-        if enough is None or len(spoken_for) == protocol.SHARDS:
-            break
-        # Shards are moving, or somebody has just come: whoever answers soon is heard.
-        enough, timeout_s = None, min(timeout_s, SOON_S)
-    for one in told:
-        if one.fault is not None:
-            raise protocol.error_of(one.fault)
-    if not told:
-        raise _nobody()
-    return told
-
-
-def _nobody() -> errors.Unavailable:
-    return errors.Unavailable("no notifier answers", hint="is the domain up? (muster status)")
-
-
-async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask) -> protocol.Told:
-    subject = subjects.said_by(PART, bus.identity, "read", question)
-    try:
-        reply = await bus.request(subject, messages.encode(ask), timeout_s=ANSWER_S)
-    except errors.NotConnected:
-        raise
-    except errors.Unavailable as error:
-        raise _nobody() from error
-    told = messages.decode(reply.data, protocol.Told)
-    if told.fault is not None:
-        raise protocol.error_of(told.fault)
-    return told
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    count: int
-    parties: list[dict[str, Any]]
-    near: list[dict[str, Any]]
-
-
-async def parties(
-    bus: api.Bus, *, where: str = "", prefix: str = "", limit: int = 100, timeout_s: float = ANSWER_S
-) -> Listing:
-    ask = protocol.Ask(expression=where, party=prefix, limit=limit)
-    told = await _everybody(bus, "parties", ask, timeout_s)
-    listed = sorted((party for one in told for party in one.parties), key=lambda party: str(party["party"]))
-    return Listing(sum(one.count for one in told), listed[:limit], [])
-
-
-async def who(
-    bus: api.Bus,
-    address: str,
-    *,
-    event: protocol.Send | None = None,
-    sender: str = "",
-    limit: int = 100,
-    timeout_s: float = ANSWER_S,
-) -> Listing:
-    """Who an address would reach; with an event, only those who would accept it from this sender."""
-    state = await _state_of(bus, sender, timeout_s) if event is not None else {}
-    ask = protocol.Ask(expression=address, event=event, sender=sender, state=state, limit=limit)
-    told = await _everybody(bus, "who", ask, timeout_s)
-    listed = sorted((party for one in told for party in one.parties), key=lambda party: str(party["party"]))
-    near = [miss for one in told for miss in one.facts.get("near", ())]
-    return Listing(sum(one.count for one in told), listed[:limit], near)
-
-
-async def explain(
-    bus: api.Bus, event: protocol.Send, *, sender: str, receiver: str, timeout_s: float = ANSWER_S
-) -> dict[str, Any]:
-    state = await _state_of(bus, sender, timeout_s)
-    ask = protocol.Ask(event=event, sender=sender, state=state, party=receiver)
-    for one in await _everybody(bus, "explain", ask, timeout_s):
-        if one.count:
-            return dict(one.facts)
-    raise errors.NotFound(f"there is no party {receiver[:160]}")
-
-
-async def _state_of(bus: api.Bus, party: str, timeout_s: float) -> protocol.Values:
-    """What a party says of itself; nothing if it only sends."""
-    for one in await _everybody(bus, "sender", protocol.Ask(party=party), timeout_s):
-        if one.count:
-            return msgspec.convert(one.facts["state"], protocol.Values)
-    return {}
-
-
-async def check(bus: api.Bus, policy: str) -> dict[str, Any]:
-    """Typed against the domain's models, with its cost; raises what is wrong with it."""
-    return dict((await _anybody(bus, "check", protocol.Ask(expression=policy))).facts)
-
-
-async def defined(bus: api.Bus) -> list[dict[str, Any]]:
-    """The models there are."""
-    return list((await _anybody(bus, "models", protocol.Ask())).parties)
-
-
-async def revoked(bus: api.Bus, issuer: str) -> tuple[int, frozenset[str]]:
-    """The number of an authority's list of revocations, and what stands in it."""
-    told = (await _anybody(bus, "revoked", protocol.Ask(expression=issuer))).facts
-    return told["number"], frozenset(told["serials"])
-
-
-async def granted(bus: api.Bus) -> list[dict[str, Any]]:
-    """The grants there are, with whether each is believed."""
-    return list((await _anybody(bus, "grants", protocol.Ask())).parties)

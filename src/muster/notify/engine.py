@@ -101,7 +101,7 @@ class Engine:
         party: str,
         model: models.Model,
         state: models.State,
-        policy: ast.Condition | None,
+        policy: ast.Condition | str | None,
         *,
         durable: bool = False,
         shard: int = 0,
@@ -118,16 +118,16 @@ class Engine:
         table.changed_s[row] = at_s
         if durable:
             table.set_durable(rows, True)
-        if policy is not None:
+        if policy:
             table.set_policy(row, self.policies.hold(policy))
-        self._names[number].add(party, row)
+        self._names[number].add([party], rows)
 
     def join_many(
         self,
         parties: Sequence[str],
         model: models.Model,
         columns: Mapping[str, Sequence[Any]],
-        policies: Sequence[ast.Condition | None],
+        policies: Sequence[ast.Condition | str | None],
         which: Array,
         *,
         durable: Array | None = None,
@@ -141,9 +141,9 @@ class Engine:
         self.define(model)
         number = self._table_of[model.name]
         table = self.tables[number]
-        for party in parties:
-            if party in self:
-                self.leave(party)
+        for known in self._names:
+            for place in np.flatnonzero(known.rows(parties) >= 0).tolist():
+                self.leave(parties[place])
         users = np.bincount(which, minlength=len(policies)).tolist()
         held = np.array(self.policies.hold_many(policies, users), np.int32)[which]
         order = np.argsort(held, kind="stable")
@@ -154,7 +154,7 @@ class Engine:
             table.set_durable(rows[durable], True)
         table.set_policies(rows, held)
         table.changed_s[rows] = at_s
-        self._names[number].add_many(parties, rows.tolist())
+        self._names[number].add(parties, rows)
 
     def update(self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]], at_s: int = 0) -> None:
         """New values in columns, at a time; a party that comes twice keeps its last."""
@@ -170,28 +170,47 @@ class Engine:
     def _places(self, parties: Sequence[str]) -> list[tuple[int, Sequence[int], Array]]:
         """By table: which of the parties are there, each once, and their rows."""
         places: list[tuple[int, Sequence[int], Array]] = []
-        missing = set(range(len(parties)))
+        missing = np.ones(len(parties), np.bool_)
         for number, known in enumerate(self._names):
             found = known.rows(parties)
-            if -1 not in found and len(set(found)) == len(found):
-                return [(number, range(len(found)), np.array(found, np.int64))]
-            last = {row: place for place, row in enumerate(found) if row >= 0}
+            ordered = np.sort(found)
+            if len(found) and ordered[0] >= 0 and (np.diff(ordered) > 0).all():
+                return [(number, range(len(found)), found)]
+            last = {row: place for place, row in enumerate(found.tolist()) if row >= 0}
             if last:
                 places.append((number, list(last.values()), np.fromiter(last, np.int64, len(last))))
-                missing.difference_update(place for place, row in enumerate(found) if row >= 0)
-        if missing:
-            raise errors.NotFound(f"there is no party {parties[min(missing)]!r:.160}")
+                missing &= found < 0
+        if missing.any():
+            raise errors.NotFound(f"there is no party {parties[int(missing.argmax())]!r:.160}")
         return places
+
+    def believe(
+        self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]], ends_s: Sequence[float]
+    ) -> None:
+        """What was granted to parties of one model, each of them once, and until when."""
+        for number, _, rows in self._places(parties):
+            self.tables[number].write(rows, columns)
+            self.tables[number].set_ends(rows, np.array(ends_s))
+
+    def next_end_s(self) -> float:
+        """When a grant ends next."""
+        return min((float(table.ends_s.min(initial=np.inf)) for table in self.tables), default=np.inf)
+
+    def ended(self, now_s: float) -> list[str]:
+        """The parties of whom something was granted until now."""
+        return self.names(
+            Found(number, np.flatnonzero(table.ends_s <= now_s)) for number, table in enumerate(self.tables)
+        )
 
     def changed_s(self, party: str) -> int:
         table, row = self._at(party)
         return int(table.changed_s[row])
 
-    def set_policy(self, party: str, policy: ast.Condition | None, at_s: int = 0) -> None:
+    def set_policy(self, party: str, policy: ast.Condition | str | None, at_s: int = 0) -> None:
         table, row = self._at(party)
         table.changed_s[row] = at_s
         held = int(table.policy_of[row])
-        table.set_policy(row, -1 if policy is None else self.policies.hold(policy))
+        table.set_policy(row, self.policies.hold(policy) if policy else -1)
         if held >= 0:
             self.policies.release(held)
 
@@ -201,7 +220,7 @@ class Engine:
         table.give_back(np.array([row], np.int64))
         if held >= 0:
             self.policies.release(held)
-        self._names[self._table_of[table.model.name]].remove(party)
+        self._names[self._table_of[table.model.name]].remove(np.array([row], np.int64))
 
     def leave_shard(self, shard: int) -> None:
         """All parties of a shard at once."""
@@ -214,8 +233,7 @@ class Engine:
             for policy, count in zip(held.tolist(), users.tolist(), strict=True):
                 if policy >= 0:
                     self.policies.release(policy, count)
-            for row in rows.tolist():
-                known.remove(known.of_row[row])
+            known.remove(rows)
 
     # -- questions
 
@@ -234,17 +252,16 @@ class Engine:
 
     def models_of(self, parties: Sequence[str]) -> set[models.Model] | None:
         """The models of many parties; None if one of them is not there."""
-        missing = set(parties)
+        missing = np.ones(len(parties), np.bool_)
         found: set[models.Model] = set()
         for table, known in zip(self.tables, self._names, strict=True):
-            rows = known.rows(parties)
-            if -1 not in rows:
-                return {table.model}
-            there = [party for party, row in zip(parties, rows, strict=True) if row >= 0]
-            if there:
+            here = known.rows(parties) >= 0
+            if here.any():
                 found.add(table.model)
-                missing.difference_update(there)
-        return None if missing else found
+                missing &= ~here
+            if not missing.any():
+                return found
+        return None
 
     def model_of(self, party: str) -> models.Model:
         return self._at(party)[0].model
@@ -253,10 +270,11 @@ class Engine:
         table, row = self._at(party)
         return table.read(row)
 
-    def policy_of(self, party: str) -> ast.Condition | None:
+    def policy_of(self, party: str) -> str:
+        """Its text; empty if it has none."""
         table, row = self._at(party)
         held = int(table.policy_of[row])
-        return None if held < 0 else self.policies.condition(held)
+        return "" if held < 0 else self.policies.text(held)
 
     def is_durable(self, party: str) -> bool:
         table, row = self._at(party)
@@ -269,8 +287,7 @@ class Engine:
     def names(self, found: Iterable[Found]) -> list[str]:
         listed: list[str] = []
         for one in found:
-            of_row = self._names[one.table].of_row
-            listed += [of_row[row] for row in one.rows.tolist()]
+            listed += self._names[one.table].of(one.rows)
         return listed
 
     def of_shards(self, found: Iterable[Found], shards: Array) -> list[Found]:

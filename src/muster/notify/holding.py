@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from muster.bus import api, leases
 from muster.core import errors, subjects
 from muster.notify import engine as engines
@@ -77,15 +79,14 @@ class Checker:
         refused: list[tuple[int, protocol.Fault]] = []
         for place, change in enumerate(said.changes):
             try:
-                self._check(said.process, change, shard)
+                accepted.append(self._check(said.process, change, shard))
             except errors.MusterError as error:
                 self._count(error.code)
                 refused.append((place, protocol.fault_of(error)))
-            else:
-                accepted.append(change)
         return accepted, refused
 
-    def _check(self, process: str, change: protocol.Change, shard: protocol.Shard) -> None:
+    def _check(self, process: str, change: protocol.Change, shard: protocol.Shard) -> protocol.Change:
+        """The change as it is kept: policies in the form in which a reader of the log knows them again."""
         vocabulary = self._knows.vocabulary
         parties = snapshots.parties_of(process, change)
         for party in parties:
@@ -93,17 +94,20 @@ class Checker:
                 raise errors.InvalidInput(f"{party} does not belong to shard {shard}")
         match change:
             case protocol.Join():
+                subjects.token(change.party)
                 found = vocabulary.party_model(change.model)
                 found.require(protocol.from_wire(change.state))
-                if change.policy:
-                    vocabulary.policy(change.policy)
+                kept = msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
                 self._models[parties[0]] = found
+                return kept
             case protocol.Joins():
                 self._check_joins(change, parties)
+                texts = tuple(map(vocabulary.policy_text, change.policies))
+                self._models.update(dict.fromkeys(parties, vocabulary.party_model(change.model)))
+                return msgspec.structs.replace(change, policies=texts)
             case protocol.SetPolicy():
                 self._model(parties[0])
-                if change.policy:
-                    vocabulary.policy(change.policy)
+                return msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
             case protocol.Leave():
                 self._models[parties[0]] = None  # one who is not there has left already
             case protocol.Update():
@@ -111,13 +115,14 @@ class Checker:
                 for attribute, cells in change.values.items():
                     for one in fitting:
                         _check_cells(one, attribute, cells, len(parties))
+        return change
 
     def _check_joins(self, change: protocol.Joins, parties: list[str]) -> None:
+        for name in change.parties:
+            subjects.token(name)
         found = self._knows.vocabulary.party_model(change.model)
         for attribute, cells in change.values.items():
             _check_cells(found, attribute, cells, len(parties))
-        for text in filter(None, change.policies):
-            self._knows.vocabulary.policy(text)
         if change.which and len(change.which) != len(parties):
             raise errors.InvalidInput(f"{len(change.which)} policies for {len(parties)} parties")
         if not all(0 <= one < len(change.policies) for one in change.which):
@@ -126,7 +131,6 @@ class Checker:
             raise errors.InvalidInput("a party is to be durable that does not join")
         if len(set(parties)) != len(parties):
             raise errors.InvalidInput("a party joins twice in one change")
-        self._models.update(dict.fromkeys(parties, found))
 
     def _models_of(self, parties: Sequence[str]) -> set[models.Model]:
         if not self._models and (found := self._engine.models_of(parties)) is not None:

@@ -14,6 +14,9 @@ there is.  Attributes that are only asked whether they are TRUE or FALSE, as the
 one row for each way in which they occur together: there may be many of them, and an event has few.  Clauses
 that compare two attributes or calculate are left to a closure, asked of the survivors only; so is all of
 a policy that has too many conjunctions.  Equal policies are one.
+
+There may be a hundred thousand policies, so each is kept as its text: a tree takes ten times the memory, and
+is wanted only when somebody asks why.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 import array
 import bisect
 import collections
-import functools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -40,6 +43,7 @@ ROWS_BYTES_MAX: Final = 256 << 20
 TOGETHER_MAX: Final = 1024
 BULK: Final = 100
 NULL: Final[Class] = ("null",)
+NOTHING: Final = "-"  # in place of a name
 
 
 @dataclass(slots=True)
@@ -100,25 +104,18 @@ class _Attribute:
         return (clause.operator in ((">", ">=", "<>") if above else ("<", "<=", "<>"))) is when
 
 
-@dataclass(slots=True)
-class _Policy:
-    condition: ast.Condition
-    conjunctions: list[int]
-    users: int = 0
-
-
 class PolicyIndex:
     def __init__(self, kernels: Any) -> None:
         self.kernels = kernels
         self._attributes: dict[str, _Attribute] = {}
         self._others: list[_Attribute] = []  # those that are no flags
         self._together: dict[tuple[Any, ...], int] = {}  # flags as they occur -> their common row
-        self._ids: dict[ast.Condition, int] = {}
-        self._policies: dict[int, _Policy] = {}
+        self._ids: dict[str, int] = {}  # canonical text -> number
+        self._texts: list[str] = []  # by number; "" where there is none
+        self._users = array.array("q")
+        self._needs: list[str] = []  # of each, what its conjunctions need to be TRUE: see `_needs_of`
         self._needed: collections.Counter[str] = collections.Counter()  # by conjunctions
-        self._needing_nothing = 0
         self._free: list[int] = []
-        self._next = 0
         self._conjunctions = 0
         self._dead = 0
         self._residual: dict[int, closure.Matches] = {}  # conjunction -> what the rows cannot tell
@@ -132,100 +129,99 @@ class PolicyIndex:
         self.room = np.zeros(64, np.int32)
 
     def __len__(self) -> int:
-        return len(self._policies)
+        return len(self._ids)
 
-    def condition(self, policy: int) -> ast.Condition:
-        return self._policies[policy].condition
+    def text(self, policy: int) -> str:
+        return self._texts[policy]
 
     def accepts(self) -> frozenset[str] | None:
         """Names of which an event must have one, TRUE, for any policy to hold; None: one holds without."""
-        return None if self._needing_nothing else frozenset(self._needed)
+        return None if NOTHING in self._needed else frozenset(self._needed)
 
     # -- policies
 
-    def hold(self, condition: ast.Condition, users: int = 1) -> int:
+    def hold(self, policy: ast.Condition | str, users: int = 1) -> int:
         """The number of this policy, which has so many users more."""
-        key = _canonical(condition)
-        policy = self._ids.get(key)
-        if policy is None:
-            policy = self._free.pop() if self._free else self._next
-            self._next = max(self._next, policy + 1)
-            if policy >= len(self.parts):
-                self.parts = np.concatenate((self.parts, np.zeros_like(self.parts)))
-            self._ids[key] = policy
-            self._policies[policy] = _Policy(key, self._add(policy, key))
-            self._count(key, 1)
-        self._policies[policy].users += users
-        return policy
+        number = self._ids.get(policy) if isinstance(policy, str) else None
+        if number is None:
+            condition = model.parse_policy(policy) if isinstance(policy, str) else policy
+            text = model.canonical_text(condition)
+            number = self._ids.get(text)
+            if number is None:
+                number = self._ids[text] = self._add(text, condition)
+        self._users[number] += users
+        return number
 
-    def hold_many(self, conditions: Sequence[ast.Condition | None], users: Sequence[int]) -> list[int]:
+    def hold_many(self, policies: Sequence[ast.Condition | str | None], users: Sequence[int]) -> list[int]:
         """The numbers of many policies at once; -1 where there is none, or nobody has it."""
-        if len(conditions) > BULK:
+        if len(policies) > BULK:
             self._forget_rows()  # cheaper to make anew than to bring up to date for each
         return [
-            self.hold(one, count) if one is not None and count else -1
-            for one, count in zip(conditions, users, strict=True)
+            self.hold(one, count) if one and count else -1 for one, count in zip(policies, users, strict=True)
         ]
 
     def release(self, policy: int, users: int = 1) -> None:
-        held = self._policies[policy]
-        held.users -= users
-        if held.users:
+        self._users[policy] -= users
+        if self._users[policy]:
             return
         self._forget_together()
-        for conjunction in held.conjunctions:
+        first, count = self.parts[policy].tolist()
+        for conjunction in range(first, first + count):
             self._rows[0, conjunction >> 6] &= ~(np.uint64(1) << np.uint64(conjunction & 63))
             self._residual.pop(conjunction, None)
-        self._dead += len(held.conjunctions)
-        del self._policies[policy], self._ids[held.condition]
-        self._count(held.condition, -1)
+        self._dead += count
+        self._count(self._needs[policy], -1)
+        del self._ids[self._texts[policy]]
+        self._texts[policy] = self._needs[policy] = ""
         self._free.append(policy)
         if self._dead > 1024 and self._dead > self._conjunctions // 2:
-            self._rebuild()
+            self._renumber()
 
-    def _add(self, policy: int, condition: ast.Condition) -> list[int]:
-        """Its conjunctions, at consecutive numbers."""
+    def _add(self, text: str, condition: ast.Condition) -> int:
+        """A new policy; its conjunctions have consecutive numbers."""
         self._forget_together()
-        first = self._conjunctions
-        numbers = self._add_conjunctions(policy, condition)
-        self.parts[policy] = first, len(numbers)
-        return numbers
-
-    def _add_conjunctions(self, policy: int, condition: ast.Condition) -> list[int]:
         parts = _conjunctions(condition)
+        needs = _needs_of(parts)
+        if self._free:
+            policy = self._free.pop()
+            self._texts[policy], self._needs[policy] = text, needs
+        else:
+            policy = len(self._texts)
+            self._texts.append(text)
+            self._needs.append(needs)
+            self._users.append(0)
+        if policy >= len(self.parts):
+            self.parts = np.concatenate((self.parts, np.zeros_like(self.parts)))
+        self._count(needs, 1)
+        first = self._conjunctions
         if parts is None:
-            number = self._new(policy)
-            self._residual[number] = closure.compile(condition)
-            return [number]
-        numbers = []
-        for part in parts:
-            number = self._new(policy)
-            numbers.append(number)
-            about: dict[str, list[normal.Literal]] = {}
-            rest: list[normal.Literal] = []
-            for literal in part:
-                key = _key(literal)
-                if key is None:
-                    rest.append(literal)
-                else:
-                    about.setdefault(key, []).append(literal)
-            if rest:
-                left = ast.And(tuple(rest)) if len(rest) > 1 else rest[0]
-                self._residual[number] = closure.compile(left)
-            for key, literals in about.items():
-                self._ask(key, literals, number)
-        return numbers
+            self._residual[self._new(policy)] = closure.compile(condition)
+        else:
+            for part in parts:
+                self._add_conjunction(self._new(policy), part)
+        self.parts[policy] = first, self._conjunctions - first
+        return policy
 
-    def _count(self, condition: ast.Condition, change: int) -> None:
-        """What its conjunctions need to be TRUE."""
-        for part in [()] if (parts := _conjunctions(condition)) is None else parts:
-            needed = [clause.left.key for clause in part if _needs_true(clause)]  # type: ignore[union-attr]
-            if not needed:
-                self._needing_nothing += change
-            for key in needed:
-                self._needed[key] += change
-                if not self._needed[key]:
-                    del self._needed[key]
+    def _add_conjunction(self, number: int, part: tuple[normal.Literal, ...]) -> None:
+        about: dict[str, list[normal.Literal]] = {}
+        rest: list[normal.Literal] = []
+        for literal in part:
+            key = _key(literal)
+            if key is None:
+                rest.append(literal)
+            else:
+                about.setdefault(key, []).append(literal)
+        if rest:
+            left = ast.And(tuple(rest)) if len(rest) > 1 else rest[0]
+            self._residual[number] = closure.compile(left)
+        for key, literals in about.items():
+            self._ask(key, literals, number)
+
+    def _count(self, needs: str, change: int) -> None:
+        for key in needs.split():
+            self._needed[key] += change
+            if not self._needed[key]:
+                del self._needed[key]
 
     def _new(self, policy: int) -> int:
         number = self._conjunctions
@@ -246,21 +242,26 @@ class PolicyIndex:
         return number
 
     def _ask(self, key: str, literals: list[normal.Literal], number: int) -> None:
-        attribute = self._attributes.get(key)
-        if attribute is None:
-            attribute = self._attributes[key] = _Attribute(key)
-        if attribute.is_flag and not all(map(_asks_flag, literals)):
-            attribute.is_flag = False
-            self._others.append(attribute)
         for literal in literals:
-            if literal not in attribute.clauses:
-                attribute.clauses[literal] = array.array("I")
-                self._learn(attribute, literal)
-            attribute.clauses[literal].append(number)
+            self._know(key, literal).append(number)
+        attribute = self._attributes[key]
         word, bit = number >> 6, np.uint64(1) << np.uint64(number & 63)
         for of, row in attribute.rows.items():
             if not all(attribute.truth(literal, of) for literal in literals):
                 self._rows[row, word] &= ~bit
+
+    def _know(self, key: str, literal: normal.Literal) -> array.array[int]:
+        """The conjunctions that this clause about an attribute is in."""
+        attribute = self._attributes.get(key)
+        if attribute is None:
+            attribute = self._attributes[key] = _Attribute(key)
+        if attribute.is_flag and not _asks_flag(literal):
+            attribute.is_flag = False
+            self._others.append(attribute)
+        if literal not in attribute.clauses:
+            attribute.clauses[literal] = array.array("I")
+            self._learn(attribute, literal)
+        return attribute.clauses[literal]
 
     def _learn(self, attribute: _Attribute, literal: normal.Literal) -> None:
         """Constants of a new clause cut classes in two; what stood for both parts stands for neither."""
@@ -316,16 +317,26 @@ class PolicyIndex:
         self._rows_free += self._together.values()
         self._together.clear()
 
-    def _rebuild(self) -> None:
-        policies = self._policies
-        self._attributes.clear()
-        self._others.clear()
+    def _renumber(self) -> None:
+        """The conjunctions that are left move together, in their order."""
+        size = self._words * 64
+        alive = np.unpackbits(self._rows[0].view(np.uint8), bitorder="little").astype(np.bool_)
+        now = np.cumsum(alive) - 1
+        self._conjunctions, self._dead = int(alive.sum()), 0
+        self.owner = np.concatenate((self.owner[alive], np.zeros(size - self._conjunctions, np.int32)))
+        used = np.array(list(self._ids.values()), np.int64)
+        self.parts[used, 0] = now[np.minimum(self.parts[used, 0], size - 1)]  # or it has none
+        self._residual = {int(now[number]): matches for number, matches in self._residual.items()}
         self._forget_rows()
-        self._residual.clear()
-        self._conjunctions = self._dead = 0
         self._rows = np.zeros((64, self._words), np.uint64)
-        for number, policy in policies.items():
-            policy.conjunctions = self._add(number, policy.condition)
+        self._rows[0] = np.packbits(np.arange(size) < self._conjunctions, bitorder="little").view(np.uint64)
+        attributes, self._attributes, self._others = self._attributes, {}, []
+        for key, attribute in attributes.items():
+            for literal, numbers in attribute.clauses.items():
+                held = np.frombuffer(numbers, np.uint32)
+                left = now[held[alive[held]]].astype(np.uint32)
+                if len(left):
+                    self._know(key, literal).frombytes(left.tobytes())
 
     # -- events
 
@@ -377,7 +388,7 @@ class PolicyIndex:
     @property
     def numbers(self) -> int:
         """All numbers of policies are below this."""
-        return self._next
+        return len(self._texts)
 
     def _ask_residual(self, get: closure.Get) -> None:
         for number, matches in self._residual.items():
@@ -390,14 +401,19 @@ class PolicyIndex:
         return self._rows.nbytes + self.owner.nbytes
 
 
-_canonical = functools.lru_cache(model.POLICIES_PARSED)(normal.canonical)
-
-
 def _conjunctions(condition: ast.Condition) -> tuple[tuple[normal.Literal, ...], ...] | None:
     try:
         return normal.disjunctive_normal(condition, cap=model.CONJUNCTIONS_MAX)
     except errors.LimitExceeded:
         return None
+
+
+def _needs_of(parts: tuple[tuple[normal.Literal, ...], ...] | None) -> str:
+    """For each conjunction the names that it needs to be TRUE, or that it needs none of them."""
+    needs: list[str] = []
+    for part in [()] if parts is None else parts:
+        needs += [clause.left.key for clause in part if _needs_true(clause)] or [NOTHING]  # type: ignore[union-attr]
+    return sys.intern(" ".join(needs))  # most policies need the same
 
 
 def _asks_flag(literal: normal.Literal) -> bool:

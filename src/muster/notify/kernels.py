@@ -312,14 +312,15 @@ def by_address(address: Any, hits: int, policy_of: Any, parts: Any, true: Any, o
         row = out[i]
         policy = policy_of[row]
         known = max(policy, 0)
-        first, count = np.uint64(parts[known, 0]), np.uint64(max(parts[known, 1], 1))
+        first, count = np.uint64(parts[known, 0]), parts[known, 1]
         # Its conjunctions stand side by side, at most 64 of them: in one word, or in two.
         at, shift = first >> np.uint64(6), first & np.uint64(63)
         bits = true[at] >> shift
         bits |= (true[min(at + np.uint64(1), last)] << np.uint64(1)) << (np.uint64(63) - shift)
-        bits &= ~np.uint64(0) >> (np.uint64(64) - count)
+        bits &= ~np.uint64(0) >> np.uint64(64 - max(count, 1))
         out[found] = row
-        found += np.int64((bits != 0) & (policy >= 0))
+        # One that can never be true has no conjunction.
+        found += np.int64((bits != 0) & (policy >= 0) & (count > 0))
     return found
 
 

@@ -13,7 +13,6 @@ wrong under each of them is refused.
 from __future__ import annotations
 
 import enum
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,12 +24,13 @@ from muster.predicates import text as text_
 
 ATTRIBUTES_MAX: Final = 256
 CONJUNCTIONS_MAX: Final = 64
-POLICIES_REMEMBERED: Final = 10_000
-POLICIES_PARSED: Final = 1 << 18  # every shard may have all policies there are, and is read by itself
+POLICIES_REMEMBERED: Final = 1 << 17  # every shard may have all policies there are, and is told by itself
 EVENT_BYTES_MAX: Final = 256 << 10  # so that there is room beside it for the names of its receivers
 
 # Policies stay in memory and are asked about every event: tighter than for a search.
 POLICY_LIMITS: Final = limits.Limits(text_length=16_384, clauses=256)
+# Of one that was within them before it was written in its canonical form, which may be longer.
+KEPT_LIMITS: Final = limits.Limits(text_length=1 << 20, clauses=10_000, depth=100, pattern_length=1024)
 
 # Known of every sender, from the broker's subject.
 IDENTITY: Final = {"sender._process": types.STRING, "sender._party": types.STRING}
@@ -116,7 +116,7 @@ class Vocabulary:
         self.parties: dict[str, Model] = {}
         self.events: dict[str, Model] = {}
         self._policies: list[types.Model] | None = None
-        self._checked: dict[str, ast.Condition] = {}  # policies; most are those of many parties
+        self._checked: dict[str, str] = {}  # policies, and as they are kept; most are those of many parties
 
     def add(self, model: Model) -> None:
         known = self.of_kind(model.kind)
@@ -145,17 +145,24 @@ class Vocabulary:
 
     def policy(self, text: str) -> ast.Condition:
         """Parsed and typed; `errors.ParseError` with the character, `errors.LimitExceeded` by cost."""
-        condition = self._checked.get(text)
-        if condition is None:
-            condition = _affordable(text, home="event", scopes=("event", "sender"))
-            _require(condition, self.policy_models(), text)
-            if len(self._checked) >= POLICIES_REMEMBERED:
-                self._checked.clear()
-            self._checked[text] = condition
+        condition = parser.parse(text, home="event", scopes=("event", "sender"), bounds=POLICY_LIMITS)
+        _require(condition, self.policy_models(), text)
         return condition
 
+    def policy_text(self, text: str) -> str:
+        """The same in its canonical form; nothing remains nothing."""
+        if not text:
+            return ""
+        kept = self._checked.get(text)
+        if kept is None:
+            kept = canonical_text(self.policy(text))
+            if len(self._checked) >= POLICIES_REMEMBERED:
+                self._checked.clear()
+            self._checked[text] = kept
+        return kept
+
     def address(self, text: str) -> ast.Condition:
-        condition = _affordable(text, home="receiver", scopes=("receiver",))
+        condition = parser.parse(text, home="receiver", scopes=("receiver",), bounds=POLICY_LIMITS)
         found: list[tuple[check.Problem, ...]] = []
         for model in self.parties.values():
             if not (problems := check.check(condition, model.attributes)):
@@ -212,18 +219,14 @@ def require_size(size: int) -> None:
         raise errors.LimitExceeded(f"an event of {size:,} bytes: at most {EVENT_BYTES_MAX:,} are delivered")
 
 
-@functools.lru_cache(POLICIES_PARSED)
 def parse_policy(text: str) -> ast.Condition:
     """One that was checked before."""
-    return _affordable(text, home="event", scopes=("event", "sender"))
+    return parser.parse(text, home="event", scopes=("event", "sender"), bounds=KEPT_LIMITS)
 
 
-def text_of(policy: ast.Condition | None) -> str:
-    return "" if policy is None else text_.write(policy)
-
-
-def _affordable(text: str, *, home: str, scopes: tuple[str, ...]) -> ast.Condition:
-    return parser.parse(text, home=home, scopes=scopes, bounds=POLICY_LIMITS)
+def canonical_text(policy: ast.Condition) -> str:
+    """How a policy is kept: equal ones are equal text."""
+    return text_.write(normal.canonical(policy))
 
 
 def cost_of(condition: ast.Condition) -> tuple[cost.Cost, int | None]:

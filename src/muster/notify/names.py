@@ -1,22 +1,34 @@
 """The rows of receivers by their names, and back, in few bytes.
 
-A dictionary would take some 75 bytes for each entry beside the name itself; this takes 8: an open table of
-rows, probed from the name's hash on, that compares with the names that stand by row anyway.
+A Python string takes 50 bytes beside its characters, an entry of a dictionary some 75 more.  Here the names
+stand end to end in one stretch of UTF-8; each row knows where its name begins and how long it is; and an open
+table of rows, probed from the name's hash on, leads back.  That makes 18 bytes and the name itself.
 """
 
 from __future__ import annotations
 
 import array
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
 
 EMPTY: Final = -1
 GONE: Final = -2  # somebody was here: a search goes on
+FEW: Final = 32  # names: fewer are faster looked at one by one
+CHUNK: Final = 1 << 14
+GARBAGE: Final = 1 << 16  # bytes
 
 
 class Names:
     def __init__(self) -> None:
-        self.of_row: list[str] = []  # "" where the row is nobody's
+        self._text = bytearray()
+        self._garbage = 0  # bytes of names that have gone
+        self._starts = array.array("q")  # by row
+        self._sizes = array.array("H")  # by row; 0 where it is nobody's
         self._places = array.array("i", [EMPTY]) * 1024
         self._taken = 0  # places that are not empty
         self._count = 0
@@ -25,78 +37,149 @@ class Names:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        return filter(None, self.of_row)
+        for rows in self._somebodys():
+            yield from self.of(rows)
+
+    # -- questions
 
     def row(self, name: str) -> int:
         """-1 if nobody has this name."""
-        places, of_row = self._places, self.of_row
-        mask = len(places) - 1
+        places, mask = self._places, len(self._places) - 1
         at = hash(name) & mask
+        if places[at] == EMPTY:
+            return -1
+        wanted = name.encode()
+        size = len(wanted)
         while (row := places[at]) != EMPTY:
-            if row >= 0 and of_row[row] == name:
-                return row
+            if row >= 0 and self._sizes[row] == size:
+                start = self._starts[row]
+                if self._text[start : start + size] == wanted:
+                    return row
             at = (at + 1) & mask
         return -1
 
-    def rows(self, names: Sequence[str]) -> list[int]:
+    def rows(self, names: Sequence[str]) -> Array:
         """The same for many."""
-        places, of_row = self._places, self.of_row
-        mask = len(places) - 1
-        found = []
-        for name in names:
-            at = hash(name) & mask
-            while (row := places[at]) != EMPTY:
-                if row >= 0 and of_row[row] == name:
-                    break
-                at = (at + 1) & mask
-            found.append(row)
+        if len(names) < FEW:
+            return np.fromiter(map(self.row, names), np.int64, len(names))
+        text, starts, sizes = (
+            np.frombuffer(held, kind)
+            for held, kind in ((self._text, np.uint8), (self._starts, np.int64), (self._sizes, np.uint16))
+        )
+        places, mask = np.frombuffer(self._places, np.int32), len(self._places) - 1
+        data, lengths = _packed(names)
+        wanted = np.frombuffer(data, np.uint8)
+        firsts = np.cumsum(lengths) - lengths
+        found = np.full(len(names), -1, np.int64)
+        left = np.arange(len(names))  # those that are still looked for
+        at = np.fromiter(map(hash, names), np.int64, len(names)) & mask
+        while len(left):
+            row = places[at]
+            open_ = row != EMPTY
+            maybe = np.flatnonzero(row >= 0)
+            maybe = maybe[sizes[row[maybe]] == lengths[left[maybe]]]
+            if len(maybe):
+                here, asked = row[maybe], left[maybe]
+                own = _stretches(starts[here], lengths[asked])
+                other = _stretches(firsts[asked], lengths[asked])
+                ends = np.cumsum(lengths[asked])
+                unlike = np.add.reduceat(text[own] != wanted[other], ends - lengths[asked])
+                same = maybe[unlike == 0]
+                found[left[same]] = row[same]
+                open_[same] = False
+            left, at = left[open_], (at[open_] + 1) & mask
         return found
 
-    def add(self, name: str, row: int) -> None:
-        """A name that nobody has yet."""
-        if row >= len(self.of_row):
-            self.of_row.extend([""] * (row + 1 - len(self.of_row)))
-        if 2 * (self._taken + 1) > len(self._places):
-            self._rebuild()
-        self.of_row[row] = name
-        self._put(name, row)
-        self._count += 1
+    def of(self, rows: Array) -> list[str]:
+        """The names of rows that are somebody's."""
+        if len(rows) < FEW:
+            text, starts, sizes = self._text, self._starts, self._sizes
+            return [text[starts[row] : starts[row] + sizes[row]].decode() for row in rows.tolist()]
+        starts_, lengths = self._where(rows)
+        data = np.frombuffer(self._text, np.uint8)[_stretches(starts_, lengths)].tobytes()
+        ends = np.cumsum(lengths)
+        spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+        if data.isascii():
+            whole = data.decode()
+            return [whole[start:end] for start, end in spans]
+        return [data[start:end].decode() for start, end in spans]
 
-    def add_many(self, names: Sequence[str], rows: Sequence[int]) -> None:
+    def _where(self, rows: Array) -> tuple[Array, Array]:
+        starts, sizes = np.frombuffer(self._starts, np.int64), np.frombuffer(self._sizes, np.uint16)
+        return starts[rows], sizes[rows].astype(np.int64)
+
+    # -- changes
+
+    def add(self, names: Sequence[str], rows: Array) -> None:
         """Names that nobody has yet, each once."""
-        if (last := max(rows, default=-1)) >= len(self.of_row):
-            self.of_row.extend([""] * (last + 1 - len(self.of_row)))
-        if 2 * (self._taken + len(names)) > len(self._places):
-            self._rebuild(len(names))
-        for name, row in zip(names, rows, strict=True):
-            self.of_row[row] = name
-            self._put(name, row)
+        data, lengths = _packed(names)
+        if (more := int(rows.max(initial=-1)) + 1 - len(self._sizes)) > 0:
+            self._starts.frombytes(bytes(8 * more))
+            self._sizes.frombytes(bytes(2 * more))
+        np.frombuffer(self._starts, np.int64)[rows] = len(self._text) + np.cumsum(lengths) - lengths
+        np.frombuffer(self._sizes, np.uint16)[rows] = lengths
+        self._text += data
         self._count += len(names)
+        if 3 * (self._taken + len(names)) > 2 * len(self._places):
+            self._rebuild()
+        else:
+            self._put(names, rows)
 
-    def remove(self, name: str) -> None:
-        mask = len(self._places) - 1
-        at = hash(name) & mask
-        while self._places[at] < 0 or self.of_row[self._places[at]] != name:
-            at = (at + 1) & mask
-        self.of_row[self._places[at]] = ""
-        self._places[at] = GONE
-        self._count -= 1
+    def remove(self, rows: Array) -> None:
+        places, mask = self._places, len(self._places) - 1
+        for name, row in zip(self.of(rows), rows.tolist(), strict=True):
+            at = hash(name) & mask
+            while places[at] != row:
+                at = (at + 1) & mask
+            places[at] = GONE
+            self._garbage += self._sizes[row]
+            self._sizes[row] = 0
+        self._count -= len(rows)
+        if self._garbage > GARBAGE and 2 * self._garbage > len(self._text):
+            self._compact()
 
-    def _put(self, name: str, row: int) -> None:
-        places = self._places
-        mask = len(places) - 1
-        at = hash(name) & mask
-        while places[at] != EMPTY:
-            at = (at + 1) & mask
-        places[at] = row
-        self._taken += 1
+    def _put(self, names: Sequence[str], rows: Array) -> None:
+        places, mask = self._places, len(self._places) - 1
+        for name, row in zip(names, rows.tolist(), strict=True):
+            at = hash(name) & mask
+            while places[at] != EMPTY:
+                at = (at + 1) & mask
+            places[at] = row
+        self._taken += len(names)
 
-    def _rebuild(self, more: int = 1) -> None:
+    def _rebuild(self) -> None:
         size = 1024
-        while size < 4 * (self._count + more):
+        while size < 2 * self._count:
             size *= 2
         self._places = array.array("i", [EMPTY]) * size
         self._taken = 0
-        for row, name in enumerate(self.of_row):
-            if name:
-                self._put(name, row)
+        for rows in self._somebodys():
+            self._put(self.of(rows), rows)
+
+    def _compact(self) -> None:
+        text = bytearray()
+        for rows in self._somebodys():
+            starts, lengths = self._where(rows)
+            np.frombuffer(self._starts, np.int64)[rows] = len(text) + np.cumsum(lengths) - lengths
+            text += np.frombuffer(self._text, np.uint8)[_stretches(starts, lengths)].tobytes()
+        self._text, self._garbage = text, 0
+
+    def _somebodys(self) -> Iterator[Array]:
+        """The rows that are, some at a time."""
+        for first in range(0, len(self._sizes), CHUNK):
+            yield first + np.flatnonzero(self._sizes[first : first + CHUNK])
+
+
+def _packed(names: Sequence[str]) -> tuple[bytes, Array]:
+    """Their UTF-8 end to end, and how long each is."""
+    whole = "".join(names)
+    if whole.isascii():
+        return whole.encode(), np.fromiter(map(len, names), np.int64, len(names))
+    encoded = [name.encode() for name in names]
+    return b"".join(encoded), np.fromiter(map(len, encoded), np.int64, len(names))
+
+
+def _stretches(starts: Array, lengths: Array) -> Array:
+    """Where the characters of several stretches stand, one stretch after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)

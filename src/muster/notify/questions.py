@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from muster.core import errors
 from muster.notify import model as models
 from muster.notify import protocol, scopes
-from muster.predicates import ast, explain, normal, types
-from muster.predicates import text as text_
+from muster.predicates import explain, types
 from muster.trust import documents
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _shown(notifier: service.Notifier, party: str) -> dict[str, Any]:
         "party": party,
         "model": notifier.engine.model_of(party).name,
         "state": protocol.to_wire(notifier.engine.state_of(party)),
-        "policy": models.text_of(notifier.engine.policy_of(party)),
+        "policy": notifier.engine.policy_of(party),
         "delivery": "durable" if notifier.engine.is_durable(party) else "transient",
     }
 
@@ -171,13 +170,11 @@ def _event(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Event:
     return notifier.deciding.admit(process, ask.event, state=protocol.from_wire(ask.state))[0]
 
 
-def _policy_side(
-    policy: ast.Condition | None, attributes: dict[str, types.Value]
-) -> tuple[set[str], list[str]]:
+def _policy_side(policy: str, attributes: dict[str, types.Value]) -> tuple[set[str], list[str]]:
     """Which sides of a policy failed (``event``, ``sender``), and the clauses that did; none if it holds."""
-    if policy is None:
+    if not policy:
         return {"event"}, ["it has no policy, so it accepts nothing"]
-    found = explain.explain(policy, attributes)
+    found = explain.explain(models.parse_policy(policy), attributes)
     if found.truth is True:
         return set(), []
     sides = {
@@ -191,7 +188,7 @@ def _check(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
     condition = notifier.known.vocabulary.policy(ask.expression)
     measured, parts = models.cost_of(condition)
     facts = {
-        "canonical": text_.write(normal.canonical(condition)),
+        "canonical": models.canonical_text(condition),
         "clauses": measured.clauses,
         "depth": measured.depth,
         "cost": measured.dearest.name.lower(),

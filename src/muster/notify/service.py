@@ -82,6 +82,7 @@ class Notifier:
             self.members.beat(),
             self.beliefs.keep(),
             self._shards.place(),
+            self._shards.give_back(),
             self.deciding.admit_all(),
             self._durable.record_all(),
             self._durable.deliver_again(),

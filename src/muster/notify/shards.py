@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any
 
 from muster.bus import api, leases
-from muster.core import errors, messages, subjects
+from muster.core import errors, heap, messages, subjects
 from muster.notify import (
     believing,
     deciding,
@@ -33,6 +33,8 @@ PART = protocol.PART
 BYTES_MAX = 450_000  # of what is said, in one write
 BATCH_BYTES = 4 << 20  # of a snapshot, stored at once
 BATCH = 100
+MUCH_BYTES = 8 << 20  # of what was said: the memory it passed through is worth giving back
+LITTLE_BYTES = 1 << 20  # in a beat: it is quiet
 
 
 class Shards:
@@ -52,6 +54,7 @@ class Shards:
         self._durable = lasting
         self._history = past
         self._tenures: dict[protocol.Shard, asyncio.Task[None]] = {}
+        self._handled_bytes = 0  # of logs, written and replayed
 
     async def start(self, parties: api.Stream, all_leases: leases.Leases) -> None:
         self._log, self._leases = parties, all_leases
@@ -137,6 +140,7 @@ class Shards:
         while True:
             async for data, sequence in durable.read(self._log, held.subject, held.sequence + 1):
                 replay.take(data)
+                self._handled_bytes += len(data)
                 held.sequence = sequence
             with contextlib.suppress(errors.Conflict):
                 held.sequence = await self._log.publish(
@@ -214,6 +218,7 @@ class Shards:
                 return
             held.log_messages += 1
             held.log_bytes += len(data)
+            self._handled_bytes += len(data)
             self._history.changed(entries, held.lease.epoch, len(data))
             for process, accepted in entries:
                 for change in accepted:
@@ -233,6 +238,16 @@ class Shards:
                 self._durable.joined(held, party)
         elif isinstance(change, protocol.Leave):
             self._durable.left(held, protocol.party_id(process, change.party))
+
+    async def give_back(self) -> None:
+        """After a wave of changes, when it is over: the memory that they passed through."""
+        given = seen = 0
+        while True:
+            await asyncio.sleep(self._common.settings.beat_s)
+            before, seen = seen, self._handled_bytes
+            if seen - before < LITTLE_BYTES and seen - given > MUCH_BYTES:
+                given = seen
+                await asyncio.to_thread(heap.give_back)
 
     # -- snapshots
 

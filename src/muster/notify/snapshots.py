@@ -72,9 +72,7 @@ def _joins(engine: engines.Engine, number: int, rows: Any) -> list[tuple[str, li
     entries: list[tuple[str, list[protocol.Change]]] = []
     for process, (names, places) in by_process.items():
         numbers, which = np.unique(held[places], return_inverse=True)
-        texts = (
-            "" if one < 0 else models.text_of(engine.policies.condition(one)) for one in numbers.tolist()
-        )
+        texts = ("" if one < 0 else engine.policies.text(one) for one in numbers.tolist())
         join = protocol.Joins(
             parties=tuple(names),
             model=table.model.name,
@@ -124,7 +122,7 @@ class _Joining:
             self.parties,
             model,
             {name: listed for name, listed in self._columns.items() if name in model.attributes},
-            [models.parse_policy(text) if text else None for text in self._policies],
+            list(self._policies),
             np.array(self._which, np.int64),
             durable=durable,
             shard=shard,
@@ -235,7 +233,7 @@ def apply(
                 protocol.party_id(process, change.party),
                 model,
                 model.require(protocol.from_wire(change.state)),
-                models.parse_policy(change.policy) if change.policy else None,
+                change.policy,
                 durable=change.delivery == "durable",
                 shard=shard,
                 at_s=at_s,
@@ -249,7 +247,7 @@ def apply(
             engine.update(parties_of(process, change), columns, at_s)
         case protocol.SetPolicy():
             party = protocol.party_id(process, change.party)
-            engine.set_policy(party, models.parse_policy(change.policy) if change.policy else None, at_s)
+            engine.set_policy(party, change.policy, at_s)
         case protocol.Leave():
             party = protocol.party_id(process, change.party)
             if party in engine:

@@ -57,6 +57,7 @@ class Table:
         self._code_columns = 0
         self.shard_of = np.zeros(capacity, np.uint8)
         self.changed_s = np.zeros(capacity, np.uint32)  # when its receiver last changed, in wall time
+        self.ends_s = np.zeros(0)  # when the first grant of its receiver does; none while nobody has one
         self.policy_of = np.full(capacity, -1, np.int32)
         self._place = np.zeros(capacity, np.int32)  # of the row, in members
         # Of each policy: where its stretch begins, how many it has, and the first of their rows if these
@@ -121,6 +122,8 @@ class Table:
         for name in ("_place", "shard_of", "changed_s"):
             held = getattr(self, name)
             setattr(self, name, np.concatenate((held, np.zeros(capacity - before, held.dtype))))
+        if len(self.ends_s):
+            self.ends_s = np.concatenate((self.ends_s, np.full(capacity - before, np.inf)))
         self._out = np.zeros(capacity // 64, np.uint64)
         for column in self.columns.values():
             column.grow()
@@ -175,7 +178,15 @@ class Table:
         self._mark(LIVE, rows, False)
         self._mark(DURABLE, rows, False)
         self.changed_s[rows] = 0
+        self.set_ends(rows, np.inf)
         self._free += rows.tolist()
+
+    def set_ends(self, rows: Array, at_s: Array | float) -> None:
+        if not len(self.ends_s):
+            if np.isinf(at_s).all():
+                return
+            self.ends_s = np.full(self.capacity, np.inf)
+        self.ends_s[rows] = at_s
 
     def write(self, rows: Array, cells: Mapping[str, Sequence[Any]]) -> None:
         for name, listed in cells.items():
@@ -351,7 +362,7 @@ class Table:
     @property
     def nbytes(self) -> int:
         arrays = (
-            *(self.bits, self._codes, self.shard_of, self.changed_s, self.policy_of),
+            *(self.bits, self._codes, self.shard_of, self.changed_s, self.ends_s, self.policy_of),
             *(self._place, self.spans, self._room_for, self.members),
         )
         return sum(array.nbytes for array in arrays)

@@ -21,7 +21,7 @@ from muster.message import faults
 from muster.message import protocol as message_protocol
 from muster.monitor import client as monitor_client
 from muster.monitor import model
-from muster.notify import client as notify_client
+from muster.notify import asking
 from muster.notify import protocol as notify_protocol
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import protocol as pipeline_protocol
@@ -307,7 +307,7 @@ class Source(hearing.Hearing):
             ("parties", where, prefix, limit),
             "notify",
             2.0,
-            lambda bus: notify_client.parties(bus, where=where, prefix=prefix, limit=limit),
+            lambda bus: asking.parties(bus, where=where, prefix=prefix, limit=limit),
         )
         return {"count": found.count, "items": found.parties}
 
@@ -319,7 +319,7 @@ class Source(hearing.Hearing):
             key,
             "notify",
             1.0,
-            lambda bus: notify_client.who(bus, address, event=event, sender=sender, limit=limit),
+            lambda bus: asking.who(bus, address, event=event, sender=sender, limit=limit),
         )
         return {
             "count": found.count,
@@ -332,14 +332,14 @@ class Source(hearing.Hearing):
             ("explain", event.address, event.type, str(event.content), sender, receiver),
             "notify",
             1.0,
-            lambda bus: notify_client.explain(bus, event, sender=sender, receiver=receiver),
+            lambda bus: asking.explain(bus, event, sender=sender, receiver=receiver),
         )
 
     async def check_policy(self, policy: str) -> dict[str, Any]:
-        return await self._ask(("check", policy), "notify", 5.0, lambda bus: notify_client.check(bus, policy))
+        return await self._ask(("check", policy), "notify", 5.0, lambda bus: asking.check(bus, policy))
 
     async def models(self) -> list[dict[str, Any]]:
-        return await self._ask("models", "notify", 5.0, notify_client.defined)
+        return await self._ask("models", "notify", 5.0, asking.defined)
 
     # Messages
 

@@ -1,0 +1,162 @@
+"""The part of ``bench-notify`` that runs a notifier: its memory, its restart, events through the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness, measure
+from muster.bus import client as bus_client
+from muster.bus.brokers import broker as brokers
+from muster.bus.brokers import config as broker_config
+from muster.core import errors
+from muster.notify import client
+from muster.predicates import types
+
+WORKER = "benchmarks.notify_worker"
+MOMENTS = 5
+MEMORY_GOAL = 200.0
+CLIENTS, MATCHES = 4, 100
+
+
+@contextlib.asynccontextmanager
+async def _broker() -> AsyncIterator[brokers.Broker]:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = broker_config.BrokerConfig(name="bench", directory=Path(folder) / "broker")
+        async with brokers.Broker(settings) as broker:
+            yield broker
+
+
+async def memory(receivers: int, policies: int) -> list[harness.Row]:
+    """Of a notifier that takes them in, and of one that reads them from the logs: how long that takes too."""
+    with measure.Worker(WORKER, "memory", receivers, policies) as worker:
+        tables = await asyncio.to_thread(worker.hear, timeout_s=300)
+    async with _broker() as broker:
+        with measure.Worker(WORKER, "notifier", broker.url) as notifier:
+            await asyncio.to_thread(notifier.hear)
+            empty = await _held_by(notifier)
+            with measure.Worker(WORKER, "fill", broker.url, receivers, policies) as filler:
+                await asyncio.to_thread(filler.hear, timeout_s=300)
+            filled = await _held_by(notifier)
+        started = time.perf_counter()
+        with measure.Worker(WORKER, "notifier", broker.url) as notifier:
+            await asyncio.to_thread(notifier.hear, timeout_s=300)
+            took_s = time.perf_counter() - started
+            again = await _held_by(notifier)
+    for told in (filled, again):
+        if told["parties"] != receivers:
+            raise errors.InvariantBroken(f"{told['parties']} of {receivers} receivers are held")
+    of = f"{receivers:,} receivers, {policies:,} policies"
+
+    def row(what: str, each: float, goal: float | None = None) -> harness.Row:
+        return harness.Row(
+            metric=f"memory for each of {of}: {what}", ours=each, unit="bytes", better="lower", goal=goal
+        )
+
+    return [
+        row(
+            "the notifier's process",
+            (filled["resident_bytes"] - empty["resident_bytes"]) / receivers,
+            MEMORY_GOAL,
+        ),
+        row("the same restarted", (again["resident_bytes"] - empty["resident_bytes"]) / receivers),
+        row("the tables alone", tables),
+        harness.Row(metric=f"restart of a notifier with {of}", ours=took_s, unit="s", better="lower"),
+    ]
+
+
+async def _held_by(notifier: measure.Worker) -> dict[str, Any]:
+    notifier.tell("count")
+    told: dict[str, Any] = await asyncio.to_thread(notifier.hear, timeout_s=120)
+    return told
+
+
+async def end_to_end(receivers: int, events: int) -> list[harness.Row]:
+    """Through the bus: an event sent, the callbacks of its receivers run in other processes."""
+    async with _broker() as broker:
+        with contextlib.ExitStack() as stack:
+            notifier = stack.enter_context(measure.Worker(WORKER, "notifier", broker.url))
+            await asyncio.to_thread(notifier.hear)
+            each, groups = receivers // CLIENTS, receivers // MATCHES
+            clients = [
+                stack.enter_context(
+                    measure.Worker(WORKER, "client", broker.url, f"farm-{place}", place * each, each, groups)
+                )
+                for place in range(CLIENTS)
+            ]
+            for one in clients:
+                await asyncio.to_thread(one.hear, timeout_s=400)
+            async with (
+                await bus_client.connect([broker.url], identity="watch", audit_s=0) as bus,
+                client.Parties(bus) as mine,
+            ):
+                moments = [
+                    statistics.median(await _send(mine, clients, events // MOMENTS, groups))
+                    for _ in range(MOMENTS)
+                ]
+                before = await _delivered(clients)
+                started = time.perf_counter()
+                await _flood(mine, events, groups)
+                total = await _until_quiet(clients)
+                rate = (total - before) / (time.perf_counter() - started)
+    return [
+        harness.Row(
+            metric=f"end to end, {receivers:,} receivers, {MATCHES} matches an event: p50",
+            ours=min(moments),
+            unit="ms",
+            better="lower",
+            goal=5,
+        ),
+        harness.Row(metric="end to end: deliveries", ours=rate, unit="deliveries/s", better="higher"),
+    ]
+
+
+async def _one(mine: client.Parties, number: int, groups: int) -> None:
+    content: dict[str, types.Value] = {"threat_level": 5, "sent_ns": time.monotonic_ns()}
+    await mine.send("watch", "alert", content, to=f"region = 'region{number % groups}'")
+
+
+async def _send(mine: client.Parties, clients: list[measure.Worker], events: int, groups: int) -> list[float]:
+    for number in range(50):
+        await _one(mine, number, groups)
+    await _delivered(clients)
+    for number in range(events):
+        await _one(mine, number, groups)
+        await asyncio.sleep(0.002)
+    await asyncio.sleep(0.5)
+    found: list[float] = []
+    for one in clients:
+        one.tell("count")
+        found += (await asyncio.to_thread(one.hear))["latencies_ms"]
+    return found
+
+
+async def _flood(mine: client.Parties, events: int, groups: int) -> None:
+    async def some(first: int) -> None:
+        for number in range(first, first + events // 20):
+            await _one(mine, number, groups)
+
+    await asyncio.gather(*(some(place * 50) for place in range(20)))
+
+
+async def _delivered(clients: list[measure.Worker]) -> int:
+    total = 0
+    for one in clients:
+        one.tell("count")
+        told: dict[str, Any] = await asyncio.to_thread(one.hear)
+        total += told["delivered"]
+    return total
+
+
+async def _until_quiet(clients: list[measure.Worker]) -> int:
+    last, now = -1, await _delivered(clients)
+    while now != last:
+        await asyncio.sleep(0.1)
+        last, now = now, await _delivered(clients)
+    return now

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from muster.notify import names
+
+
+def _check(held: names.Names, wanted: dict[str, int], strangers: list[str]) -> None:
+    assert len(held) == len(wanted)
+    assert sorted(held) == sorted(wanted)
+    asked = [*wanted, *strangers]
+    random.Random(1).shuffle(asked)
+    found = [wanted.get(name, -1) for name in asked]
+    assert held.rows(asked).tolist() == found
+    assert [held.row(name) for name in asked] == found
+    assert held.of(np.array(list(wanted.values()), np.int64)) == list(wanted)
+
+
+@pytest.mark.parametrize("letter", ["w", "ü", "東"])
+def test_names_come_and_go_and_are_found_again(letter):
+    dice = random.Random(letter)
+    held, wanted, free, fresh = names.Names(), dict[str, int](), list[int](), 0
+    for step in range(60):
+        count = dice.choice([1, 5, 40, 3000])
+        new = [f"farm/{letter * dice.randrange(1, 4)}-{step}-{number}" for number in range(count)]
+        rows = [free.pop() if free else fresh + number for number in range(count)]
+        fresh = max(fresh, *(row + 1 for row in rows))
+        held.add(new, np.array(rows, np.int64))
+        wanted.update(zip(new, rows, strict=True))
+        gone = dice.sample(sorted(wanted), dice.choice([0, 1, len(wanted) // 2, len(wanted)]))
+        free += [wanted.pop(name) for name in gone[::-1]]
+        held.remove(np.array(free[len(free) - len(gone) :], np.int64))
+        if step % 10 == 9:
+            # Those that have gone, parts of names, and two names in one.
+            ends = [name[:-1] for name in list(wanted)[:50] if name[:-1] not in wanted]
+            _check(held, wanted, [*gone[:50], *ends, "".join(gone[:2])])
+    assert fresh > 1000
+
+
+def test_names_that_have_gone_take_no_room():
+    held = names.Names()
+    for step in range(200):
+        rows = np.arange(1000)
+        held.add([f"farm/web-{step}-{number}" for number in range(1000)], rows)
+        held.remove(rows)
+    assert not len(held)
+    assert len(held._text) < 2 * names.GARBAGE + 20_000
+    assert len(held._places) <= 4096

@@ -67,3 +67,13 @@ async def parties(connect):
             return await stack.enter_async_context(client.Parties(await connect(process), **more))
 
         yield start
+
+
+@pytest.fixture(params=["plain", "compiled"])
+def kernels(request):
+    if request.param == "plain":
+        return plain
+    pytest.importorskip("numba")
+    from muster.notify import kernels
+
+    return kernels

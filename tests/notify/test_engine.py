@@ -5,7 +5,6 @@ from typing import Any
 
 import hypothesis
 import numpy as np
-import pytest
 from hypothesis import strategies
 
 from muster.notify import columns, engine, plain, program, reference
@@ -14,16 +13,6 @@ from muster.predicates import parser, types
 from tests.notify import worlds
 
 WEB = models.Model("Web", {"application": types.STRING, "load": types.FLOAT, "port": types.INT})
-
-
-@pytest.fixture(params=["plain", "compiled"])
-def kernels(request):
-    if request.param == "plain":
-        return plain
-    pytest.importorskip("numba")
-    from muster.notify import kernels
-
-    return kernels
 
 
 def test_random_worlds_are_decided_as_the_reference_decides_them(kernels):

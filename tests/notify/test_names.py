@@ -20,9 +20,9 @@ def _check(held: names.Names, wanted: dict[str, int], strangers: list[str]) -> N
 
 
 @pytest.mark.parametrize("letter", ["w", "ü", "東"])
-def test_names_come_and_go_and_are_found_again(letter):
+def test_names_come_and_go_and_are_found_again(kernels, letter):
     dice = random.Random(letter)
-    held, wanted, free, fresh = names.Names(), dict[str, int](), list[int](), 0
+    held, wanted, free, fresh = names.Names(kernels), dict[str, int](), list[int](), 0
     for step in range(60):
         count = dice.choice([1, 5, 40, 3000])
         new = [f"farm/{letter * dice.randrange(1, 4)}-{step}-{number}" for number in range(count)]
@@ -40,8 +40,8 @@ def test_names_come_and_go_and_are_found_again(letter):
     assert fresh > 1000
 
 
-def test_names_that_have_gone_take_no_room():
-    held = names.Names()
+def test_names_that_have_gone_take_no_room(kernels):
+    held = names.Names(kernels)
     for step in range(200):
         rows = np.arange(1000)
         held.add([f"farm/web-{step}-{number}" for number in range(1000)], rows)

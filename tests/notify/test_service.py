@@ -51,7 +51,8 @@ async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, parties, 
     assert (await web.next(timeout_s=5))["action"] == "granted"
     await boss.revoke(root.revoke({documents.serial_of(chain[0])}, number=1, now=now))
     await sender.send("command", {"action": "revoked"})
-    await boss.present(root.grant("boss", {"_trust_level": 3}, tier=1, now=now - 7200, lifetime_s=7201))
+    soon_s = time.time() + 3 - now
+    await boss.present(root.grant("boss", {"_trust_level": 3}, tier=1, now=now, lifetime_s=soon_s))
     with pytest.raises(errors.Forbidden, match="expired"):
         await boss.present(root.grant("boss", {"_trust_level": 3}, tier=1, now=now - 7200, lifetime_s=60))
     await eventually(lambda: not served.known.believed("boss", "control", now=time.time()).everywhere)
@@ -83,7 +84,7 @@ async def test_an_authority_cannot_grant_beyond_its_tier_or_mandate(root):
             regional.grant("x", attributes, tier=tier, now=now, lifetime_s=60)
 
 
-async def test_a_receivers_restricted_attribute_is_its_authoritys_too(notifier, parties, root):
+async def test_a_receivers_restricted_attribute_is_its_authoritys_too(notifier, parties, root, monkeypatch):
     served = await notifier(root=root.key.public)
     mine = await parties("farm")
     await _define(mine)
@@ -94,6 +95,14 @@ async def test_a_receivers_restricted_attribute_is_its_authoritys_too(notifier, 
     assert served.engine.state_of("farm/one")["_trust_level"] == 4
     await mine.sender("s").send("command", {"action": "2"}, to="_trust_level > 1")
     assert (await one.next(timeout_s=5))["action"] == "2"
+    served.beliefs.expire()
+    assert served.engine.state_of("farm/one")["_trust_level"] == 4
+    with monkeypatch.context() as later:
+        at = time.time() + 3601
+        later.setattr(time, "time", lambda: at)
+        served.beliefs.expire()
+    assert "_trust_level" not in served.engine.state_of("farm/one")
+    assert served.engine.next_end_s() == float("inf")
 
 
 # -- fairness and slowness

@@ -48,8 +48,9 @@ def warmed() -> Any:
     trial = Engine(kernels=kernels)
     model = models.Model("Trial", {"a": types.STRING, "b": types.FLOAT, "c": types.set_of("x")})
     trial.join("p", model, {"a": "v", "b": 1.0, "c": frozenset({"x"})}, parser.parse("e AND n >= 1"))
-    trial.update(["p"], {"b": [0.5]})
+    trial.update(["p"] * names.FEW, {"b": [0.5] * names.FEW})
     trial.match({"e": True, "n": 1}, parser.parse("a = 'v' AND b < 1 AND c CONTAINS 'x'"))
+    trial.names([Found(0, np.zeros(names.FEW, np.int64))])
     return kernels
 
 
@@ -73,8 +74,8 @@ class Engine:
     def use(self, kernels: Any) -> None:
         """Go on with other kernels: they share all that is held."""
         self._kernels = self.policies.kernels = kernels
-        for table in self.tables:
-            table.kernels = kernels
+        for table, known in zip(self.tables, self._names, strict=True):
+            table.kernels = known.kernels = kernels
 
     def __len__(self) -> int:
         return sum(map(len, self._names))
@@ -92,7 +93,7 @@ class Engine:
         if number is None:
             self._table_of[model.name] = len(self.tables)
             self.tables.append(tables.Table(model, self._kernels))
-            self._names.append(names.Names())
+            self._names.append(names.Names(self._kernels))
         elif self.tables[number].model != model:
             self.tables[number].extend(model)
 

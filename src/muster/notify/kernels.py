@@ -16,14 +16,14 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from muster.notify import program
+from muster.notify import names, program
 
 BLOCK: Final = 128  # words
 AHEAD: Final = 16  # receivers: so long takes it to fetch something from memory
 DEPTH: Final = program.DEPTH
 
 BITMAP, RANGE, AND, OR, FILL = program.BITMAP, program.RANGE, program.AND, program.OR, program.FILL
-NEXT, WITHIN = program.NEXT, program.WITHIN
+NEXT, WITHIN, EMPTY = program.NEXT, program.WITHIN, names.EMPTY
 
 
 @intrinsic
@@ -364,3 +364,38 @@ def move_bits(rows: Any, old: Any, new: Any, where: Any, bits: Any) -> None:
             bits[where[old[i] - 1], word] &= ~bit
         if new[i] != 0:
             bits[where[new[i] - 1], word] |= bit
+
+
+@njit(cache=True)
+def look_up(
+    hashes: Any, data: Any, ends: Any, places: Any, starts: Any, sizes: Any, text: Any, out: Any
+) -> None:
+    """The rows of names: the i-th ends in ``data`` at ``ends[i]``; -1 where nobody has it."""
+    mask = places.size - 1
+    first = 0
+    for i in range(hashes.size):
+        size = ends[i] - first
+        at = hashes[i] & mask
+        out[i] = -1
+        while places[at] != EMPTY:
+            row = places[at]
+            if row >= 0 and sizes[row] == size:
+                start = starts[row]
+                k = 0
+                while k < size and text[start + k] == data[first + k]:
+                    k += 1
+                if k == size:
+                    out[i] = row
+                    break
+            at = (at + 1) & mask
+        first = ends[i]
+
+
+@njit(cache=True)
+def gather(text: Any, starts: Any, lengths: Any, out: Any) -> None:
+    """Stretches of a text, one after the other."""
+    at = 0
+    for i in range(starts.size):
+        for k in range(starts[i], starts[i] + lengths[i]):
+            out[at] = text[k]
+            at += 1

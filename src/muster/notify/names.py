@@ -24,7 +24,8 @@ GARBAGE: Final = 1 << 16  # bytes
 
 
 class Names:
-    def __init__(self) -> None:
+    def __init__(self, kernels: Any) -> None:
+        self.kernels = kernels
         self._text = bytearray()
         self._garbage = 0  # bytes of names that have gone
         self._starts = array.array("q")  # by row
@@ -60,34 +61,19 @@ class Names:
 
     def rows(self, names: Sequence[str]) -> Array:
         """The same for many."""
-        if len(names) < FEW:
+        look_up = getattr(self.kernels, "look_up", None)  # numpy alone would be slower than one by one
+        if look_up is None or len(names) < FEW:
             return np.fromiter(map(self.row, names), np.int64, len(names))
-        text, starts, sizes = (
-            np.frombuffer(held, kind)
-            for held, kind in ((self._text, np.uint8), (self._starts, np.int64), (self._sizes, np.uint16))
-        )
-        places, mask = np.frombuffer(self._places, np.int32), len(self._places) - 1
         data, lengths = _packed(names)
-        wanted = np.frombuffer(data, np.uint8)
-        firsts = np.cumsum(lengths) - lengths
-        found = np.full(len(names), -1, np.int64)
-        left = np.arange(len(names))  # those that are still looked for
-        at = np.fromiter(map(hash, names), np.int64, len(names)) & mask
-        while len(left):
-            row = places[at]
-            open_ = row != EMPTY
-            maybe = np.flatnonzero(row >= 0)
-            maybe = maybe[sizes[row[maybe]] == lengths[left[maybe]]]
-            if len(maybe):
-                here, asked = row[maybe], left[maybe]
-                own = _stretches(starts[here], lengths[asked])
-                other = _stretches(firsts[asked], lengths[asked])
-                ends = np.cumsum(lengths[asked])
-                unlike = np.add.reduceat(text[own] != wanted[other], ends - lengths[asked])
-                same = maybe[unlike == 0]
-                found[left[same]] = row[same]
-                open_[same] = False
-            left, at = left[open_], (at[open_] + 1) & mask
+        found = np.empty(len(names), np.int64)
+        look_up(
+            np.fromiter(map(hash, names), np.int64, len(names)),
+            np.frombuffer(data, np.uint8),
+            np.cumsum(lengths),
+            np.frombuffer(self._places, np.int32),
+            *self._arrays(),
+            found,
+        )
         return found
 
     def of(self, rows: Array) -> list[str]:
@@ -95,8 +81,7 @@ class Names:
         if len(rows) < FEW:
             text, starts, sizes = self._text, self._starts, self._sizes
             return [text[starts[row] : starts[row] + sizes[row]].decode() for row in rows.tolist()]
-        starts_, lengths = self._where(rows)
-        data = np.frombuffer(self._text, np.uint8)[_stretches(starts_, lengths)].tobytes()
+        data, lengths = self._of(rows)
         ends = np.cumsum(lengths)
         spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
         if data.isascii():
@@ -104,9 +89,20 @@ class Names:
             return [whole[start:end] for start, end in spans]
         return [data[start:end].decode() for start, end in spans]
 
-    def _where(self, rows: Array) -> tuple[Array, Array]:
-        starts, sizes = np.frombuffer(self._starts, np.int64), np.frombuffer(self._sizes, np.uint16)
-        return starts[rows], sizes[rows].astype(np.int64)
+    def _of(self, rows: Array) -> tuple[bytes, Array]:
+        """The UTF-8 of their names end to end, and how long each is."""
+        starts, sizes, text = self._arrays()
+        lengths = sizes[rows].astype(np.int64)
+        data = np.empty(int(lengths.sum()), np.uint8)
+        self.kernels.gather(text, starts[rows], lengths, data)
+        return data.tobytes(), lengths
+
+    def _arrays(self) -> tuple[Array, Array, Array]:
+        return (
+            np.frombuffer(self._starts, np.int64),
+            np.frombuffer(self._sizes, np.uint16),
+            np.frombuffer(self._text, np.uint8),
+        )
 
     # -- changes
 
@@ -159,9 +155,9 @@ class Names:
     def _compact(self) -> None:
         text = bytearray()
         for rows in self._somebodys():
-            starts, lengths = self._where(rows)
+            data, lengths = self._of(rows)
             np.frombuffer(self._starts, np.int64)[rows] = len(text) + np.cumsum(lengths) - lengths
-            text += np.frombuffer(self._text, np.uint8)[_stretches(starts, lengths)].tobytes()
+            text += data
         self._text, self._garbage = text, 0
 
     def _somebodys(self) -> Iterator[Array]:
@@ -177,9 +173,3 @@ def _packed(names: Sequence[str]) -> tuple[bytes, Array]:
         return whole.encode(), np.fromiter(map(len, names), np.int64, len(names))
     encoded = [name.encode() for name in names]
     return b"".join(encoded), np.fromiter(map(len, encoded), np.int64, len(names))
-
-
-def _stretches(starts: Array, lengths: Array) -> Array:
-    """Where the characters of several stretches stand, one stretch after the other."""
-    ends = np.cumsum(lengths)
-    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)

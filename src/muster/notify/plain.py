@@ -146,3 +146,13 @@ def write_sets(rows: Array, masks: Array, first: int, count: int, bits: Array) -
         has = (masks >> np.uint64(k)) & np.uint64(1) != 0
         np.bitwise_or.at(bits[first + k], words[has], bit[has])
         np.bitwise_and.at(bits[first + k], words[~has], ~bit[~has])
+
+
+def gather(text: Array, starts: Array, lengths: Array, out: Array) -> None:
+    """Stretches of a text, one after the other."""
+    out[:] = text[_stretches(starts, lengths)]
+
+
+def _stretches(starts: Array, lengths: Array) -> Array:
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)

@@ -55,6 +55,7 @@ class Shards:
         self._history = past
         self._tenures: dict[protocol.Shard, asyncio.Task[None]] = {}
         self._handled_bytes = 0  # of logs, written and replayed
+        self._replaying = asyncio.Lock()  # one at a time: what all of them pass through is a lot of memory
 
     async def start(self, parties: api.Stream, all_leases: leases.Leases) -> None:
         self._log, self._leases = parties, all_leases
@@ -102,7 +103,8 @@ class Shards:
         held = holding.Holding(shard, lease)
         writer: asyncio.Task[None] | None = None
         try:
-            await self._replay(held)
+            async with self._replaying:
+                await self._replay(held)
             await self._durable.replay(held)
             for kind, handler in (
                 ("change", self._said),

@@ -102,7 +102,20 @@ def grant(
     invocation.printer.item(told, f"granted to {holder}: {' '.join(attributes)} (serial {serial})")
 
 
+class _OfSerials(base.Command):
+    """A serial may begin with a hyphen, and is no option then."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from muster.trust import documents
+
+        options = {name for option in self.get_params(ctx) for name in option.opts}
+        serials = [one for one in args if one[0:1] == "-" and one not in options and documents.is_serial(one)]
+        others = [one for one in args if one not in serials]
+        return super().parse_args(ctx, [*others, "--", *serials] if serials else others)
+
+
 @authority.command(
+    cls=_OfSerials,
     acts=("revoke-grant", "{serials}"),
     examples=[("muster authority revoke SERIAL", "the serial as `list` shows it")],
 )
@@ -116,17 +129,31 @@ def revoke(
     """Take grants back. When this returns, no notifier believes them any more."""
     import time
 
+    from muster.core import errors
+    from muster.trust import documents
+
+    for serial in serials:
+        if not documents.is_serial(serial):
+            raise errors.InvalidInput(f"{serial[:80]!r} is no serial", hint="see `muster authority list`")
     signer = _authority(invocation, by)
 
-    async def work() -> None:
+    async def work() -> dict[str, str]:
         from muster.notify import asking, client
 
         async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
             number, before = await asking.revoked(bus, signer.key.public)
             sealed = signer.revoke({*before, *serials}, number=number + 1, now=time.time())
             await mine.revoke(sealed)
+            return {one["serial"]: one["status"] for one in await asking.granted(bus)}
 
-    base.run(work())
+    known = base.run(work())
+    if still := [serial for serial in serials if known.get(serial) == "valid"]:
+        raise errors.Forbidden(
+            f"another authority granted {', '.join(still)}", hint="let that one or the root revoke it (--by)"
+        )
+    for serial in serials:
+        if serial not in known:
+            invocation.printer.note(f"no grant has the serial {serial}; an authority that has it is revoked")
     invocation.printer.item({"revoked": list(serials)}, f"revoked {', '.join(serials)}")
 
 
@@ -183,7 +210,7 @@ def appoint(
 
     import msgspec
 
-    from muster.trust import nkeys
+    from muster.trust import documents, nkeys
 
     key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
     mandates = _authority(invocation, by).appoint(
@@ -196,8 +223,10 @@ def appoint(
     )
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(msgspec.json.encode({"name": name, "seed": key.seed, "mandates": mandates}))
+    serial = documents.serial_of(mandates[0])
     invocation.printer.item(
-        {"name": name, "tier": tier, "file": str(path)}, f"{name} may grant; its key: {path}"
+        {"name": name, "tier": tier, "file": str(path), "serial": serial},
+        f"{name} may grant; its key: {path} (serial {serial})",
     )
 
 

@@ -46,6 +46,20 @@ def values_of(pairs: tuple[str, ...]) -> dict[str, types.Value]:
     return found
 
 
+def _sender(bus: api.Bus, given: str | None) -> str:
+    """Whose event it would be."""
+    from muster.core import errors
+
+    if given is None:
+        return f"{bus.identity}/{PARTY}"
+    process, _, party = given.partition("/")
+    if not process or not party:
+        raise errors.InvalidInput(
+            f"{given[:80]!r} is no sender: PROCESS/PARTY", hint=f"for example {bus.identity}/{PARTY}"
+        )
+    return given
+
+
 def _event(kind: str, pairs: tuple[str, ...], to: str, party: str, durable: bool) -> protocol.Send:
     import secrets
 
@@ -226,11 +240,17 @@ def who(
     to: connection.Options,
 ) -> None:
     """Say who would be reached, how many, and why the near misses would not."""
+    from muster.core import errors
+
+    if kind is None and (content or sender):
+        raise errors.InvalidInput(
+            "content and --from are of an event: which one?", hint="name its type with --event"
+        )
 
     async def ask(bus: api.Bus) -> Any:
         from muster.notify import asking
 
-        by = sender or f"{bus.identity}/{PARTY}"
+        by = _sender(bus, sender)
         event = _event(kind, content, expression, by.partition("/")[2], False) if kind else None
         return await asking.who(bus, expression, event=event, sender=by, limit=limit)
 
@@ -272,14 +292,17 @@ def explain(
 
     from muster.core import errors
 
-    words = shlex.split(event)
+    try:
+        words = shlex.split(event)
+    except ValueError as error:
+        raise errors.InvalidInput(f"{event[:80]!r}: {str(error).lower()}") from None
     if not words:
         raise errors.InvalidInput("an event has a type", hint="for example 'alert threat_level=4'")
 
     async def ask(bus: api.Bus) -> Any:
         from muster.notify import asking
 
-        by = sender or f"{bus.identity}/{PARTY}"
+        by = _sender(bus, sender)
         sent = _event(words[0], tuple(words[1:]), address, by.partition("/")[2], False)
         return await asking.explain(bus, sent, sender=by, receiver=receiver)
 

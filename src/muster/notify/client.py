@@ -132,7 +132,7 @@ class Parties:
 
     def sender(self, name: str) -> Party:
         """A party that only sends: it advertises nothing, and has what authorities granted."""
-        return self._parties.setdefault(name, Party(self, subjects.token(name), self._queue_max))
+        return self._parties.setdefault(subjects.token(name), Party(self, name, self._queue_max))
 
     async def change(self, changes: Sequence[protocol.Change]) -> None:
         """Many changes at once; when this returns, they hold. Raises the first refusal, if there is one."""
@@ -187,7 +187,7 @@ class Parties:
         await self._check(kind, content or {})
         event = protocol.Send(
             id=id or secrets.token_hex(12),
-            party=name,
+            party=subjects.token(name),
             type=kind,
             content=protocol.to_wire(content or {}),
             address=to,

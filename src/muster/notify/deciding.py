@@ -90,6 +90,7 @@ class Deciding:
 
         ``state``: the sender's, where another notifier holds it and somebody only asks what would be.
         """
+        subjects.token(send.party)
         address = self.address(send.address)
         content = self._common.known.vocabulary.event(send.type, protocol.from_wire(send.content))
         attributes, within = self._beliefs.of_sender(process, send.party, state)

@@ -127,6 +127,11 @@ class Notifier:
         question = message.subject.rpartition(".")[2]
         try:
             told = questions.answer(self, question, messages.decode(message.data, protocol.Ask))
+            told = msgspec.structs.replace(told, shards=tuple(self.held))
+            messages.encode(told)
         except errors.MusterError as error:
-            told = protocol.Told(notifier=self.name, fault=protocol.fault_of(error))
-        self.common.reply(message, process, msgspec.structs.replace(told, shards=tuple(self.held)))
+            fault = protocol.fault_of(error)
+            if isinstance(error, messages.TooLarge):
+                fault = msgspec.structs.replace(fault, hint="ask for fewer, or narrow the question down")
+            told = protocol.Told(notifier=self.name, shards=tuple(self.held), fault=fault)
+        self.common.reply(message, process, told)

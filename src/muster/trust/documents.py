@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -212,6 +213,10 @@ def serial_of(sealed: str) -> str:
     """By which it is revoked."""
     signed = sealed.rpartition(".")[0]
     return base64url.encode(hashlib.sha256(signed.encode(errors="replace")).digest()[:18])
+
+
+def is_serial(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9_-]{24}", text) is not None
 
 
 def seal(signer: nkeys.KeyPair, document: Mandate | Grant | RevocationList) -> str:

@@ -73,7 +73,8 @@ class Engine:
 
     def use(self, kernels: Any) -> None:
         """Go on with other kernels: they share all that is held."""
-        self._kernels = self.policies.kernels = kernels
+        self._kernels = kernels
+        self.policies.use(kernels)
         for table, known in zip(self.tables, self._names, strict=True):
             table.kernels = known.kernels = kernels
 

@@ -15,8 +15,8 @@ one row for each way in which they occur together: there may be many of them, an
 that compare two attributes or calculate are left to a closure, asked of the survivors only; so is all of
 a policy that has too many conjunctions.  Equal policies are one.
 
-There may be a hundred thousand policies, so each is kept as its text: a tree takes ten times the memory, and
-is wanted only when somebody asks why.
+There may be a hundred thousand policies, so each is kept as its text: a tree takes twenty times the memory,
+and is wanted only when somebody asks why.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.core import errors
-from muster.notify import model
+from muster.notify import model, names
 from muster.predicates import ast, closure, cost, explain, normal, types, values
 
 Array = npt.NDArray[Any]
@@ -106,12 +106,11 @@ class _Attribute:
 
 class PolicyIndex:
     def __init__(self, kernels: Any) -> None:
-        self.kernels = kernels
+        self._kernels = kernels
         self._attributes: dict[str, _Attribute] = {}
         self._others: list[_Attribute] = []  # those that are no flags
         self._together: dict[tuple[Any, ...], int] = {}  # flags as they occur -> their common row
-        self._ids: dict[str, int] = {}  # canonical text -> number
-        self._texts: list[str] = []  # by number; "" where there is none
+        self._texts = names.Names(kernels)  # canonical; by number
         self._users = array.array("q")
         self._needs: list[str] = []  # of each, what its conjunctions need to be TRUE: see `_needs_of`
         self._needed: collections.Counter[str] = collections.Counter()  # by conjunctions
@@ -129,10 +128,13 @@ class PolicyIndex:
         self.room = np.zeros(64, np.int32)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._texts)
+
+    def use(self, kernels: Any) -> None:
+        self._kernels = self._texts.kernels = kernels
 
     def text(self, policy: int) -> str:
-        return self._texts[policy]
+        return self._texts.of(np.array([policy]))[0]
 
     def accepts(self) -> frozenset[str] | None:
         """Names of which an event must have one, TRUE, for any policy to hold; None: one holds without."""
@@ -142,13 +144,13 @@ class PolicyIndex:
 
     def hold(self, policy: ast.Condition | str, users: int = 1) -> int:
         """The number of this policy, which has so many users more."""
-        number = self._ids.get(policy) if isinstance(policy, str) else None
-        if number is None:
+        number = self._texts.row(policy) if isinstance(policy, str) else -1
+        if number < 0:
             condition = model.parse_policy(policy) if isinstance(policy, str) else policy
             text = model.canonical_text(condition)
-            number = self._ids.get(text)
-            if number is None:
-                number = self._ids[text] = self._add(text, condition)
+            number = self._texts.row(text)
+            if number < 0:
+                number = self._add(text, condition)
         self._users[number] += users
         return number
 
@@ -171,8 +173,8 @@ class PolicyIndex:
             self._residual.pop(conjunction, None)
         self._dead += count
         self._count(self._needs[policy], -1)
-        del self._ids[self._texts[policy]]
-        self._texts[policy] = self._needs[policy] = ""
+        self._texts.remove(np.array([policy]))
+        self._needs[policy] = ""
         self._free.append(policy)
         if self._dead > 1024 and self._dead > self._conjunctions // 2:
             self._renumber()
@@ -184,12 +186,12 @@ class PolicyIndex:
         needs = _needs_of(parts)
         if self._free:
             policy = self._free.pop()
-            self._texts[policy], self._needs[policy] = text, needs
+            self._needs[policy] = needs
         else:
-            policy = len(self._texts)
-            self._texts.append(text)
+            policy = len(self._needs)
             self._needs.append(needs)
             self._users.append(0)
+        self._texts.add([text], np.array([policy]))
         if policy >= len(self.parts):
             self.parts = np.concatenate((self.parts, np.zeros_like(self.parts)))
         self._count(needs, 1)
@@ -324,7 +326,7 @@ class PolicyIndex:
         now = np.cumsum(alive) - 1
         self._conjunctions, self._dead = int(alive.sum()), 0
         self.owner = np.concatenate((self.owner[alive], np.zeros(size - self._conjunctions, np.int32)))
-        used = np.array(list(self._ids.values()), np.int64)
+        used = np.flatnonzero(np.frombuffer(self._users, np.int64))
         self.parts[used, 0] = now[np.minimum(self.parts[used, 0], size - 1)]  # or it has none
         self._residual = {int(now[number]): matches for number, matches in self._residual.items()}
         self._forget_rows()
@@ -350,7 +352,7 @@ class PolicyIndex:
             of = attribute.class_of(get(attribute.key))
             row = attribute.rows.get(of)
             chosen.append(self._row(attribute, of) if row is None else row)
-        count = int(self.kernels.intersect(self._rows, np.array(chosen), self.true))
+        count = int(self._kernels.intersect(self._rows, np.array(chosen), self.true))
         if count and self._residual:
             self._ask_residual(get)
             count = int(np.bitwise_count(self.true).sum())
@@ -373,12 +375,12 @@ class PolicyIndex:
             if len(self._together) >= TOGETHER_MAX:
                 self._forget_together()
             row = self._together[there] = self._new_row()
-            self.kernels.intersect(self._rows, np.array([0, *rows]), self._rows[row])
+            self._kernels.intersect(self._rows, np.array([0, *rows]), self._rows[row])
         return row
 
     def policies(self) -> Array:
         """The policies that `ask` found true."""
-        count = self.kernels.policies_of(self.true, self.owner, self.room)
+        count = self._kernels.policies_of(self.true, self.owner, self.room)
         return self.room[:count]
 
     @property
@@ -388,17 +390,13 @@ class PolicyIndex:
     @property
     def numbers(self) -> int:
         """All numbers of policies are below this."""
-        return len(self._texts)
+        return len(self._needs)
 
     def _ask_residual(self, get: closure.Get) -> None:
         for number, matches in self._residual.items():
             word, bit = number >> 6, np.uint64(1) << np.uint64(number & 63)
             if self.true[word] & bit and not matches(get):
                 self.true[word] &= ~bit
-
-    @property
-    def nbytes(self) -> int:
-        return self._rows.nbytes + self.owner.nbytes
 
 
 def _conjunctions(condition: ast.Condition) -> tuple[tuple[normal.Literal, ...], ...] | None:

@@ -157,9 +157,13 @@ class Vocabulary:
         if kept is None:
             kept = canonical_text(self.policy(text))
             if len(self._checked) >= POLICIES_REMEMBERED:
-                self._checked.clear()
+                self.forget()
             self._checked[text] = kept
         return kept
+
+    def forget(self) -> None:
+        """Policies that were checked: of use while many join, and a lot of memory afterwards."""
+        self._checked.clear()
 
     def address(self, text: str) -> ast.Condition:
         condition = parser.parse(text, home="receiver", scopes=("receiver",), bounds=POLICY_LIMITS)

@@ -1,8 +1,8 @@
-"""The rows of receivers by their names, and back, in few bytes.
+"""The rows of receivers by their names, and back, in few bytes; the numbers of policies by their texts too.
 
 A Python string takes 50 bytes beside its characters, an entry of a dictionary some 75 more.  Here the names
 stand end to end in one stretch of UTF-8; each row knows where its name begins and how long it is; and an open
-table of rows, probed from the name's hash on, leads back.  That makes 18 bytes and the name itself.
+table of rows, probed from the name's hash on, leads back.  That makes 20 bytes and the name itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Names:
         self._text = bytearray()
         self._garbage = 0  # bytes of names that have gone
         self._starts = array.array("q")  # by row
-        self._sizes = array.array("H")  # by row; 0 where it is nobody's
+        self._sizes = array.array("I")  # by row; 0 where it is nobody's
         self._places = array.array("i", [EMPTY]) * 1024
         self._taken = 0  # places that are not empty
         self._count = 0
@@ -100,7 +100,7 @@ class Names:
     def _arrays(self) -> tuple[Array, Array, Array]:
         return (
             np.frombuffer(self._starts, np.int64),
-            np.frombuffer(self._sizes, np.uint16),
+            np.frombuffer(self._sizes, np.uint32),
             np.frombuffer(self._text, np.uint8),
         )
 
@@ -111,9 +111,9 @@ class Names:
         data, lengths = _packed(names)
         if (more := int(rows.max(initial=-1)) + 1 - len(self._sizes)) > 0:
             self._starts.frombytes(bytes(8 * more))
-            self._sizes.frombytes(bytes(2 * more))
+            self._sizes.frombytes(bytes(4 * more))
         np.frombuffer(self._starts, np.int64)[rows] = len(self._text) + np.cumsum(lengths) - lengths
-        np.frombuffer(self._sizes, np.uint16)[rows] = lengths
+        np.frombuffer(self._sizes, np.uint32)[rows] = lengths
         self._text += data
         self._count += len(names)
         if 3 * (self._taken + len(names)) > 2 * len(self._places):

@@ -249,6 +249,7 @@ class Shards:
             before, seen = seen, self._handled_bytes
             if seen - before < LITTLE_BYTES and seen - given > MUCH_BYTES:
                 given = seen
+                self._common.known.vocabulary.forget()
                 await asyncio.to_thread(heap.give_back)
 
     # -- snapshots

@@ -359,14 +359,6 @@ class Table:
         for place, condition in enumerate(conditions):
             self.bits[SCRATCH + place, :words] = plain.pack(vectors.evaluate(condition, whole))
 
-    @property
-    def nbytes(self) -> int:
-        arrays = (
-            *(self.bits, self._codes, self.shard_of, self.changed_s, self.ends_s, self.policy_of),
-            *(self._place, self.spans, self._room_for, self.members),
-        )
-        return sum(array.nbytes for array in arrays)
-
 
 # Bitmaps are the cheapest to read; codes are read last, and only where something is left.
 _IN_PLACE: Final = {program.BITMAP: program.NEXT, program.RANGE: program.WITHIN}

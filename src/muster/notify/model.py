@@ -24,7 +24,7 @@ from muster.predicates import text as text_
 
 ATTRIBUTES_MAX: Final = 256
 CONJUNCTIONS_MAX: Final = 64
-POLICIES_REMEMBERED: Final = 1 << 17  # every shard may have all policies there are, and is told by itself
+REMEMBERED_MAX: Final = 64 << 20  # characters: each shard may have all policies there are, and is told alone
 EVENT_BYTES_MAX: Final = 256 << 10  # so that there is room beside it for the names of its receivers
 
 # Policies stay in memory and are asked about every event: tighter than for a search.
@@ -117,6 +117,7 @@ class Vocabulary:
         self.events: dict[str, Model] = {}
         self._policies: list[types.Model] | None = None
         self._checked: dict[str, str] = {}  # policies, and as they are kept; most are those of many parties
+        self._remembered = 0  # characters
 
     def add(self, model: Model) -> None:
         known = self.of_kind(model.kind)
@@ -130,7 +131,7 @@ class Vocabulary:
                     )
         known[model.name] = model
         self._policies = None
-        self._checked.clear()
+        self.forget()
 
     def of_kind(self, kind: Kind) -> dict[str, Model]:
         return self.parties if kind is Kind.PARTY else self.events
@@ -156,7 +157,8 @@ class Vocabulary:
         kept = self._checked.get(text)
         if kept is None:
             kept = canonical_text(self.policy(text))
-            if len(self._checked) >= POLICIES_REMEMBERED:
+            self._remembered += len(text) + len(kept)
+            if self._remembered > REMEMBERED_MAX:
                 self.forget()
             self._checked[text] = kept
         return kept
@@ -164,6 +166,7 @@ class Vocabulary:
     def forget(self) -> None:
         """Policies that were checked: of use while many join, and a lot of memory afterwards."""
         self._checked.clear()
+        self._remembered = 0
 
     def address(self, text: str) -> ast.Condition:
         condition = parser.parse(text, home="receiver", scopes=("receiver",), bounds=POLICY_LIMITS)

@@ -64,13 +64,12 @@ async def notifier(url: str) -> None:
 
 async def steady() -> int:
     """The memory of this process, once it has given back all that it gives back."""
-    least = measure.resident_bytes(os.getpid())
-    falling = 0
-    while falling < 4:
-        await asyncio.sleep(1)
-        now = measure.resident_bytes(os.getpid())
-        falling = 0 if now < 0.995 * least else falling + 1
-        least = min(now, least)
+    before, now = 0, measure.resident_bytes(os.getpid())
+    for _ in range(30):
+        if abs(now - before) < 0.002 * now:
+            break
+        await asyncio.sleep(4)
+        before, now = now, measure.resident_bytes(os.getpid())
     return now
 
 

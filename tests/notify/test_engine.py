@@ -167,7 +167,12 @@ def test_the_policies_that_remain_are_still_asked_when_others_were_forgotten(ker
         ours.join(f"p{step}", WEB, {}, own)
         plainly.join(f"p{step}", {}, parser.parse(own))
         if step % 50 == 0:
-            event = {"alert": step % 100 == 0, "level": dice.randrange(6), "word": "ab", "other": 2}
+            event: dict[str, Any] = {
+                "alert": step % 100 == 0,
+                "level": dice.randrange(6),
+                "word": "ab",
+                "other": 2,
+            }
             everybody = parser.parse("TRUE")
             assert sorted(ours.match(event, everybody)) == sorted(plainly.match(event, everybody))
     assert len(ours.policies) < 50

@@ -201,7 +201,8 @@ class PolicyIndex:
         else:
             for part in parts:
                 self._add_conjunction(self._new(policy), part)
-        self.parts[policy] = first, self._conjunctions - first
+        count = self._conjunctions - first
+        self.parts[policy] = (first, count) if count else (0, 0)
         return policy
 
     def _add_conjunction(self, number: int, part: tuple[normal.Literal, ...]) -> None:
@@ -327,7 +328,7 @@ class PolicyIndex:
         self._conjunctions, self._dead = int(alive.sum()), 0
         self.owner = np.concatenate((self.owner[alive], np.zeros(size - self._conjunctions, np.int32)))
         used = np.flatnonzero(np.frombuffer(self._users, np.int64))
-        self.parts[used, 0] = now[np.minimum(self.parts[used, 0], size - 1)]  # or it has none
+        self.parts[used, 0] = np.maximum(now[self.parts[used, 0]], 0)
         self._residual = {int(now[number]): matches for number, matches in self._residual.items()}
         self._forget_rows()
         self._rows = np.zeros((64, self._words), np.uint64)

@@ -154,14 +154,14 @@ def test_the_policies_that_remain_are_still_asked_when_others_were_forgotten(ker
         "FALSE",
     )
     there: dict[str, str] = {}
-    for step in range(1500):
+    for step in range(800):
         if len(there) > 40:
             gone = dice.choice(sorted(there))
             del there[gone]
             ours.leave(gone)
             plainly.leave(gone)
         own = " OR ".join(
-            f"({dice.choice(clauses)} AND level <> {step % 700})" for _ in range(dice.randrange(1, 4))
+            f"({dice.choice(clauses)} AND level <> {step % 700})" for _ in range(dice.randrange(2, 5))
         )
         there[f"p{step}"] = own
         ours.join(f"p{step}", WEB, {}, own)
@@ -176,6 +176,31 @@ def test_the_policies_that_remain_are_still_asked_when_others_were_forgotten(ker
             everybody = parser.parse("TRUE")
             assert sorted(ours.match(event, everybody)) == sorted(plainly.match(event, everybody))
     assert len(ours.policies) < 50
+
+
+def test_receivers_that_change_their_policies_are_each_found_once(kernels):
+    """Stretches of members move and are put together again, one receiver at a time and many at once."""
+    dice = random.Random(4)
+    ours = engine.Engine(kernels=kernels)
+    policies = [f"level = {number}" for number in range(5)]
+    own: dict[str, int] = {}
+    for step in range(60):
+        if step % 3 == 0:
+            new = {f"p{step}-{number}": dice.randrange(5) for number in range(dice.choice([20, 300]))}
+            ours.join_many(list(new), WEB, {}, policies, np.array(list(new.values())))
+            own |= new
+        for name in dice.sample(sorted(own), min(len(own), 150)):
+            own[name] = dice.randrange(5)
+            ours.set_policy(name, policies[own[name]])
+        for name in dice.sample(sorted(own), 5):
+            del own[name]
+            ours.leave(name)
+        if step == 50:
+            ours.tidy()
+        for level in range(5):
+            wanted = sorted(name for name, number in own.items() if number == level)
+            assert sorted(ours.match({"level": level}, parser.parse("TRUE"))) == wanted
+    assert len(own) > 1500
 
 
 def test_a_policy_that_can_never_be_true_accepts_nothing(kernels):

@@ -283,7 +283,7 @@ async def test_models_changes_and_decisions_are_kept_as_history(notifier, partie
     assert [known.model_of(one) for one in defined] == list(MODELS)
     join = messages.decode(found["change"][0], protocol.Kept).entries[0].changes[0]
     assert isinstance(join, protocol.Join)
-    assert join.policy == "alert"
+    assert join.policy == "alert = TRUE"  # in its canonical form
     decided = {(one := messages.decode(data, protocol.Decided)).event.id: one for data in found["decision"]}
     assert set(decided) == {passing, lasting}
     for one in decided.values():  # a durable event's too, to a party that did not ask for durable delivery

@@ -237,6 +237,11 @@ class Engine:
                     self.policies.release(policy, count)
             known.remove(rows)
 
+    def tidy(self) -> None:
+        """After many changes: matching is faster then, and takes less memory."""
+        for table in self.tables:
+            table.tidy()
+
     # -- questions
 
     def _at(self, party: str) -> tuple[tables.Table, int]:

@@ -224,7 +224,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kept(messages.Message, frozen=True, kw_only=True, tag="notify-kept/1", omit_defaults=True):
-    """Changes that hold, in their order; without any: a notifier has begun to hold the shard.
+    """Changes that hold, in their order, with canonical policies; none: a notifier now holds the shard.
 
     A snapshot is a run of messages from ``begin`` to ``end``, all of one epoch with nothing in between.  Only
     when it is whole it stands in place of everything before it.

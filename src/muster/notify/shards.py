@@ -250,6 +250,7 @@ class Shards:
             if seen - before < LITTLE_BYTES and seen - given > MUCH_BYTES:
                 given = seen
                 self._common.known.vocabulary.forget()
+                self._common.engine.tidy()
                 await asyncio.to_thread(heap.give_back)
 
     # -- snapshots

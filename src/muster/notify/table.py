@@ -25,6 +25,7 @@ SCRATCH: Final = 2  # bitmaps for what is worked out exactly, one event at a tim
 SCRATCHES: Final = 14
 PROGRAMS_MAX: Final = 4096
 MISSES_MAX: Final = 1000
+MANY: Final = 16  # if one in so many comes at once, all members are put together anew
 
 
 class Program:
@@ -171,7 +172,7 @@ class Table:
             self.set_policy(int(rows[0]), -1)
         else:
             self.policy_of[rows] = -1
-            self._lay_out(np.flatnonzero(self.policy_of[: self.used] >= 0))
+            self._compact()
         nothing = [None] * len(rows)
         for column in self.columns.values():
             column.write(rows, nothing)
@@ -218,15 +219,22 @@ class Table:
             place, moved = int(self._place[row]), int(self.members[start + count - 1])
             self.members[place], self._place[moved] = moved, place
             self.spans[held, 1:] = count - 1, -1
-        self.policy_of[row] = policy
-        if policy < 0:
-            return
-        self._know(policy)
-        if self.spans[policy, 1] == self._room_for[policy]:
-            self._move(policy, max(2, 2 * int(self.spans[policy, 1])))
+        self.policy_of[row] = -1
+        if policy >= 0:
+            self._know(policy)
+            self._extend(policy, np.array([row], np.int64))
+
+    def _extend(self, policy: int, rows: Array) -> None:
+        """Rows that have no policy get this one."""
         start, count, _ = self.spans[policy].tolist()
-        self.members[start + count], self._place[row] = row, start + count
-        self.spans[policy, 1:] = count + 1, -1
+        end = count + len(rows)
+        if end > self._room_for[policy]:
+            self._move(policy, 2 * end)
+            start = int(self.spans[policy, 0])
+        self.members[start + count : start + end] = rows
+        self._place[rows] = np.arange(start + count, start + end, dtype=np.int32)
+        self.spans[policy, 1:] = end, -1
+        self.policy_of[rows] = policy  # not before: it may be that all members were put together anew
 
     def _move(self, policy: int, room: int) -> None:
         """A stretch of members to the end, where there is more room."""
@@ -243,16 +251,27 @@ class Table:
         self.spans[policy, 0], self._room_for[policy] = end, room
         self._members_end = end + room
 
+    def tidy(self) -> None:
+        """Members that have moved left gaps, and those who came one after the other may stand together."""
+        if self._members_end > len(self):
+            self._compact()
+
     def _compact(self) -> None:
-        rows = np.flatnonzero(self.policy_of[: self.used] >= 0)
-        self._lay_out(rows)
+        self._lay_out(np.flatnonzero(self.policy_of[: self.used] >= 0))
 
     def set_policies(self, rows: Array, policies: Array) -> None:
         """Of many rows that had none; -1: none now either."""
-        self.policy_of[rows] = policies
-        if (highest := int(policies.max(initial=-1))) >= 0:
-            self._know(highest)
-        self._lay_out(np.flatnonzero(self.policy_of[: self.used] >= 0))
+        if (highest := int(policies.max(initial=-1))) < 0:
+            return
+        self._know(highest)
+        if len(rows) * MANY >= self.used:
+            self.policy_of[rows] = policies
+            self._compact()
+            return
+        order = np.argsort(policies, kind="stable")
+        for some in np.split(order, np.flatnonzero(np.diff(policies[order])) + 1):
+            if (policy := int(policies[some[0]])) >= 0:
+                self._extend(policy, rows[some])
 
     def _lay_out(self, rows: Array) -> None:
         policies = self.policy_of[rows]

@@ -49,7 +49,7 @@ def memory(receivers: int, policies: int) -> None:
 
 
 async def notifier(url: str) -> None:
-    settings = settings_.Notify(stream_bytes=2 << 30)
+    settings = settings_.Notify(stream_bytes=2 << 30, lease_s=60.0)
     async with (
         await bus_client.connect([url], identity="n1", audit_s=0) as bus,
         service.Notifier(bus, settings) as served,

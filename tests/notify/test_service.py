@@ -369,10 +369,10 @@ async def test_hostile_policies_are_refused_quickly(notifier, parties):
     wide = " AND ".join(f"(threat_level = {n} OR threat_level = {n + 1})" for n in range(100))
     hostile = ["x" * 900_000, " OR ".join(["alert"] * 9_000), "NOT " * 5000 + "alert", "(" * 9000]
     for text in hostile:
-        started = time.perf_counter()
+        started = time.process_time()  # the notifier is in this process
         with pytest.raises((errors.LimitExceeded, errors.ParseError)):
             await mine.advertise("bad", "WebServer", STATE, policy=text)
-        assert time.perf_counter() - started < 2
+        assert time.process_time() - started < 2
     with pytest.raises(errors.LimitExceeded):  # never leaves this process
         await mine.advertise("bad", "WebServer", STATE, policy="x" * 10_000_000)
     web = await mine.advertise("web", "WebServer", STATE, policy=wide)  # 2^100 conjunctions: asked as it is

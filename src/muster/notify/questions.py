@@ -91,7 +91,8 @@ def _who(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
         refused = set(meant).difference(reached)
         for party in heapq.nsmallest(NEAR_MISSES, refused):
             believed = scopes.believed_by(event, party, engine.state_of(party))
-            near.append({"party": party, "why": _policy_side(engine.policy_of(party), believed)[1]})
+            sides = _policy_sides(engine.policy_of(party), believed)
+            near.append({"party": party, "why": [why for side in sides.values() for why in side]})
     for party in itertools.islice(engine.parties(), LOOKED_AT):
         if len(near) >= NEAR_MISSES:
             break
@@ -113,12 +114,12 @@ def _explain(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
     event = _event(notifier, ask)
     state = engine.state_of(ask.party)
     meant = explain.explain(notifier.known.vocabulary.address(event.address), state)
-    content, why = _policy_side(engine.policy_of(ask.party), scopes.believed_by(event, ask.party, state))
+    failing = _policy_sides(engine.policy_of(ask.party), scopes.believed_by(event, ask.party, state))
     facts = {
-        "delivered": meant.truth is True and not content,
+        "delivered": meant.truth is True and not failing,
         "address": {"holds": meant.truth is True, "because": [str(one) for one in meant.because]},
-        "event": {"holds": "event" not in content, "because": why if "event" in content else []},
-        "sender": {"holds": "sender" not in content, "because": why if "sender" in content else []},
+        "event": {"holds": "event" not in failing, "because": failing.get("event", [])},
+        "sender": {"holds": "sender" not in failing, "because": failing.get("sender", [])},
         "granted": _granted(notifier, event.sender),
         "receiver_granted": {
             key: grant for key, grant in _granted(notifier, ask.party).items() if grant["name"] in state
@@ -170,18 +171,16 @@ def _event(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Event:
     return notifier.deciding.admit(process, ask.event, state=protocol.from_wire(ask.state))[0]
 
 
-def _policy_side(policy: str, attributes: dict[str, types.Value]) -> tuple[set[str], list[str]]:
-    """Which sides of a policy failed (``event``, ``sender``), and the clauses that did; none if it holds."""
+def _policy_sides(policy: str, attributes: dict[str, types.Value]) -> dict[str, list[str]]:
+    """Which sides of a policy failed (``event``, ``sender``), each with the clauses that did."""
     if not policy:
-        return {"event"}, ["it has no policy, so it accepts nothing"]
+        return {"event": ["it has no policy, so it accepts nothing"]}
     found = explain.explain(models.parse_policy(policy), attributes)
-    if found.truth is True:
-        return set(), []
-    sides = {
-        "sender" if any(key.startswith("sender.") for key, _ in finding.found) else "event"
-        for finding in found.because
-    }
-    return sides, [str(finding) for finding in found.because]
+    sides: dict[str, list[str]] = {}
+    for finding in () if found.truth is True else found.because:
+        of_sender = any(key.startswith("sender.") for key, _ in finding.found)
+        sides.setdefault("sender" if of_sender else "event", []).append(str(finding))
+    return sides
 
 
 def _check(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:

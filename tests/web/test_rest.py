@@ -247,7 +247,7 @@ def test_who_is_reached_and_why_not_and_sending(lab, olga):
     )
     defined = lab.muster("notify", "define", str(model))
     assert {one["model"] for one in defined} == {"Server", "alert"}
-    question = {"address": "load > 0.5", "event": {"type": "alert", "content": {"level": 4}}}
+    question = {"address": "load > 5", "event": {"type": "alert", "content": {"level": 4}}}  # true of nobody
     told = olga.post("/notify/who", json=question)
     assert told.status_code == 200, told.text
     assert told.json()["count"] == 0
@@ -399,7 +399,10 @@ def test_a_token_that_was_ended_is_over(lab):
 
 def test_wrong_passwords_are_all_alike_and_soon_have_to_wait(lab):
     given = {"name": "nobody", "password": "wrong one"}
-    answers = [httpx.post(f"{lab.url}/api/v1/tokens", json=given, timeout=60) for _ in range(7)]
+    answers: list[httpx.Response] = []
+    # On a slow machine a try takes longer than the first waits; these double.
+    while len(answers) < 20 and (not answers or answers[-1].status_code != 429):
+        answers.append(httpx.post(f"{lab.url}/api/v1/tokens", json=given, timeout=60))
     assert {one.status_code for one in answers} == {401, 429}
     assert len({one.text for one in answers if one.status_code == 401}) == 1
     assert int(answers[-1].headers["retry-after"]) >= 1
@@ -410,7 +413,8 @@ def test_wrong_passwords_are_all_alike_and_soon_have_to_wait(lab):
                 f"{lab.url}/api/v1/tokens", json={"name": "vera", "password": PASSWORDS["vera"]}, timeout=60
             ).status_code
             == 201
-        )
+        ),
+        timeout_s=180,
     )
 
 

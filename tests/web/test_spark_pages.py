@@ -67,6 +67,14 @@ async def test_pages_show_what_spark_made_of_the_fleet(tmp_path, browser):
                     assert wide <= width, path
                     name = path.split("?")[0].strip("/") or "overview"
                     await here.keep(f"spark-{name}-{scheme}-{width}")
+                # The history goes on behind its first page, and back in time.
+                await here.open("/history?metric=cpu_percent&last=15m")
+                await here.live()
+                first = await here.page.get_attribute("#rows tbody tr:first-child time", "datetime")
+                await here.page.click("#rows a[rel=next]")
+                await here.live()
+                assert await here.page.get_attribute("#rows tbody tr:first-child time", "datetime") <= first
+                assert await here.page.locator("#rows tbody tr").count() == 50
                 assert here.complaints == []
                 await page.close()
     finally:

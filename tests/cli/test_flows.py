@@ -355,7 +355,7 @@ def test_the_demo_shows_everything_stops_by_itself_and_runs_again(tmp_path):
         answer = driver.run("demo", "-o", form, "--home", tmp_path / "demo")
         assert answer.code == 0, answer.err
         if form == "table":
-            assert "What to try next: a domain of your own: python -m muster init" in answer.out
+            assert "What to try next, a domain of your own:\n  python -m muster init" in answer.out
             assert answer.out.count("\n") < 20
         else:
             scenes = [json.loads(line)["scene"] for line in answer.out.splitlines()]

@@ -142,7 +142,7 @@ def _suggest(printer: output.Printer, place: home.Home, commands: Sequence[str],
             *(f"  {muster} {command} {option}" for command in commands),
         ]
     else:
-        lines = [f"What to try next: a domain of your own: {muster} init && {muster} up --detach"]
+        lines = ["What to try next, a domain of your own:", f"  {muster} init && {muster} up --detach"]
     sys.stdout.write("\n".join(["", *lines, ""]))
     sys.stdout.flush()
 

@@ -7,9 +7,10 @@ import time
 import pytest
 
 from muster.bus import api
-from muster.core import errors
+from muster.core import errors, subjects
 from muster.message import client, delivering, destinations, messages, protocol
 from muster.testing import fixtures
+from muster.trust import roles
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
@@ -62,3 +63,14 @@ async def test_what_cannot_be_moved_stays_with_its_consumers(dial: conftest.Dial
         got = [await others.receive(30) for _ in range(2)]
         assert [one.body() for one in got if one] == ["0", "1"]
         await connection.close()
+
+
+def test_a_viewer_may_look_at_queues_and_do_nothing_to_them():
+    allowed = roles.limits(roles.Role.VIEWER, "looker").pub.allow
+
+    def may(subject: str) -> bool:
+        return any(subjects.matches(pattern, subject) for pattern in allowed)
+
+    assert may(protocol.read_subject("looker"))
+    assert not may(protocol.ask_subject("looker"))
+    assert not may(protocol.tell_subject("looker"))

@@ -244,7 +244,7 @@ class Connection:
         pause_s = 0.05
         while True:
             try:
-                if not self._known:
+                if not self._known and not isinstance(asked, protocol.READS):
                     await self.greet()
                 return await self._ask_once(asked)
             except errors.Unavailable:
@@ -254,8 +254,16 @@ class Connection:
             pause_s = min(1.0, 2 * pause_s)
 
     async def _ask_once(self, asked: protocol.Ask) -> protocol.Answer:
-        subject = protocol.ask_subject(self.bus.identity)
-        answered = await self.bus.request(subject, protocol.encode(asked), timeout_s=ASK_S)
+        identity = self.bus.identity
+        looks = isinstance(asked, protocol.READS)  # which those may who may do nothing else
+        subject = protocol.read_subject(identity) if looks else protocol.ask_subject(identity)
+        try:
+            answered = await self.bus.request(subject, protocol.encode(asked), timeout_s=ASK_S)
+        except errors.Forbidden as forbidden:
+            raise errors.Forbidden(
+                f"{identity} may not {'look at' if looks else 'send or receive'} messages",
+                hint=f"`muster creds show {identity}` lists what it may",
+            ) from forbidden
         answer = protocol.decode_answer(answered.data)
         if answer.error is not None:
             error = faults.named(answer.error, answer.message)

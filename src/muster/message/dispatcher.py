@@ -83,8 +83,8 @@ class Dispatcher:
         self._deliver.tail.start = self._ledger.end
         self._capture.wanted.set()
         hearing = [
-            await bus.subscribe(subjects.said_by(protocol.PART, "*", kind), handler=self._hear)
-            for kind in ("ask", "tell", "read")
+            await bus.subscribe(subjects.said_by(protocol.PART, "*", *kind), handler=self._hear)
+            for kind in (("ask",), ("tell",), protocol.READ)
         ]
         try:
             hearing.append(await bus.subscribe(leases.DISCONNECTED, handler=self._closed))
@@ -151,7 +151,7 @@ class Dispatcher:
 
         try:
             asked = protocol.decode_ask(message.data)
-            if message.subject.endswith(".read") and not isinstance(asked, protocol.READS):
+            if message.subject == protocol.read_subject(sender) and not isinstance(asked, protocol.READS):
                 raise errors.Forbidden("that changes something: ask, do not read")
             self._handle(sender, asked, answer)
         except errors.MusterError as error:

@@ -2,7 +2,7 @@
 
     muster.message.from.<user>.ask         a request (`Ask`), answered (`Answer`) on the asker's inbox
     muster.message.from.<user>.tell        the same without an answer: credit, releases
-    muster.message.from.<user>.read        requests that change nothing; what a viewer may say
+    muster.message.from.<user>.read.log    requests that change nothing; what a viewer may say
     muster.message.to.<user>.deliver.<c>   `Deliveries` for the connection c
     muster.message.all.dispatcher          a dispatcher has begun (`Began`): attach anew
     muster.message.all.slow                a topic has a consumer that cannot keep up (`Slow`): wait a little
@@ -33,6 +33,7 @@ LEASE: Final = "message.dispatcher"
 LOGGED: Final = "Muster-Logged"  # header: this message of a topic came out of the log
 BEGAN: Final = subjects.announced(PART, "dispatcher")
 SLOW: Final = subjects.announced(PART, "slow")
+READ: Final = ("read", "log")
 DELAY: Final = subjects.logged(PART, "delay")
 RECORD: Final = subjects.logged(PART, "record")
 CHECKPOINT: Final = subjects.logged(PART, "checkpoint")
@@ -60,7 +61,7 @@ def tell_subject(identity: str) -> str:
 
 
 def read_subject(identity: str) -> str:
-    return subjects.said_by(PART, identity, "read")
+    return subjects.said_by(PART, identity, *READ)
 
 
 def deliver_subject(identity: str, connection: str) -> str:

@@ -81,10 +81,18 @@ def grant(
     import time
 
     from muster.cli import notify
+    from muster.core import errors
+    from muster.notify import model as models
     from muster.notify import protocol
     from muster.trust import documents
 
     values: Any = protocol.to_wire(notify.values_of(attributes))
+    for name in values:
+        if not models.restricted(name):
+            raise errors.InvalidInput(
+                f"{name[:80]!r} is not restricted, so nobody needs a grant for it",
+                hint="names of restricted attributes begin with an underscore",
+            )
     signer = _authority(invocation, by)
     narrowed = prefix or region or audience
     scope = documents.Scope(prefix=prefix, region=region, audience=audience) if narrowed else None
@@ -169,8 +177,13 @@ def list_(invocation: base.Invocation, to: connection.Options) -> None:
         async with await connection.connect(invocation, to) as bus:
             return await asking.granted(bus)
 
-    columns = ["serial", "holder", "attributes", "tier", "authority", "scope", "status"]
-    invocation.printer.rows(base.run(work()), columns)
+    from muster.cli import notify
+
+    listed = base.run(work())
+    if invocation.printer.for_people:
+        listed = [{**one, "until": notify.shown_time(one["expires_at"])} for one in listed]
+    columns = ["serial", "holder", "attributes", "tier", "authority", "scope", "until", "status"]
+    invocation.printer.rows(listed, columns)
 
 
 @authority.command(

@@ -180,7 +180,7 @@ def listen(
     base.run(work())
 
 
-def _time(seconds: float) -> str:
+def shown_time(seconds: float) -> str:
     import datetime
 
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -190,12 +190,19 @@ def _grant(grant: dict[str, Any]) -> str:
     where = ", ".join(f"{key} {value}" for key, value in grant.get("within", {}).items() if value)
     return (
         f"{grant['name']} = {grant['value']!r}, granted by {grant['by']} (tier {grant['tier']}) "
-        f"from {_time(grant['since'])} until {_time(grant['until'])}"
+        f"from {shown_time(grant['since'])} until {shown_time(grant['until'])}"
     ) + (f", within {where}" if where else "")
 
 
-def _pairs(values: Any) -> str:
-    return " ".join(f"{name}={value}" for name, value in values.items())
+def _pairs(values: Any, between: str = " ") -> str:
+    return between.join(f"{name}={_value(value)}" for name, value in values.items())
+
+
+def _value(value: Any) -> str:
+    """As one would write it on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "{" + ", ".join(value) + "}" if isinstance(value, list | tuple) else str(value)
 
 
 async def _with(invocation: base.Invocation, to: connection.Options, question: Any) -> Any:
@@ -217,7 +224,10 @@ def parties(invocation: base.Invocation, where: str, limit: int, to: connection.
         return await asking.parties(bus, where=where, limit=limit)
 
     found = base.run(_with(invocation, to, ask))
-    invocation.printer.rows(found.parties, ["party", "model", "state", "policy", "delivery"])
+    listed = found.parties
+    if invocation.printer.for_people:
+        listed = [{**one, "state": _pairs(one["state"], ", ")} for one in listed]
+    invocation.printer.rows(listed, ["party", "model", "state", "policy", "delivery"])
     if found.count > len(found.parties):
         invocation.printer.note(f"{len(found.parties)} of {found.count}")
 
@@ -318,7 +328,7 @@ def explain(
             for grant in told[whose].values()
         ]
     if told.get("since_ms"):
-        lines.append(f"  the receiver's state is as it is since {_time(told['since_ms'] / 1000)}")
+        lines.append(f"  the receiver's state is as it is since {shown_time(told['since_ms'] / 1000)}")
     invocation.printer.item(told, "\n".join(lines))
 
 

@@ -78,7 +78,6 @@ async def test_strangers_are_shown_out(gateway: server.Gateway, said: bytes):
     writer.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_qpid_jms_conforms(gateway: server.Gateway, tmp_path: Path):
     classpath = await java_project.classpath(tmp_path)

@@ -31,7 +31,8 @@ EVERYWHERE = {"-h", "--help", "-o", "--output", "--home", "--profile", "--debug"
 
 def commands(text: str) -> list[str]:
     found = ["".join(match.groups("")) for match in NAMED.finditer(text)]
-    return [re.split(r" [|#>] ?| <<|\{option\}", one)[0] for one in found]
+    each = [command for one in found for command in one.split(" && ")]
+    return [re.split(r" [|#>] ?| <<|\{option\}", one)[0] for one in each]
 
 
 def fault(line: str) -> str:

@@ -247,6 +247,10 @@ class TapConsumer(Consumer):
             selector=self._selector,
         )
 
+    @property
+    def owner(self) -> object:
+        return self.session
+
     def deliver(self, delivery: protocol.Delivery) -> None:
         raise errors.InvariantBroken("the dispatcher feeds nobody who listens to a topic")
 

@@ -49,6 +49,11 @@ def group(client_id: str | None, name: str) -> str:
 
 
 class Tap(Protocol[H_contra]):
+    @property
+    def owner(self) -> object:
+        """Whose it is: those of one owner hear a message one after the other."""
+        ...
+
     def offer(self, heard: H_contra) -> None: ...
 
 
@@ -61,8 +66,7 @@ class Ear(Generic[H]):
         self._kind = kind
         self._subscriptions: list[api.Subscription] = []
         self._opening = asyncio.Lock()
-        self._taps: list[Tap[H]] = []
-        self._first = 0  # which of them hears a message first: each in turn, so none is always last
+        self._taps: dict[object, list[Tap[H]]] = {}  # by owner
         self.users = 0  # taps, and those that are being added
         self.malformed = 0
 
@@ -74,14 +78,17 @@ class Ear(Generic[H]):
                         subject, group=self._group, handler=functools.partial(self._heard, via)
                     )
                 )
-            self._taps.append(tap)
+            self._taps.setdefault(tap.owner, []).append(tap)
 
     def remove(self, tap: Tap[H]) -> bool:
         """Whether it was there."""
-        there = tap in self._taps
-        if there:
-            self._taps.remove(tap)
-        return there
+        taps = self._taps.get(tap.owner, [])
+        if tap not in taps:
+            return False
+        taps.remove(tap)
+        if not taps:
+            del self._taps[tap.owner]
+        return True
 
     async def close(self) -> None:
         for one in self._subscriptions:
@@ -91,9 +98,7 @@ class Ear(Generic[H]):
         if self._several and self._pattern.take(message.subject, via) is None:
             return
         heard = self._kind(message)
-        taps = self._taps
-        self._first = first = self._first + 1 if self._first + 1 < len(taps) else 0
-        for tap in taps[first:] + taps[:first]:
+        for tap in [tap for taps in self._taps.values() for tap in taps]:
             try:
                 tap.offer(heard)
             except (errors.MusterError, ValueError):  # one may have to read what another need not

@@ -203,6 +203,10 @@ class Tap(Outlet):
     def request(self) -> protocol.Attach:
         return self._asked
 
+    @property
+    def owner(self) -> object:
+        return self.bridge
+
     def deliver(self, delivery: protocol.Delivery) -> None:
         raise errors.InvariantBroken("the dispatcher feeds nobody who listens to a topic")
 

@@ -1,7 +1,8 @@
 """The gateway: listens, and gives each connection a bridge of its own.
 
-What bridges have to say because of one message, heard by many of them, is written when all have heard it:
-first everything is made, then everything is sent, one write for each connection.
+A message may be heard by many bridges: what the first of them has to say goes out while the next makes its
+own, so that clients read while the others' is made.  What else comes in the same turn of the loop goes out at
+its end, one write for each connection.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Gateway:
         self.port = port
         self.bridges: set[bridge.Bridge] = set()
         self._due: list[bridge.Bridge] = []  # those who have something to say
+        self._flushed: set[bridge.Bridge] = set()  # in this turn of the loop
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,13 +61,17 @@ class Gateway:
         task.add_done_callback(self._tasks.discard)
 
     def flush_soon(self, one: bridge.Bridge) -> None:
-        """At the end of this turn of the loop, with what else it brings."""
+        """When another has something to say; from the second time on at the end of this turn of the loop."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._flush_due)
+        elif (last := self._due[-1]) not in self._flushed:
+            self._flushed.add(last)
+            last.flush_due()
         self._due.append(one)
 
     def _flush_due(self) -> None:
         due, self._due = self._due, []
+        self._flushed.clear()
         for one in due:
             one.flush_due()
 

@@ -121,7 +121,7 @@ class WebFarm:
         self._bus, self._channel, self._worm = agent_bus, channel_bus, worm_bus
         self._parties = notify.Parties(agent_bus, on_event=self._accepted)
         here = type("WebServerHere", (WebServer,), {"farm": self.farm})
-        self._agent = agent.Agent(agent_bus, types=("memory",), adapters=lambda _: here, beat_s=task.period_s)
+        self._agent = agent.Agent(agent_bus, types=("memory",), adapters=lambda _: here)
         self._manager = manage.Client(agent_bus)
         self._ordered = Ordered()
         self._seen: set[tuple[str, str]] = set()

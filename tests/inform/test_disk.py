@@ -3,9 +3,7 @@ all goes on when there is room again."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +15,7 @@ from muster.inform import client, views
 from muster.store import database
 from muster.testing import process
 from muster.testing.eventually import eventually
+from tests import disks
 from tests.cli import driver
 
 StartNode = Callable[[str, str], Awaitable[process.Child]]
@@ -38,15 +37,6 @@ def start_one(start_process, tmp_path) -> StartNode:
     return start
 
 
-def fill(disk: Path) -> Path:
-    """Not a byte more fits there. What to remove to make room again."""
-    ballast = disk / "ballast"
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
-    return ballast
-
-
 def value_of(number: int) -> bytes:
     return b"%d" % number + b"x" * 50_000
 
@@ -66,7 +56,7 @@ async def test_a_node_whose_own_disk_is_full_goes_on_and_its_view_catches_up(
     contexts = client.Client(await connect("ann"))
     for number in range(10):
         await contexts.put(f"k{number}", value_of(number))
-    ballast = fill(small_disk)
+    ballast = disks.fill(small_disk)
     last = 0
     for number in range(10, 40):  # acknowledged: they stand in the log, which is on another disk
         last = (await contexts.put(f"k{number}", value_of(number))).version
@@ -100,7 +90,7 @@ async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
         contexts = client.Client(bus, timeout_s=30.0)
         for number in range(10):
             await contexts.put(f"k{number}", value_of(number))
-        ballast = fill(small_disk)
+        ballast = disks.fill(small_disk)
         done, refusal = 10, None
         while refusal is None and done < 200:
             try:

@@ -14,19 +14,11 @@ from muster.bus.brokers import config, faults
 from muster.core import errors
 from muster.message import client, destinations
 from muster.testing import eventually
+from tests import disks
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
 NEWS = destinations.topic("news")
-
-
-def _fill(disk: Path) -> Path:
-    """Not a byte more fits there. What to remove to make room again."""
-    ballast = disk / "ballast"
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
-    return ballast
 
 
 @pytest.mark.slow
@@ -61,7 +53,7 @@ async def test_a_full_disk_slows_senders_down_and_loses_nothing(small_disk: Path
 
         for _ in range(10):
             await send(patient, "before")
-        ballast = _fill(small_disk)
+        ballast = disks.fill(small_disk)
 
         async def until_it_is_told() -> errors.MusterError:
             while True:

@@ -19,6 +19,7 @@ from muster.monitor import service as monitor_service
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import history, service, settings
 from muster.testing.eventually import eventually
+from tests import disks
 from tests.pipeline import traffic
 
 pytestmark = [
@@ -272,10 +273,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
 async def test_a_full_disk_rings_and_the_history_goes_on_when_there_is_room(
     broker, spark, tmp_path, small_disk
 ):
-    filler = small_disk / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+    filler = disks.fill(small_disk)
     at_ms = traffic.now_ms()
     await traffic.store(broker.url, traffic.body([traffic.report(f"m{n}", 1, at_ms) for n in range(50)]))
     root = small_disk / "history"

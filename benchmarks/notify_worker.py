@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks import measure, notify_world
 from muster.bus import client as bus_client
 from muster.core import heap
-from muster.notify import client, engine, protocol, service
+from muster.notify import client, engine, protocol, service, shards
 from muster.notify import model as models
 from muster.notify import settings as settings_
 from muster.predicates import text, types
@@ -65,10 +65,10 @@ async def notifier(url: str) -> None:
 async def steady() -> int:
     """The memory of this process, once it has given back all that it gives back."""
     before, now = 0, measure.resident_bytes(os.getpid())
-    for _ in range(30):
+    for _ in range(8):
         if abs(now - before) < 0.002 * now:
             break
-        await asyncio.sleep(4)
+        await asyncio.sleep(shards.QUIET_S + 2)
         before, now = now, measure.resident_bytes(os.getpid())
     return now
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from muster.bus import client as bus_client
 from muster.core import errors, health
-from muster.manage import manager, protocol
+from muster.manage import client, manager, once, operating, orders, protocol
 from muster.testing.eventually import eventually
 
 
@@ -185,3 +186,51 @@ async def test_a_manager_without_a_renewal_sends_nothing(connect):
     answer = await lone._operator.operate("host-a", operation)
     assert answer.code == "unavailable"
     assert answer.outcome.value == "failed"
+
+
+async def test_answers_that_a_dying_broker_lost_are_asked_for_again_soon(small, monkeypatch):
+    """Of the agent to the manager, of the manager to the registry, of the registry to the user."""
+    await small.client.create(memory("a"))
+    await small.client.wait("a", "up")
+    for module, name in ((operating, "AGAIN_S"), (orders, "AGAIN_S"), (client, "EXEC_TRY_S")):
+        monkeypatch.setattr(module, name, 0.3)
+    lost, respond = [], bus_client.Message.respond
+
+    async def lose_the_first(message: Any, data: bytes, **more: Any) -> None:
+        kind = next(
+            (one for one in ("operation", "execute", "exec") if one in message.subject.split(".")), ""
+        )
+        if kind and kind not in lost:
+            lost.append(kind)
+        else:
+            await respond(message, data, **more)
+
+    monkeypatch.setattr(bus_client.Message, "respond", lose_the_first)
+    async with asyncio.timeout(10):  # without asking again it would be 35 s
+        assert await small.client.execute("a", "echo", {"text": "hi"}) == "hi"
+    assert lost == ["operation", "execute", "exec"]
+    assert small.host.hosted["a"].adapter.done.count("echo") == 1
+
+
+async def test_what_is_asked_again_while_it_is_under_way_is_done_once():
+    begun, go_on = [], asyncio.Event()
+
+    async def do() -> int:
+        begun.append(1)
+        await go_on.wait()
+        return len(begun)
+
+    async def fail() -> int:
+        await go_on.wait()
+        raise errors.Conflict("no")
+
+    under_way = once.UnderWay[int]()
+    asked = [asyncio.create_task(under_way.once("a", do)) for _ in range(3)]
+    failing = [asyncio.create_task(under_way.once("b", fail)) for _ in range(2)]
+    await eventually(lambda: begun)
+    go_on.set()
+    assert await asyncio.gather(*asked) == [1, 1, 1]
+    assert all(
+        isinstance(one, errors.Conflict) for one in await asyncio.gather(*failing, return_exceptions=True)
+    )
+    assert await under_way.once("a", do) == 2  # what has ended is done again

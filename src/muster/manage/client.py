@@ -32,6 +32,7 @@ from muster.trust import sealing
 
 TIMEOUT_S = 30.0
 READ_TRY_S = 2.0
+EXEC_TRY_S = 3.0  # the same id is carried out once: what a broker lost on its way is asked again
 LOOK_S = 2.0  # a state may have been missed: look again
 NAMES_MAX = 500  # in one question: answers must fit into a message
 
@@ -188,6 +189,7 @@ class Client:
                 self._ask(
                     "exec",
                     extra_s=timeout_s,
+                    try_s=EXEC_TRY_S,
                     operation=operation,
                     names=chosen[first : first + NAMES_MAX],
                     arguments=dict(arguments or {}),
@@ -365,11 +367,14 @@ class Client:
             async for one in stream.read(first, state.last_sequence, gaps=True)
         ]
 
-    async def _ask(self, verb: str, *, extra_s: float = 0.0, **arguments: Any) -> Any:
+    async def _ask(
+        self, verb: str, *, extra_s: float = 0.0, try_s: float | None = None, **arguments: Any
+    ) -> Any:
         subject = protocol.request(self._bus.identity, verb)
         if self._on_behalf_of:
             arguments["on_behalf_of"] = self._on_behalf_of
-        return await requests.ask(self._bus, subject, patience_s=self._timeout_s + extra_s, **arguments)
+        patience_s = self._timeout_s + extra_s
+        return await requests.ask(self._bus, subject, patience_s=patience_s, try_s=try_s, **arguments)
 
     async def _read(self, verb: str, **arguments: Any) -> Any:
         subject = protocol.read(self._bus.identity, verb)

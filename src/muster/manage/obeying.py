@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from muster.bus import api
 from muster.core import errors, log, messages
-from muster.manage import operating, protocol
+from muster.manage import once, operating, protocol
 
 events = log.Events("manage")
 
@@ -32,6 +32,7 @@ class Orders:
         self._operator = operator
         self._find = find
         self._seen = seen
+        self._under_way = once.UnderWay[list[protocol.Answer]]()
 
     async def obey(self, message: api.Message) -> None:
         try:
@@ -39,9 +40,12 @@ class Orders:
         except errors.MusterError as error:
             events.warning("bad-order", error=error)
             return
-        answers = await asyncio.gather(*(self._execute(order) for order in said.orders))
+        answers = await self._under_way.once(message.data, lambda: self._execute_all(said.orders))
         with contextlib.suppress(errors.MusterError):
             await message.respond(_results(answers))
+
+    async def _execute_all(self, orders: Sequence[protocol.Order]) -> list[protocol.Answer]:
+        return await asyncio.gather(*(self._execute(order) for order in orders))
 
     async def _execute(self, order: protocol.Order) -> protocol.Answer:
         assignment = self._find(order.resource)

@@ -13,6 +13,7 @@ from muster.manage import protocol
 
 AT_ONCE = 500  # operations under way
 RETRY_S = 0.25
+AGAIN_S = 2.0  # without an answer for so long it is asked again, then after twice as long
 
 
 class Operator:
@@ -29,16 +30,16 @@ class Operator:
         loop = asyncio.get_running_loop()
         async with self._gate:
             deadline = loop.time() + operation.timeout_s
-            sent = False
+            sent, again_s = False, AGAIN_S
             while True:
                 if not self._may_act():
                     return _none(operation, sent, errors.Unavailable.code, "this manager may not act now")
                 try:
                     left_s = max(0.1, deadline - loop.time() + 1)
-                    message = await self._bus.request(subject, data, timeout_s=left_s)
+                    message = await self._bus.request(subject, data, timeout_s=min(left_s, again_s))
                     return messages.decode(message.data, protocol.Answer)
                 except errors.TimedOut as error:
-                    sent = True
+                    sent, again_s = True, again_s * 2
                     if loop.time() > deadline:
                         return _none(operation, sent, error.code, f"{agent} did not answer")
                 except errors.Unavailable as error:

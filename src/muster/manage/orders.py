@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from muster.bus import api
 from muster.core import errors, messages
 from muster.manage import protocol
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 ORDERS_MAX = 500  # in one message to a manager
 PATIENCE_S = 20.0  # how long an order waits for a manager, where its resource has none just now
+AGAIN_S = 2.0  # a manager that did not answer for so long is asked again: a broker may have lost it
 LOOK_S, LOOK_S_MAX = 0.1, 1.0  # looked for rarely after a while: many thousands may wait
 
 Answers = dict[str, protocol.Answer]
@@ -79,10 +81,11 @@ async def _to_manager(
     if member is None:
         return all_of(messages.Outcome.FAILED, protocol.NOT_MANAGED, "no manager has it now")
     request = asyncio.ensure_future(
-        registry.bus.request(
+        _ask(
+            registry.bus,
             protocol.to_manager(manager, "execute"),
             messages.encode(protocol.Orders(orders=tuple(page), by=by), "msgpack"),
-            timeout_s=max(one.timeout_s for one in page) + 5,
+            within_s=max(one.timeout_s for one in page) + 5,
         )
     )
     try:
@@ -108,6 +111,19 @@ async def _to_manager(
         request.cancel()
         with contextlib.suppress(asyncio.CancelledError, errors.MusterError):
             await request
+
+
+async def _ask(bus: api.Bus, subject: str, data: bytes, *, within_s: float) -> api.Message:
+    """The answer to the same question, asked again and again: it is carried out once."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while True:
+        left_s = max(0.1, deadline - loop.time())
+        try:
+            return await bus.request(subject, data, timeout_s=min(left_s, AGAIN_S))
+        except errors.TimedOut:
+            if loop.time() >= deadline:
+                raise
 
 
 def _answer(order: protocol.Order, outcome: messages.Outcome, code: str, reason: str) -> protocol.Answer:

@@ -19,7 +19,7 @@ import msgspec
 
 from muster.bus import api, leases
 from muster.core import errors, log, messages, subjects
-from muster.manage import processor, protocol, requests, secrecy, verbs
+from muster.manage import once, processor, protocol, requests, secrecy, verbs
 from muster.store import database
 
 events = log.Events("manage")
@@ -78,6 +78,7 @@ class Registry:
         self._tasks: set[asyncio.Task[None]] = set()
         self._audit: api.Stream | None = None
         self._verbs: verbs.Verbs
+        self._executing = once.UnderWay[Any]()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -249,7 +250,12 @@ class Registry:
         kind, verb = message.subject.split(".")[4:6]
 
         async def obey(arguments: dict[str, Any]) -> Any:
-            return await self._verbs.obey(sender, verb, kind, arguments, self._authorize)
+            def do() -> Awaitable[Any]:
+                return self._verbs.obey(sender, verb, kind, arguments, self._authorize)
+
+            if verb == "exec" and arguments.get("id"):  # the same id is the same act
+                return await self._executing.once((sender, message.data), do)
+            return await do()
 
         await requests.answer(message, obey)
 

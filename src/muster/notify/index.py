@@ -144,13 +144,22 @@ class PolicyIndex:
 
     def hold(self, policy: ast.Condition | str, users: int = 1) -> int:
         """The number of this policy, which has so many users more."""
-        number = self._texts.row(policy) if isinstance(policy, str) else -1
+        if not isinstance(policy, str):
+            return self._hold(model.canonical_text(policy), policy, users)
+        number = self._texts.row(policy)
+        if number >= 0:
+            self._users[number] += users
+            return number
+        checked = model.take_checked(policy)
+        if checked is not None:
+            return self._hold(policy, checked, users)
+        condition = model.parse_policy(policy)
+        return self._hold(model.canonical_text(condition), condition, users)
+
+    def _hold(self, canonical: str, condition: ast.Condition, users: int) -> int:
+        number = self._texts.row(canonical)
         if number < 0:
-            condition = model.parse_policy(policy) if isinstance(policy, str) else policy
-            text = model.canonical_text(condition)
-            number = self._texts.row(text)
-            if number < 0:
-                number = self._add(text, condition)
+            number = self._add(canonical, condition)
         self._users[number] += users
         return number
 

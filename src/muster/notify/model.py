@@ -25,6 +25,7 @@ from muster.predicates import text as text_
 ATTRIBUTES_MAX: Final = 256
 CONJUNCTIONS_MAX: Final = 64
 REMEMBERED_MAX: Final = 64 << 20  # characters: each shard may have all policies there are, and is told alone
+JUST_CHECKED_MAX: Final = 2_000  # trees take twenty times the memory of their text
 EVENT_BYTES_MAX: Final = 256 << 10  # so that there is room beside it for the names of its receivers
 
 # Policies stay in memory and are asked about every event: tighter than for a search.
@@ -34,6 +35,8 @@ KEPT_LIMITS: Final = limits.Limits(text_length=1 << 20, clauses=10_000, depth=10
 
 # Known of every sender, from the broker's subject.
 IDENTITY: Final = {"sender._process": types.STRING, "sender._party": types.STRING}
+
+_just_checked: Final[dict[str, ast.Condition]] = {}  # by canonical text: what is checked is often held next
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
 
@@ -156,7 +159,11 @@ class Vocabulary:
             return ""
         kept = self._checked.get(text)
         if kept is None:
-            kept = canonical_text(self.policy(text))
+            condition = normal.canonical(self.policy(text))
+            kept = text_.write(condition)
+            if len(_just_checked) >= JUST_CHECKED_MAX:
+                _just_checked.clear()
+            _just_checked[kept] = condition
             self._remembered += len(text) + len(kept)
             if self._remembered > REMEMBERED_MAX:
                 self.forget()
@@ -167,6 +174,7 @@ class Vocabulary:
         """Policies that were checked: of use while many join, and a lot of memory afterwards."""
         self._checked.clear()
         self._remembered = 0
+        _just_checked.clear()
 
     def address(self, text: str) -> ast.Condition:
         condition = parser.parse(text, home="receiver", scopes=("receiver",), bounds=POLICY_LIMITS)
@@ -224,6 +232,11 @@ def require_size(size: int) -> None:
     """Of an event, as it travels."""
     if size > EVENT_BYTES_MAX:
         raise errors.LimitExceeded(f"an event of {size:,} bytes: at most {EVENT_BYTES_MAX:,} are delivered")
+
+
+def take_checked(text: str) -> ast.Condition | None:
+    """The tree of a policy in its canonical form, if it was checked a moment ago: who asks first has it."""
+    return _just_checked.pop(text, None)
 
 
 def parse_policy(text: str) -> ast.Condition:

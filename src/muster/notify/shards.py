@@ -34,7 +34,7 @@ BYTES_MAX = 450_000  # of what is said, in one write
 BATCH_BYTES = 4 << 20  # of a snapshot, stored at once
 BATCH = 100
 MUCH_BYTES = 8 << 20  # of what was said: the memory it passed through is worth giving back
-LITTLE_BYTES = 1 << 20  # in a beat: it is quiet
+LITTLE_BYTES, QUIET_S = 1 << 20, 10.0  # no more than that in so long: it is quiet
 
 
 class Shards:
@@ -243,11 +243,11 @@ class Shards:
 
     async def give_back(self) -> None:
         """After a wave of changes, when it is over: the memory that they passed through."""
-        given = seen = 0
+        given = 0
         while True:
-            await asyncio.sleep(self._common.settings.beat_s)
-            before, seen = seen, self._handled_bytes
-            if seen - before < LITTLE_BYTES and seen - given > MUCH_BYTES:
+            seen = self._handled_bytes
+            await asyncio.sleep(QUIET_S)
+            if self._handled_bytes - seen < LITTLE_BYTES and seen - given > MUCH_BYTES:
                 given = seen
                 self._common.known.vocabulary.forget()
                 self._common.engine.tidy()

@@ -8,7 +8,7 @@ import pytest
 
 from muster.bus.memory import network
 from muster.core import errors, messages, subjects
-from muster.notify import asking, client, fair, history, known, plain, protocol, service, summaries
+from muster.notify import asking, client, fair, history, known, plain, protocol, service, shards, summaries
 from muster.notify import settings as settings_
 from muster.predicates import parser
 from muster.testing.eventually import eventually
@@ -147,6 +147,38 @@ async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifi
 
 
 # -- several notifiers
+
+
+async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
+    notifier, parties, connect, monkeypatch
+):
+    write, go_on, waiting = shards.Shards._write_some, asyncio.Event(), []
+
+    async def write_later(self: Any, held: Any, said: Any) -> None:
+        waiting.append(said)
+        await go_on.wait()
+        await write(self, held, said)
+
+    served = await notifier()
+    await _define(await parties("boss"))
+    monkeypatch.setattr(shards.Shards, "_write_some", write_later)
+    bus = await connect("farm")
+    join = protocol.Join(party="web", model="WebServer", state=protocol.to_wire(STATE))
+    data = messages.encode(protocol.Changes(changes=(join,), id="one"))
+    shard = protocol.shard_of(protocol.party_id("farm", "web"))
+    subject = subjects.said_by(protocol.PART, "farm", "change", str(shard))
+    for _ in range(2):
+        with pytest.raises(errors.TimedOut):
+            await bus.request(subject, data, timeout_s=0.2)
+    asked = asyncio.create_task(bus.request(subject, data, timeout_s=20))
+    await asyncio.wait([asked], timeout=0.2)
+    go_on.set()
+    answer = messages.decode((await asked).data, protocol.Answer)
+    assert not answer.refused
+    assert [len(said) for said in waiting] == [1]
+    assert len(served.engine) == 1
+    await bus.request(subject, data, timeout_s=20)  # what has ended is made again, which changes nothing
+    assert len(waiting) == 2
 
 
 async def test_receivers_spread_move_and_come_back(notifier, parties, connect):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ PART = protocol.PART
 QUEUE_MAX = 10_000
 PATIENCE_S = 30.0  # outlasts the move of a shard
 RETRY_S = 0.05
+CHANGING_MAX = 4  # shards told at once of what may be a lot: patience is for what is in hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Parties:
 
     def __init__(self, bus: api.Bus, *, on_event: OnEvent | None = None, queue_max: int = QUEUE_MAX) -> None:
         self._bus = bus
+        self._boot = secrets.token_hex(6)
+        self._numbers = itertools.count()
         self._on_event = on_event
         self._queue_max = queue_max
         self._parties: dict[str, Party] = {}
@@ -143,16 +147,21 @@ class Parties:
                     by_shard.setdefault(shard, []).append(part)
             else:
                 by_shard.setdefault(self._shard(change.party), []).append(change)
+        turns = asyncio.Semaphore(CHANGING_MAX)
         await asyncio.gather(
             *(
-                self._ask(
-                    subjects.said_by(PART, self._bus.identity, "change", str(shard)),
-                    protocol.Changes(changes=tuple(some[start : start + 500])),
-                )
+                self._change(turns, shard, some[start : start + 500])
                 for shard, some in by_shard.items()
                 for start in range(0, len(some), 500)
             )
         )
+
+    async def _change(self, turns: asyncio.Semaphore, shard: int, changes: Sequence[protocol.Change]) -> None:
+        async with turns:
+            subject = subjects.said_by(PART, self._bus.identity, "change", str(shard))
+            await self._ask(
+                subject, protocol.Changes(changes=tuple(changes), id=f"{self._boot}-{next(self._numbers)}")
+            )
 
     async def update(self, parties: Sequence[str], **values: Sequence[types.Value]) -> None:
         """New values for many parties: ``update(["a", "b"], load=[0.1, 0.7])``."""

@@ -51,6 +51,7 @@ class Holding:
     passing: dict[int, list[str]] = field(default_factory=dict)  # to transient parties, once recorded
     unstored: list[protocol.Matched] = field(default_factory=list)
     queue: fair.FairQueue[Said] = field(default_factory=lambda: fair.FairQueue(CHANGES_WAITING_MAX))
+    asking: dict[tuple[str, str], api.Message] = field(default_factory=dict)  # of changes, by process and id
     subscriptions: list[api.Subscription] = field(default_factory=list)
     sent_at: dict[int, float] = field(default_factory=dict)
 

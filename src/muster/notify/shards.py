@@ -167,16 +167,24 @@ class Shards:
         if held is None:
             return
         try:
-            changes = messages.decode(message.data, protocol.Changes).changes
+            changes = messages.decode(message.data, protocol.Changes)
         except errors.MusterError as error:
             common.count(error.code)
             common.reply(message, process, common_.refusal(error))
             return
 
-        def done(answer: protocol.Answer) -> None:
-            common.reply(message, process, answer)
+        # Much may be slow. Who asks again meanwhile hears of the first, and does not make it slower.
+        key = (process, changes.id)
+        if changes.id:
+            again = key in held.asking
+            held.asking[key] = message
+            if again:
+                return
 
-        said = holding.Said(process, changes, done, len(message.data))
+        def done(answer: protocol.Answer) -> None:
+            common.reply(held.asking.pop(key, message), process, answer)
+
+        said = holding.Said(process, changes.changes, done, len(message.data))
         if not held.queue.put(process, said, said.size):
             common.count("overloaded")
             done(common_.refusal(errors.Overloaded(f"{process} has too many changes waiting")))

@@ -22,6 +22,7 @@ from muster.notify import model as models
 from muster.predicates import types
 
 CHANGES_WAITING_MAX = 1000  # messages of one process
+ANSWERED_MAX = 256  # answers that are kept for those who did not wait for them
 
 
 @dataclass(slots=True)
@@ -51,9 +52,16 @@ class Holding:
     passing: dict[int, list[str]] = field(default_factory=dict)  # to transient parties, once recorded
     unstored: list[protocol.Matched] = field(default_factory=list)
     queue: fair.FairQueue[Said] = field(default_factory=lambda: fair.FairQueue(CHANGES_WAITING_MAX))
-    asking: dict[tuple[str, str], api.Message] = field(default_factory=dict)  # of changes, by process and id
+    # Of changes, by process and id: who asks, while they wait; what was answered lately.
+    asking: dict[tuple[str, str], api.Message] = field(default_factory=dict)
+    answered: dict[tuple[str, str], protocol.Answer] = field(default_factory=dict)
     subscriptions: list[api.Subscription] = field(default_factory=list)
     sent_at: dict[int, float] = field(default_factory=dict)
+
+    def answer(self, key: tuple[str, str], answer: protocol.Answer) -> None:
+        if len(self.answered) >= ANSWERED_MAX:
+            del self.answered[next(iter(self.answered))]
+        self.answered[key] = answer
 
     @property
     def subject(self) -> str:

@@ -173,8 +173,11 @@ class Shards:
             common.reply(message, process, common_.refusal(error))
             return
 
-        # Much may be slow. Who asks again meanwhile hears of the first, and does not make it slower.
+        # Much may be slow. Who asks again hears of the first, and does not make it slower.
         key = (process, changes.id)
+        if key in held.answered:
+            common.reply(message, process, held.answered[key])
+            return
         if changes.id:
             again = key in held.asking
             held.asking[key] = message
@@ -182,6 +185,8 @@ class Shards:
                 return
 
         def done(answer: protocol.Answer) -> None:
+            if changes.id and not answer.refused:
+                held.answer(key, answer)
             common.reply(held.asking.pop(key, message), process, answer)
 
         said = holding.Said(process, changes.changes, done, len(message.data))

@@ -242,6 +242,9 @@ async def test_a_link_to_nowhere_is_taken_back_and_explained(tmp_path):
             await lonely.link(nowhere, timeout_s=0.5)
         assert caught.value.fault is faults.Fault.DEAD_LINK
         assert lonely.config.remotes == ()
+        unknown = config.LeafRemote(id="y", urls=(f"tls://{'x' * 64}.example:7422",))
+        with pytest.raises(faults.BrokerFailed, match=r"no address is known for the host x+\.example"):
+            await lonely.link(unknown)
         await lonely.link(nowhere, timeout_s=None)  # it may be kept up in hope
         assert [one.up for one in await lonely.links()] == [False]
 

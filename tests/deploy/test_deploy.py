@@ -13,6 +13,7 @@ import click
 import pytest
 import yaml
 
+from muster.app import catalogue
 from muster.bus import counting
 from muster.cli import main
 from muster.core import metrics
@@ -185,3 +186,15 @@ def test_the_container_files_hang_together():
     for words in re.findall(r"^(?:ENTRYPOINT|CMD|HEALTHCHECK .*CMD) (.*)$", text, re.MULTILINE):
         program, *rest = json.loads(words)  # a list: no shell between the signal and the process
         assert program == "muster" or [program, *rest] == ["up"]
+
+
+def test_the_containers_ports_are_those_that_muster_has_by_itself():
+    domain = yaml.safe_load((DEPLOY / "container/compose.yaml").read_text())["services"]["domain"]
+    init = main.muster.get_command(click.Context(main.muster), "init")
+    assert init is not None
+    clients = next(one.default for one in init.params if one.name == "port")
+    web = catalogue.Settings().web.port
+    assert domain["ports"] == [f"127.0.0.1:{port}:{port}" for port in (clients, web)]
+    (health,) = (word.partition("health.port=")[2] for word in domain["command"] if "health.port=" in word)
+    (exposed,) = re.findall(r"^EXPOSE (.*)$", (DEPLOY / "container/Containerfile").read_text(), re.MULTILINE)
+    assert exposed.split() == [str(clients), str(web), health]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from muster.bus import client as bus_client
+from muster.bus import received
 from muster.core import errors, health
 from muster.manage import client, manager, once, operating, orders, protocol
 from muster.testing.eventually import eventually
@@ -194,7 +194,7 @@ async def test_answers_that_a_dying_broker_lost_are_asked_for_again_soon(small, 
     await small.client.wait("a", "up")
     for module, name in ((operating, "AGAIN_S"), (orders, "AGAIN_S"), (client, "EXEC_TRY_S")):
         monkeypatch.setattr(module, name, 0.3)
-    lost, respond = [], bus_client.Message.respond
+    lost, respond = [], received.Message.respond
 
     async def lose_the_first(message: Any, data: bytes, **more: Any) -> None:
         kind = next(
@@ -205,7 +205,7 @@ async def test_answers_that_a_dying_broker_lost_are_asked_for_again_soon(small, 
         else:
             await respond(message, data, **more)
 
-    monkeypatch.setattr(bus_client.Message, "respond", lose_the_first)
+    monkeypatch.setattr(received.Message, "respond", lose_the_first)
     async with asyncio.timeout(10):  # without asking again it would be 35 s
         assert await small.client.execute("a", "echo", {"text": "hi"}) == "hi"
     assert lost == ["operation", "execute", "exec"]

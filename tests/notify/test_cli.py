@@ -71,6 +71,12 @@ def test_send_who_explain_and_grants_from_the_command_line(up, listener):
     out, _ = listener.communicate(timeout=30)
     assert '"threat_level": 4' in out
 
+    unknown = f"{serial[:-1]}{'A' if serial[-1] != 'A' else 'B'}"
+    refused = driver.quick("authority", "revoke", serial, unknown, home=up)
+    assert refused.code == errors.NotFound.exit_code
+    assert unknown in refused.err
+    assert serial not in refused.err
+    assert ask("authority", "list")[0]["status"] == "valid"
     ask("authority", "revoke", serial)
     assert ask("authority", "list")[0]["status"] == "revoked"
 
@@ -146,6 +152,8 @@ def test_an_appointed_authority_stays_within_its_mandate(up, tmp_path):
         "_trust_level=1..3",
         "--to",
         file,
+        "-o",
+        "json",
         home=up,
     )
     assert made.code == 0, made.err
@@ -153,3 +161,13 @@ def test_an_appointed_authority_stays_within_its_mandate(up, tmp_path):
     assert good.code == 0, good.err
     bad = driver.quick("authority", "grant", "bob", "_trust_level=4", "--tier", "2", "--by", file, home=up)
     assert bad.code == errors.Forbidden.exit_code
+    again = driver.quick(
+        *("authority", "appoint", "idle", "--tier", "2", "--may", "_trust_level"),
+        *("--to", tmp_path / "idle.json", "-o", "json"),
+        home=up,
+    )
+    for serial, options in ((made.json()["serial"], ()), (again.json()["serial"], ("--unseen",))):
+        revoked = driver.quick("authority", "revoke", serial, *options, home=up)
+        assert revoked.code == 0, revoked.err
+    listed = driver.quick("authority", "list", "-o", "json", home=up).json()
+    assert [one["status"] for one in listed if one["holder"] == "bob"] == ["revoked"]

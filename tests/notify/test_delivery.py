@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from muster.core import errors, messages, subjects
@@ -111,6 +114,58 @@ async def test_an_event_that_breaks_its_schema_is_refused_at_the_sender_and_agai
     grown = models.Model("alert", {**ALERT.attributes, "more": types.INT}, models.Kind.EVENT)
     await mine.define(grown)
     await other.sender("x").send("alert", {"more": 1})
+
+
+async def test_numbers_that_no_message_carries_are_refused_and_harm_nobody(notifier, parties, connect):
+    """JSON has whole numbers of any size and no infinity; MessagePack is the other way round."""
+    served = await notifier()
+    mine = await parties("farm")
+    for model in (*MODELS, models.Model("reading", {"value": types.FLOAT}, models.Kind.EVENT)):
+        await mine.define(model)
+    web = await mine.advertise("web", "WebServer", {"load": 0.5}, policy="reading")
+    bus = await connect("farm-2")
+    shard = str(protocol.shard_of("farm-2/x"))
+    huge, endless = 10**400, float("inf")
+
+    async def say(what: str, message: messages.Message, form: Any) -> str:
+        subject = subjects.said_by("notify", "farm-2", what, shard)
+        told = (await bus.request(subject, messages.encode(message, form), timeout_s=10)).data
+        return messages.decode(told, protocol.Answer).refused[0][1].code
+
+    for number, form in ((huge, "json"), (2**64, "json"), (endless, "msgpack")):
+        for kind in ("reading", "untyped"):
+            bad = protocol.Send(id="1", party="x", type=kind, content={"value": number})
+            assert await say("event", bad, form) == "invalid-input"
+        join = protocol.Join(party="x", model="WebServer", state={"load": number})
+        joins = protocol.Joins(parties=("x",), model="WebServer", values={"load": [number]})
+        for change in (join, joins):
+            assert await say("change", protocol.Changes(changes=(change,)), form) == "invalid-input"
+    with pytest.raises(errors.InvalidInput, match="infinite"):
+        await web.update(load=endless)
+    with pytest.raises(errors.InvalidInput, match="infinite"):
+        await mine.advertise("web", "WebServer", {"load": -endless})
+    with pytest.raises(errors.InvalidInput, match="64 bits"):
+        await web.send("untyped", {"value": huge})
+    assert served.counts["internal-error"] == 0
+    await web.send("reading", {"value": 2**63 - 1})
+    assert (await web.next(timeout_s=10))["value"] == float(2**63 - 1)
+
+
+async def test_a_party_receives_in_a_loop_until_it_leaves(notifier, parties):
+    await notifier()
+    mine = await parties("farm")
+    for model in MODELS:
+        await mine.define(model)
+    web = await mine.advertise("web", "WebServer", IIS, policy="alert", durable=True)
+    for level in range(3):
+        await mine.sender("s").send("alert", {"threat_level": level}, durable=True)
+    seen = []
+    async with asyncio.timeout(30):
+        async for event in web:
+            seen.append(event["threat_level"])
+            if len(seen) == 3:
+                await web.leave()
+    assert seen == [0, 1, 2]
 
 
 async def test_an_event_that_is_too_large_is_refused(notifier, parties):

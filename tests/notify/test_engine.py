@@ -7,7 +7,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies
 
-from muster.notify import columns, engine, plain, program, reference
+from muster.notify import columns, engine, plain, program, reference, table
 from muster.notify import model as models
 from muster.predicates import parser, types
 from tests.notify import worlds
@@ -96,17 +96,46 @@ def test_both_sides_find_the_same_receivers(kernels):
     assert some > 500
 
 
-def test_more_constants_than_a_byte_has_codes(kernels):
+def _alike(kernels: Any) -> tuple[engine.Engine, reference.World]:
+    """300 parties of as many loads, who take anything."""
     ours, plainly = engine.Engine(kernels=kernels), reference.World()
     always = parser.parse("TRUE")
     for number in range(300):
         state = {"load": number / 300}
         ours.join(f"p{number}", WEB, state, always)
         plainly.join(f"p{number}", state, always)
+    return ours, plainly
+
+
+def test_more_constants_than_a_byte_has_codes(kernels):
+    ours, plainly = _alike(kernels)
     for _ in range(2):
         for number in range(2 * columns.EDGES_MAX):
             address = parser.parse(f"load < {number / 500}")
             assert len(ours.match({}, address)) == len(plainly.match({}, address))
+
+
+def test_constants_that_are_forgotten_for_others_change_no_decision(kernels, monkeypatch):
+    """All edges are taken, others are asked for all the time: they are given up in the midst of it."""
+    monkeypatch.setattr(table, "MISSES_MAX", 5)
+    ours, plainly = _alike(kernels)
+    for number in range(2 * columns.EDGES_MAX):
+        ours.match({}, parser.parse(f"load < {number % columns.EDGES_MAX / 500}"))
+    for number in range(20):
+        address = parser.parse(f"load >= 0.1 AND load < {0.30001 + number / 1000}")
+        assert len(ours.match({}, address)) == len(plainly.match({}, address)) > 0
+
+
+def test_a_model_that_grows_leaves_the_columns_right_that_were_there(kernels):
+    ours = engine.Engine(kernels=kernels)
+    pair = models.Model("Pair", {"a": types.STRING, "b": types.STRING})
+    ours.join("p", pair, {"a": "x", "b": "y"}, parser.parse("TRUE"))
+    ours.join("q", pair, {"a": "y"}, parser.parse("TRUE"))
+    alike = parser.parse("a = b")
+    assert ours.match({}, alike) == []
+    ours.define(models.Model("Pair", {**pair.attributes, "c": types.STRING}))
+    ours.update(["p"], {"a": ["y"]})
+    assert ours.match({}, alike) == ["p"]
 
 
 def test_a_slot_that_is_used_again_keeps_nothing_of_its_last_receiver(kernels):
@@ -212,6 +241,14 @@ def test_a_policy_that_can_never_be_true_accepts_nothing(kernels):
         ours.join(f"p{number}", WEB, {"load": 0.9}, parser.parse("alert"))
     assert ours.match({"alert": True}, parser.parse("load < 0.5")) == ["always"]
     assert "never" not in ours.match({"alert": True}, parser.parse("TRUE"))
+
+
+def test_no_word_of_a_policy_stands_for_all_others(kernels):
+    ours = engine.Engine(kernels=kernels)
+    ours.join("p", WEB, {}, parser.parse("word = '\ufdd0\ufdd1'"))
+    everybody = parser.parse("TRUE")
+    assert ours.match({"word": "other"}, everybody) == []
+    assert ours.match({"word": "\ufdd0\ufdd1"}, everybody) == ["p"]
 
 
 def test_kernels_can_be_changed_while_parties_are_held():

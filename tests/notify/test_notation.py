@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import pathlib
+import re
+from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies
 from lxml import etree
 
 from muster.core import errors
@@ -66,6 +70,53 @@ def test_every_form_reads_back_as_the_same(form):
     assert notation.read(text.encode()) == document
 
 
+NAMES = strategies.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+KEYS = strategies.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True)
+TEXT = strategies.text(
+    strategies.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\ufffe\uffff")
+    | strategies.sampled_from("\t\r\n"),
+    max_size=12,
+)
+WORDS = TEXT.map(lambda text: re.sub("[,{}]", "", text).strip()).filter(bool)
+DECLARED = strategies.sampled_from([types.STRING, types.INT, types.FLOAT, types.BOOL]) | strategies.lists(
+    WORDS, min_size=1, max_size=4, unique=True
+).map(lambda words: types.set_of(*words))
+
+
+def _value_of(declared: types.Type) -> strategies.SearchStrategy[Any]:
+    match declared.kind:
+        case types.Kind.STRING:
+            return TEXT
+        case types.Kind.INT:
+            return strategies.integers(types.INT_MIN, types.INT_MAX)
+        case types.Kind.FLOAT:
+            return strategies.floats(allow_nan=False, allow_infinity=False)
+        case types.Kind.BOOL:
+            return strategies.booleans()
+        case types.Kind.SET:
+            return strategies.frozensets(strategies.sampled_from(declared.domain))
+
+
+@strategies.composite
+def documents(draw: strategies.DrawFn) -> notation.Document:
+    attributes = draw(strategies.dictionaries(NAMES, DECLARED, max_size=5))
+    model = models.Model(draw(NAMES | strategies.sampled_from(["event", "state", "policy"])), attributes)
+    values = {
+        name: draw(_value_of(declared))
+        for name, declared in attributes.items()
+        if not models.restricted(name) and draw(strategies.booleans())
+    }
+    policies = draw(strategies.dictionaries(KEYS, strategies.sampled_from(["alert", "a = 'x;y' OR b"])))
+    return notation.Document((model,), (notation.State(draw(KEYS), model.name, values),), policies)
+
+
+@hypothesis.given(documents())
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_whatever_a_document_holds_every_form_reads_back_as_the_same(document):
+    for form in ("yaml", "json", "notation", "xml"):
+        assert notation.read(notation.write(document, form).encode()) == document, form
+
+
 def test_the_xml_keeps_to_its_schema():
     schema = etree.XMLSchema(etree.parse(str(SCHEMA)))
     text = notation.write(notation.read(PAPER.encode()), "xml")
@@ -87,6 +138,15 @@ def test_the_xml_keeps_to_its_schema():
         "models: &a [*a]",
         "models: 3",
         "state w = W { a = 1 } WW = {",
+        '<notify xmlns="urn:muster:notify:1"><model name="A" of="x"/></notify>',
+        '<notify xmlns="urn:muster:notify:1"><model name="A"><b name="c" type="int"/></model></notify>',
+        "models: 2001-99-99",
+        "models: !!timestamp x",
+        "W = { float load } state w = W { load = 1e999 }",
+        f"W = {{ float load }} state w = W {{ load = {'9' * 5000} }}",
+        f"""{{"models": [{{"name": "W", "attributes": {{"load": "float"}}}}],
+            "states": [{{"party": "w", "model": "W", "values": {{"load": {"9" * 400}}}}}]}}""",
+        "policies: {a b: alert}",
     ],
 )
 def test_what_is_malformed_or_hostile_is_refused_with_a_reason(text):

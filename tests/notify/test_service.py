@@ -4,6 +4,7 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.bus.memory import network
@@ -60,6 +61,19 @@ async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, parties, 
     await boss.present(root.grant("boss", {"_trust_level": 5}, tier=1, now=now, lifetime_s=3600))
     await sender.send("command", {"action": "again"})
     assert (await web.next(timeout_s=5))["action"] == "again"
+
+
+def test_a_grant_that_is_ahead_of_the_clock_counts_from_when_it_begins(root):
+    """The authority's clock and the notifier's differ: nobody has to hand it in again."""
+    knows = known.Known(root=root.key.public, domain="local")
+    chain = root.grant("boss", {"_rank": 3}, tier=1, now=1000.0, lifetime_s=60.0)
+    knows.take(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
+    assert knows.believed("boss", "p", now=997.0).everywhere == {}
+    found, until = knows.of_receiver("boss", "p", "", now=997.0)
+    assert (found, until <= 999.0) == ({}, True)
+    assert knows.believed("boss", "p", now=1000.5).everywhere["_rank"].value == 3
+    assert knows.of_receiver("boss", "p", "", now=1000.5) == ({"_rank": 3}, 1060)
+    assert knows.of_receiver("boss", "p", "", now=1060.0) == ({}, float("inf"))
 
 
 async def test_an_authority_cannot_grant_beyond_its_tier_or_mandate(root):
@@ -187,7 +201,16 @@ async def test_receivers_spread_move_and_come_back(notifier, parties, connect):
     await _define(mine)
     webs = [await mine.advertise(f"web-{n}", "WebServer", STATE, policy="alert") for n in range(20)]
     second = await notifier("n2", PATIENT, serving=False)
+
+    async def hurry() -> None:
+        """Whatever moves has every notifier look again at what is its own: also while it gives up a shard."""
+        while True:
+            first.common.moved.set()
+            await asyncio.sleep(0)
+
+    hurrying = asyncio.create_task(hurry())
     await eventually(lambda: len(first.held) + len(second.held) == protocol.SHARDS and second.held)
+    hurrying.cancel()
     assert not set(first.held) & set(second.held)
     assert len(first.engine) + len(second.engine) == 20
 

@@ -28,7 +28,7 @@ MODELS = (
     ),
 )
 WORDS = ("a", "b", "c", "north", "south")
-STATE = ("s", "n", "f", "b", "t", "q", "ip", "missing")
+STATE = ("s", "n", "f", "b", "t", "q", "ip", "g", "missing")
 EVENT = ("alert", "level", "e", "sender._r", "sender.x", "word")
 CELLS: tuple[Any, ...] = (
     None,
@@ -100,12 +100,19 @@ def play(dice: random.Random, kernels: Any, *, parties: int = 150, steps: int = 
     """Do the same to the engine and to the reference; events asked, deliveries found."""
     ours, plainly = engine.Engine(kernels=kernels), reference.World()
     there: list[str] = []
+    known = list(MODELS)
     policies = [parser.parse(expression(dice, EVENT)) for _ in range(20)]
     asked = delivered = 0
     for step in range(parties + steps):
+        if step == parties + steps // 2:
+            known = [models.Model(one.name, {**one.attributes, "g": types.STRING}) for one in known]
+            for model in known:
+                ours.define(model)
         action = dice.random()
         if step < parties or action < 0.1:
-            party, model = f"p{step}", dice.choice(MODELS)
+            # Some come again before they have left, as another kind of party perhaps.
+            party = dice.choice(there) if there and dice.random() < 0.1 else f"p{step}"
+            model = dice.choice(known)
             state = {
                 name: value(dice, name, declared)
                 for name, declared in model.attributes.items()
@@ -118,7 +125,7 @@ def play(dice: random.Random, kernels: Any, *, parties: int = 150, steps: int = 
             )
             ours.join(party, model, state, own)
             plainly.join(party, state, own)
-            there.append(party)
+            there += [party] if party not in there else []
         elif action < 0.3:
             party = dice.choice(there)
             name, declared = dice.choice(list(ours.model_of(party).attributes.items()))

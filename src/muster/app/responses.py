@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import yaml
 
-from muster.core import errors, messages
+from muster.core import errors, messages, yaml
 from muster.predicates import ast, check, closure, parser, text, types
 
 _MODEL = {
@@ -73,8 +72,8 @@ class Rule:
 def load(source: str) -> tuple[Rule, ...]:
     """All rules of a file or none; an error names the response at fault."""
     try:
-        found = msgspec.convert(yaml.safe_load(source), _File)
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        found = msgspec.convert(yaml.read(source, "not a file of responses"), _File)
+    except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"not a file of responses: {error}") from error
     return tuple(_rule(place, response) for place, response in enumerate(found.responses, 1))
 

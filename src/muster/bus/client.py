@@ -25,11 +25,12 @@ from muster.bus import (
     keyvalue,
     line,
     listening,
+    received,
     streams,
     subscriptions,
     wire,
 )
-from muster.core import errors, log, metrics, subjects, trace
+from muster.core import errors, log, metrics, subjects
 
 events = log.Events("bus")
 
@@ -45,66 +46,6 @@ _CHANGES = {
     "disconnected": api.ConnectionState.RECONNECTING,
     "closed": api.ConnectionState.CLOSED,
 }
-
-
-@functools.lru_cache(maxsize=64)
-def _beginning(name: str) -> bytes:
-    return f"NATS/1.0\r\n{name}:".encode()
-
-
-class Message:
-    """See `api.Message`. Headers are decoded when somebody looks at them."""
-
-    __slots__ = ("_headers", "_raw_headers", "_wire", "data", "reply", "subject")
-
-    def __init__(
-        self, subject: str, reply: str | None, data: bytes, raw_headers: bytes | None, over: wire.Wire
-    ) -> None:
-        self.subject = subject
-        self.reply = reply
-        self.data = data
-        self._raw_headers = raw_headers
-        self._headers: dict[str, str] | None = None
-        self._wire = over
-
-    @property
-    def headers(self) -> api.Headers:
-        if self._headers is None:
-            self._headers = forms.decode_headers(self._raw_headers)
-        return self._headers
-
-    def header(self, name: str) -> str | None:
-        raw = self._raw_headers
-        if raw is None:
-            return None
-        beginning = _beginning(name)
-        if self._headers is None and raw.startswith(beginning):  # the first, and mostly the only one
-            at = len(beginning)
-            return raw[at : raw.find(b"\r\n", at)].decode("utf-8", "replace").strip()
-        return self.headers.get(name)
-
-    @property
-    def trace(self) -> trace.Trace | None:
-        # The first letter may be of either case; most messages have no headers at all.
-        if self._raw_headers is None or b"raceparent" not in self._raw_headers:
-            return None
-        return trace.extract(self.headers, self._wire.count_bad_trace)
-
-    async def respond(self, data: bytes, *, headers: api.Headers | None = None) -> None:
-        reply = forms.answer_subject(self.subject, self.reply)
-        raw_headers = _raw_headers(headers)
-        if self._wire.send(reply, data, "", raw_headers):
-            await self._wire.ease()
-
-    def respond_now(self, data: bytes) -> bool:
-        reply = forms.answer_subject(self.subject, self.reply)
-        if not self._wire.has_room:
-            return False
-        self._wire.send(reply, data, "", _raw_headers(None))
-        return True
-
-    def __repr__(self) -> str:
-        return f"<message {self.subject!r}, {len(self.data)} bytes>"
 
 
 class Client:
@@ -224,7 +165,7 @@ class Client:
         forms.check_subject(subject)
         if reply is not None:
             forms.check_subject(reply)
-        raw_headers = _raw_headers(headers)
+        raw_headers = forms.raw_headers(headers)
         if self._wire.send(subject, data, reply or "", raw_headers):
             await self._wire.ease()
 
@@ -234,7 +175,7 @@ class Client:
         commands = []
         for subject, data, headers in messages:
             forms.check_subject(subject)
-            commands.append((subject, data, _raw_headers(headers)))
+            commands.append((subject, data, forms.raw_headers(headers)))
         self._wire.send_all(commands)
         return True
 
@@ -259,7 +200,7 @@ class Client:
         accept, over = subscription.accept, self._wire
 
         def read(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-            accept(Message(subject.decode(), reply.decode() or None, data, headers, over))
+            accept(received.Message(subject.decode(), reply.decode() or None, data, headers, over))
 
         number = await over.listen(subject, group or "", read, timeout_s=api.DEFAULT_TIMEOUT_S)
         self._subscriptions[number] = subscription
@@ -278,14 +219,14 @@ class Client:
         *,
         headers: api.Headers | None = None,
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
-    ) -> Message:
+    ) -> received.Message:
         forms.check_subject(subject)
-        raw_headers = _raw_headers(headers)
+        raw_headers = forms.raw_headers(headers)
         answer = await self._wire.ask(subject, data, raw_headers, timeout_s=timeout_s)
         return self._message(answer)
 
-    def _message(self, answer: wire.Answer) -> Message:
-        return Message(
+    def _message(self, answer: wire.Answer) -> received.Message:
+        return received.Message(
             answer.subject.decode(),
             answer.reply.decode() or None,
             answer.data,
@@ -303,7 +244,7 @@ class Client:
         headers: api.Headers | None = None,
     ) -> list[api.Message]:
         forms.check_subject(subject)
-        raw_headers = _raw_headers(headers)
+        raw_headers = forms.raw_headers(headers)
         answers: list[api.Message] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -497,8 +438,3 @@ async def connect(
 
 def _given(creds: line.Credentials) -> line.Credentials:
     return creds
-
-
-def _raw_headers(headers: api.Headers | None) -> bytes | None:
-    with_trace = forms.traced(headers)
-    return forms.encode_headers(with_trace) if with_trace else None

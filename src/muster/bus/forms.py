@@ -113,6 +113,12 @@ def traced(headers: Mapping[str, str] | None) -> Mapping[str, str]:
     return trace.inject(working_for, headers)
 
 
+def raw_headers(headers: api.Headers | None) -> bytes | None:
+    """As they are sent, with the trace that this is part of."""
+    with_trace = traced(headers)
+    return encode_headers(with_trace) if with_trace else None
+
+
 def check_outgoing(message: api.Outgoing) -> None:
     """Refuse what a stream could not store as it is meant."""
     check_subject(message.subject)

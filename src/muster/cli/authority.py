@@ -128,13 +128,21 @@ class _OfSerials(base.Command):
     examples=[("muster authority revoke SERIAL", "the serial as `list` shows it")],
 )
 @click.argument("serials", nargs=-1, required=True, metavar="SERIAL...")
+@click.option("--unseen", is_flag=True, help="Also an authority that has granted nothing yet.")
 @by_option
 @connection.options
 @base.pass_invocation
 def revoke(
-    invocation: base.Invocation, serials: tuple[str, ...], by: Path | None, to: connection.Options
+    invocation: base.Invocation,
+    serials: tuple[str, ...],
+    unseen: bool,
+    by: Path | None,
+    to: connection.Options,
 ) -> None:
-    """Take grants back. When this returns, no notifier believes them any more."""
+    """Take grants back. When this returns, no notifier believes them any more.
+
+    SERIAL is a grant's, or an appointed authority's: then all that it has granted goes with it.
+    """
     import time
 
     from muster.core import errors
@@ -149,6 +157,13 @@ def revoke(
         from muster.notify import asking, client
 
         async with await connection.connect(invocation, to) as bus, client.Parties(bus) as mine:
+            listed = await asking.granted(bus)
+            there = {serial for one in listed for serial in (one["serial"], *one.get("mandates", ()))}
+            if not unseen and (missing := [serial for serial in serials if serial not in there]):
+                raise errors.NotFound(
+                    f"nobody was granted anything under {', '.join(missing)}",
+                    hint="see `muster authority list`; --unseen for an authority that granted nothing yet",
+                )
             number, before = await asking.revoked(bus, signer.key.public)
             sealed = signer.revoke({*before, *serials}, number=number + 1, now=time.time())
             await mine.revoke(sealed)
@@ -159,9 +174,6 @@ def revoke(
         raise errors.Forbidden(
             f"another authority granted {', '.join(still)}", hint="let that one or the root revoke it (--by)"
         )
-    for serial in serials:
-        if serial not in known:
-            invocation.printer.note(f"no grant has the serial {serial}; an authority that has it is revoked")
     invocation.printer.item({"revoked": list(serials)}, f"revoked {', '.join(serials)}")
 
 

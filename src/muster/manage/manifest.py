@@ -174,7 +174,7 @@ def _plain(root: yaml.Node | None, lines: Lines) -> Any:
             return [walk(one, (*path, number)) for number, one in enumerate(node.value)]
         try:
             value = constructor.construct_object(node)
-        except (yaml.YAMLError, ValueError) as error:
+        except (yaml.YAMLError, ValueError, AttributeError) as error:
             raise Fault(f"cannot be read: {error}", line=line, field=_dotted(path)) from error
         if not isinstance(value, str | int | float | bool | None):
             raise Fault("dates and binaries are not used here: quote it", line=line, field=_dotted(path))

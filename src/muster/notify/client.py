@@ -143,10 +143,15 @@ class Parties:
         by_shard: dict[int, list[protocol.Change]] = {}
         for change in changes:
             if isinstance(change, protocol.Update | protocol.Joins):
+                for name, cells in change.values.items():
+                    models.require_finite(name, cells)
                 for shard, part in self._split(change).items():
                     by_shard.setdefault(shard, []).append(part)
-            else:
-                by_shard.setdefault(self._shard(change.party), []).append(change)
+                continue
+            if isinstance(change, protocol.Join):
+                for name, value in change.state.items():
+                    models.require_finite(name, (value,))
+            by_shard.setdefault(self._shard(change.party), []).append(change)
         turns = asyncio.Semaphore(CHANGING_MAX)
         await asyncio.gather(
             *(

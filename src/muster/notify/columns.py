@@ -218,7 +218,8 @@ class Words:
         return _ranges(self._column, runs)
 
     def exact(self, rows: int) -> exact.Column:
-        if self._exact is None or len(self._exact) != rows:
+        # Codes of a byte stand among those of other columns, and move when one is added: nothing to keep.
+        if self._exact is None or len(self._exact) != rows or self._wide is None:
             words = tuple(self._words) if self.kind is types.Kind.STRING else ()
             self._exact = exact.Column(self.kind, self._codes()[:rows], words)
         return self._exact

@@ -109,6 +109,7 @@ class Engine:
         shard: int = 0,
         at_s: int = 0,
     ) -> None:
+        held = self.policies.hold(policy) if policy else -1  # first: it may be refused
         if party in self:
             self.leave(party)
         self.define(model)
@@ -120,8 +121,7 @@ class Engine:
         table.changed_s[row] = at_s
         if durable:
             table.set_durable(rows, True)
-        if policy:
-            table.set_policy(row, self.policies.hold(policy))
+        table.set_policy(row, held)
         self._names[number].add([party], rows)
 
     def join_many(

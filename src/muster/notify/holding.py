@@ -113,7 +113,7 @@ class Checker:
                 self._check_joins(change, parties)
                 texts = tuple(map(vocabulary.policy_text, change.policies))
                 self._models.update(dict.fromkeys(parties, vocabulary.party_model(change.model)))
-                return msgspec.structs.replace(change, policies=texts)
+                return msgspec.structs.replace(change, policies=texts, changed_s=[])
             case protocol.SetPolicy():
                 self._model(parties[0])
                 return msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
@@ -164,7 +164,8 @@ def _check_cells(model: models.Model, attribute: str, cells: Sequence[Any], coun
     if declared is None or models.restricted(attribute):
         model.require({attribute: None})  # says what is wrong
     assert declared is not None
-    if declared.kind is types.Kind.FLOAT and set(map(type, cells)) <= {float, int}:
+    if declared.kind is types.Kind.FLOAT and set(map(type, cells)) == {float}:
+        models.require_finite(attribute, cells)
         return
     for cell in cells:
         model.require({attribute: frozenset(cell) if isinstance(cell, tuple) else cell})

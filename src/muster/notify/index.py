@@ -86,8 +86,8 @@ class _Attribute:
             case ("bool", value) | ("word", value) | ("set", value) | ("at", value):
                 pass
             case ("other",):
-                # Unlike any word that is asked for: no text holds this character twice by accident.
-                value = "\ufdd0\ufdd1"
+                # Unlike any word that is asked for: half a character, which no text from the wire has.
+                value = "\ud800"
             case _:
                 return self._between(literal, of)
         return explain.truth_of(literal, {self.key: value}.get) is True

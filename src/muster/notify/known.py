@@ -15,7 +15,7 @@ from muster.notify import model, protocol
 from muster.predicates import types
 from muster.trust import documents, grants
 
-REFUSED_S = 1.0  # then asked again: it may have been too early for it
+EARLY_S = 1.0  # then a grant is asked again that had not begun: clocks differ
 SCOPES = ("domain", "region", "prefix", "audience")
 REGION = "region"  # the attribute in which a receiver says where it is; scopes of grants go by it
 
@@ -143,11 +143,10 @@ class Known:
         known = self._believed.get((process, party))
         if known is not None and now < known[0]:
             return known[1]
-        until = now + 60.0
         everywhere: dict[str, Held] = {}
         scoped: list[tuple[documents.Scope, dict[str, Held]]] = []
-        for scope, granted in self._granted(process, party, now):
-            until = min(until, granted.expires_at)
+        listed, until = self._granted(process, party, now)
+        for scope, granted in listed:
             held = {name: Held(_value(value), granted) for name, value in granted.attributes.items()}
             if scope.region or scope.audience:
                 scoped.append((scope, held))
@@ -156,7 +155,7 @@ class Known:
         found = Believed(everywhere, *_prevailing(everywhere, scoped))
         if len(self._believed) > 10_000:
             self._believed.clear()
-        self._believed[process, party] = (until, found)
+        self._believed[process, party] = (min(until, now + 60.0), found)
         return found
 
     def of_receiver(
@@ -167,20 +166,21 @@ class Known:
         A grant for an audience is not among it: it speaks to the receivers of what its holder sends.
         """
         found: dict[str, types.Value] = {}
-        until = float("inf")
-        for scope, granted in self._granted(process, party, now, region):
+        listed, until = self._granted(process, party, now, region)
+        for scope, granted in listed:
             if not scope.audience:
                 found.update((name, _value(value)) for name, value in granted.attributes.items())
-            until = min(until, granted.expires_at)
         return found, until
 
     def _granted(
         self, process: str, party: str, now: float, region: str | None = None
-    ) -> list[tuple[documents.Scope, grants.Granted]]:
-        """The grants that hold for a party, those that prevail last; without a region, in any."""
+    ) -> tuple[list[tuple[documents.Scope, grants.Granted]], float]:
+        """The grants that hold for a party (without a region, in any), the prevailing last; until when."""
         found: list[tuple[documents.Scope, grants.Granted]] = []
+        until = float("inf")
         for serial, chain in self._chains.get(process, {}).items():
-            scope, granted = self._verified(serial, chain, now)
+            ends, scope, granted = self._verified(serial, chain, now)
+            until = min(until, ends)
             where = documents.Situation(
                 holder=process,
                 domain=self._domain,
@@ -191,22 +191,27 @@ class Known:
             if granted is not None and scope.covers(where):
                 found.append((scope, granted))
         # Where several say it, the one of the highest tier counts, and of those the newest.
-        return sorted(found, key=lambda one: one[1].tier)
+        return sorted(found, key=lambda one: one[1].tier), until
 
     def _verified(
         self, serial: str, chain: tuple[str, ...], now: float
-    ) -> tuple[documents.Scope, grants.Granted | None]:
-        """Remembered: signatures take long, and a process may have a million parties."""
+    ) -> tuple[float, documents.Scope, grants.Granted | None]:
+        """Until when, where, and what.
+
+        Remembered: signatures take long, and a process may have a million parties.
+        """
         known = self._verdicts.get(serial)
         if known is None or now >= known[0]:
             grant = documents.open_sealed(chain[0], documents.Grant)[0]
             found = self._verify(chain, self._anywhere(grant), now)
             if isinstance(found, grants.Granted):
                 known = (found.expires_at, grant.scope, found)
+            elif found.reason is documents.Reason.NOT_YET_VALID:
+                known = (now + EARLY_S, grant.scope, None)
             else:
-                known = (now + REFUSED_S, grant.scope, None)
+                known = (float("inf"), grant.scope, None)
             self._verdicts[serial] = known
-        return known[1:]
+        return known
 
     def issued_at(self, granted: grants.Granted) -> int:
         """When its authority made a grant."""
@@ -226,6 +231,7 @@ class Known:
                 listed.append(
                     {
                         "serial": serial,
+                        "mandates": list(map(documents.serial_of, chain[1:])),
                         "holder": holder,
                         "attributes": dict(grant.attributes),
                         "tier": grant.tier,

@@ -13,8 +13,9 @@ wrong under each of them is refused.
 from __future__ import annotations
 
 import enum
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -96,10 +97,25 @@ class Model:
                     hint=check.nearest(name, self.attributes)
                     or f"there are {', '.join(sorted(self.attributes)[:20])}",
                 )
+            _require_sayable(name, value)
             if not declared.accepts(value):
                 raise errors.InvalidInput(f"{name} is of type {declared}, and {value!r:.80} is not")
             values[name] = _fitting(declared, value)
         return values
+
+
+def require_finite(name: str, values: Collection[object]) -> None:
+    # JSON would make NULL of infinity, MessagePack does not: two notifiers would not decide alike.
+    if math.inf in values or -math.inf in values:
+        raise errors.InvalidInput(f"{name} is infinite", hint="say a large number, or nothing")
+
+
+def _require_sayable(name: str, value: types.Value) -> None:
+    """Every number that is kept or sent: whole ones have 64 bits, the others are finite."""
+    if value.__class__ is int and not types.INT_MIN <= value <= types.INT_MAX:
+        raise errors.InvalidInput(f"{name} is a whole number of more than 64 bits")
+    if value.__class__ is float:
+        require_finite(name, (value,))
 
 
 def _fitting(declared: types.Type, value: types.Value) -> types.Value:
@@ -197,6 +213,7 @@ class Vocabulary:
         for name, value in content.items():
             if not _NAME.match(name) or restricted(name):
                 raise errors.InvalidInput(f"{name[:80]!r} cannot be an attribute of an event")
+            _require_sayable(name, value)
             if not types.is_null(value) and types.kind_of(value) is None:
                 raise errors.InvalidInput(f"{name} has a value of no type: {value!r:.80}")
         return dict(content)

@@ -13,14 +13,15 @@ YAML and JSON have the same three lists under ``models``, ``states`` and ``polic
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, subjects
 from muster.notify import model as models
 from muster.predicates import types
 
@@ -31,7 +32,9 @@ _TYPES: Final = {"string": "String", "int": "int", "float": "float", "bool": "bo
 _TOKEN: Final = re.compile(
     r"""(?P<space>(?:\s|//[^\n]*)+)|(?P<string>"(?:[^"\\]|\\.)*")|(?P<mark>[{}=;,])|(?P<word>[^\s{}=;,"]+)"""
 )
+_PLAIN: Final = re.compile(r"[\w.-]+(?: [\w.-]+)*\Z")
 _WHOLE: Final = re.compile(r"[+-]?\d+\Z")
+_DIGITS_MAX: Final = 40
 _REAL: Final = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?\Z")
 
 
@@ -49,6 +52,8 @@ class Document:
     policies: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in (*(state.party for state in self.states), *self.policies):
+            subjects.token(name)
         known = {model.name: model for model in self.models if model.kind is models.Kind.PARTY}
         for state in self.states:
             if state.model in known:
@@ -61,6 +66,8 @@ def value(text: str) -> types.Value:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if _WHOLE.match(text):
+        if len(text) > _DIGITS_MAX:
+            raise errors.InvalidInput(f"{text[:40]}… is a whole number of more than 64 bits")
         return int(text)
     if _REAL.match(text):
         return float(text)
@@ -84,7 +91,12 @@ def written(value: types.Value) -> str:
     if isinstance(value, int | float):
         return repr(value)
     assert value is not None
-    return "{" + ", ".join(sorted(value)) + "}"
+    return _set(sorted(value))
+
+
+def _set(words: Iterable[str]) -> str:
+    listed = (word if _PLAIN.match(word) else written(word) for word in words)
+    return f"{{{', '.join(listed)}}}"
 
 
 # -- reading
@@ -116,13 +128,13 @@ def _loaded(text: str, *, is_json: bool) -> Any:
             raise errors.InvalidInput(f"this is not JSON: {str(error)[:200]}") from None
     import yaml
 
-    try:
-        # Aliases let a small text become a large tree; nothing here needs them.
+    from muster.core import yaml as yaml_
+
+    # Aliases let a small text become a large tree; nothing here needs them.
+    with contextlib.suppress(yaml.YAMLError):  # which is said below
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise errors.InvalidInput("aliases are not used here: write it out")
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise errors.InvalidInput(f"this is not YAML: {str(error)[:200]}") from None
+    return yaml_.read(text, "the document")
 
 
 class _Model(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -157,11 +169,12 @@ def _plain(tree: Any) -> Document:
                 {
                     name: frozenset(held) if isinstance(held, list) else held
                     for name, held in one.values.items()
+                    if not types.is_null(held)
                 },
             )
             for one in found.states
         ),
-        found.policies,
+        {name: text.strip() for name, text in found.policies.items()},
     )
 
 
@@ -183,7 +196,10 @@ class _Notation:
         policies: dict[str, str] = {}
         while self._peek():
             word = self._take("word")
-            if word == "policy":
+            if self._peek() == "=":  # also of one that is called `policy`
+                self._mark("=")
+                found.append(_model(word, self._attributes(), "party"))
+            elif word == "policy":
                 name = self._take("word")
                 self._mark("=")
                 policies[name] = self._expression()
@@ -192,11 +208,12 @@ class _Notation:
                 self._mark("=")
                 kind = self._take("word")
                 states.append(State(party, kind, self._values()))
-            else:
-                of = "event" if word == "event" else "party"
-                name = self._take("word") if of == "event" else word
+            elif word == "event":
+                name = self._take("word")
                 self._mark("=")
-                found.append(_model(name, self._attributes(), of))
+                found.append(_model(name, self._attributes(), "event"))
+            else:
+                raise self._fault("expected =")
             if self._peek() == ";":
                 self._mark(";")
         return Document(tuple(found), tuple(states), policies)
@@ -207,7 +224,7 @@ class _Notation:
         while self._peek() != "}":
             kind = self._take("word")
             if self._peek() == "{":
-                kind += self._set()
+                kind += f"{{{', '.join(self._set())}}}"
             found[self._take("word")] = kind
             if self._peek() != "}":
                 self._mark(";")
@@ -221,7 +238,7 @@ class _Notation:
             name = self._take("word")
             self._mark("=")
             if self._peek() == "{":
-                found[name] = value(self._set())
+                found[name] = frozenset(self._set())
             elif self._peek().startswith('"'):
                 found[name] = _unquoted(self._take("string"))
             else:
@@ -231,15 +248,22 @@ class _Notation:
         self._mark("}")
         return found
 
-    def _set(self) -> str:
+    def _set(self) -> list[str]:
+        """{docs, front page, "cgi"}"""
         self._mark("{")
         words: list[str] = []
         while self._peek() != "}":
-            words.append(self._take("word"))
-            if self._peek() == ",":
+            if self._peek().startswith('"'):
+                words.append(_unquoted(self._take("string")))
+            else:
+                start = end = self._at
+                while (found := self._next()) is not None and found.lastgroup == "word":
+                    self._at = end = found.end()
+                words.append(self._text[start:end])
+            if self._peek() != "}":
                 self._mark(",")
         self._mark("}")
-        return "{" + ", ".join(words) + "}"
+        return words
 
     def _expression(self) -> str:
         """Up to the semicolon, which the language of predicates does not have outside of strings."""
@@ -337,7 +361,7 @@ def _notation(document: Document) -> str:
 
 def _type(declared: types.Type) -> str:
     if declared.kind is types.Kind.SET:
-        return f"DomainedSet{{{', '.join(declared.domain)}}}"
+        return f"DomainedSet{_set(declared.domain)}"
     return _TYPES[declared.kind.value]
 
 

@@ -95,6 +95,7 @@ class Joins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     policies: Annotated[tuple[Expression, ...], msgspec.Meta(min_length=1)] = ("",)
     which: list[int] = []  # empty: all have the first
     durable: list[int] = []  # places of those that want durable delivery
+    changed_s: list[int] = []  # in a snapshot: when each last changed, since 1970
 
 
 Change = Join | Joins | Update | SetPolicy | Leave

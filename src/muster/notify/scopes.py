@@ -8,6 +8,7 @@ about what that group believes.  Pure.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,9 +30,12 @@ def find(engine: engines.Engine, event: protocol.Event, address: ast.Condition) 
     found = []
     for meant in engine.find_meant(address):
         chosen = np.zeros(len(meant.rows), np.bool_)
-        groups = _groups(engine, meant, event.within)
-        for group in np.unique(groups).tolist():
-            scopes = [one for place, one in enumerate(event.within) if group >> place & 1]
+        inside = _inside(engine, meant, event.within)
+        packed = np.packbits(inside, axis=1)
+        alike = packed.view(f"V{packed.shape[1]}").ravel()
+        _, firsts, groups = np.unique(alike, return_index=True, return_inverse=True)
+        for group, first in enumerate(firsts.tolist()):
+            scopes = itertools.compress(event.within, inside[first])
             own = groups == group
             chosen[own] = engine.accepts(event.believed(scopes), meant.table, meant.rows[own])
         found.append(engines.Found(meant.table, meant.rows[chosen]))
@@ -49,20 +53,18 @@ def believed_by(event: protocol.Event, party: str, state: dict[str, types.Value]
     )
 
 
-def _groups(engine: engines.Engine, meant: engines.Found, within: tuple[protocol.Within, ...]) -> Array:
-    """For each row, the scopes it is in, as bits."""
+def _inside(engine: engines.Engine, meant: engines.Found, within: tuple[protocol.Within, ...]) -> Array:
+    """For each row, which scopes it is in."""
     table = engine.tables[meant.table]
-    groups = np.zeros(len(meant.rows), np.uint64)
+    found = np.ones((len(meant.rows), len(within)), np.bool_)
     names = engine.names([meant]) if any(one.audience for one in within) else []
     for place, one in enumerate(within):
-        inside = np.ones(len(meant.rows), np.bool_)
         if one.region:
-            inside &= _in_region(table, meant.rows, one.region)
+            found[:, place] &= _in_region(table, meant.rows, one.region)
         if one.audience:
             audience = frozenset(one.audience)
-            inside &= np.fromiter((_named(name, audience) for name in names), np.bool_, len(names))
-        groups |= inside.astype(np.uint64) << np.uint64(place)
-    return groups
+            found[:, place] &= np.fromiter((_named(name, audience) for name in names), np.bool_, len(names))
+    return found
 
 
 def _in_region(table: tables.Table, rows: Array, region: str) -> Array:

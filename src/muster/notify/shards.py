@@ -63,7 +63,7 @@ class Shards:
     async def stop(self) -> None:
         tasks = list(self._tenures.values())
         for task in tasks:
-            task.cancel()
+            _cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def serving(self, shards: Iterable[protocol.Shard]) -> None:
@@ -87,7 +87,7 @@ class Shards:
                     task = self._tenures[shard] = asyncio.create_task(self._tenure(shard))
                     task.add_done_callback(lambda done, shard=shard: self._ended(shard, done))  # type: ignore[misc]
                 elif not ours and task is not None:
-                    task.cancel()
+                    _cancel(task)
             await self._common.moved.wait()
 
     def _ended(self, shard: protocol.Shard, task: asyncio.Task[None]) -> None:
@@ -220,9 +220,8 @@ class Shards:
                 held.sequence = await self._log.publish(
                     held.subject, data, expected_last_subject_sequence=held.sequence
                 )
-            except (
-                errors.LimitExceeded
-            ) as error:  # nothing was stored: it is full, or this was too much at once
+            except errors.LimitExceeded as error:
+                # Nothing was stored: it is full, or this was too much at once.
                 if len(said) > 1:
                     for one in said:
                         await self._write_some(held, [one])
@@ -309,6 +308,12 @@ class Shards:
                 for place, data in enumerate(batch)
             ]
         )
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Once: what gives a shard up must not be cut short, or its lease would be renewed for ever."""
+    if not task.cancelling():
+        task.cancel()
 
 
 def _batches(parts: list[bytes]) -> Iterator[list[bytes]]:

@@ -68,7 +68,7 @@ def _joins(engine: engines.Engine, number: int, rows: Any) -> list[tuple[str, li
         names.append(name)
         places.append(place)
     cells = table.cells(rows)
-    held, durable = table.policy_of[rows], table.durable(rows)
+    held, durable, changed_s = table.policy_of[rows], table.durable(rows), table.changed_s[rows]
     entries: list[tuple[str, list[protocol.Change]]] = []
     for process, (names, places) in by_process.items():
         numbers, which = np.unique(held[places], return_inverse=True)
@@ -84,6 +84,7 @@ def _joins(engine: engines.Engine, number: int, rows: Any) -> list[tuple[str, li
             policies=tuple(texts),
             which=which.tolist(),
             durable=np.flatnonzero(durable[places]).tolist(),
+            changed_s=changed_s[places].tolist(),
         )
         entries.append((process, [join]))
     return entries
@@ -113,7 +114,7 @@ class _Joining:
         numbers = [self._policies.setdefault(text, len(self._policies)) for text in joins.policies]
         self._which += [numbers[one] for one in joins.which] or numbers[:1] * count
         self._durable += [before + place for place in joins.durable]
-        self._changed_s += [at_s] * count
+        self._changed_s += joins.changed_s or [at_s] * count
 
     def join(self, engine: engines.Engine, model: models.Model, shard: protocol.Shard) -> None:
         durable = np.zeros(len(self.parties), np.bool_)

@@ -304,6 +304,8 @@ class Table:
         return out, int(count)
 
     def _compile(self, condition: ast.Condition) -> Program:
+        if self._misses >= MISSES_MAX:
+            self._begin_anew()
         wanted = normal.negation_normal(condition)
         made = Program()
         made.steps = self._condition(wanted, made)
@@ -318,20 +320,19 @@ class Table:
             made.steps.append((program.NEXT, LIVE, 0, 0))
         made.steps = np.array(made.steps, np.int64)
         if made.exactly:
-            self._missed()
+            self._misses += 1
         if len(self._programs) >= PROGRAMS_MAX:
             self._programs.clear()
         made.condition = condition
         self._programs[id(condition)] = made
         return made
 
-    def _missed(self) -> None:
-        self._misses += 1
-        if self._misses >= MISSES_MAX:
-            self._misses = 0
-            for column in self.columns.values():
-                if isinstance(column, columns.Numbers) and column.is_full:
-                    column.forget_edges()
+    def _begin_anew(self) -> None:
+        """Other constants are asked for than those that the edges were made for."""
+        self._misses = 0
+        for column in self.columns.values():
+            if isinstance(column, columns.Numbers) and column.is_full:
+                column.forget_edges()
 
     def _condition(self, condition: ast.Condition, made: Program) -> list[columns.Step]:
         if isinstance(condition, ast.And):

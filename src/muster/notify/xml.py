@@ -6,6 +6,7 @@ fetched or expanded, and depth and size are bounded.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 from xml.parsers import expat
@@ -18,6 +19,7 @@ from muster.predicates import types
 
 NAMESPACE: Final = "urn:muster:notify:1"
 DEPTH_MAX: Final = 8
+_NOT_IN_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(slots=True)
@@ -32,6 +34,13 @@ class _Element:
             raise errors.InvalidInput(f"<{self.name}> needs the attribute {name}")
         return self.attributes[name]
 
+    def named(self, name: str) -> list[_Element]:
+        """Its children, which all have this name."""
+        for child in self.children:
+            if child.name != name:
+                raise errors.InvalidInput(f"<{child.name}> does not belong into <{self.name}>")
+        return self.children
+
 
 def read(text: str) -> notation.Document:
     root = _tree(text)
@@ -43,11 +52,13 @@ def read(text: str) -> notation.Document:
     for child in root.children:
         match child.name:
             case "model":
-                declared = {one.get("name"): _type(one) for one in child.children}
-                kind = models.Kind(child.attributes.get("of", "party"))
-                found.append(models.Model(child.get("name"), declared, kind))
+                declared = {one.get("name"): _type(one) for one in child.named("attribute")}
+                of = child.attributes.get("of", "party")
+                if of not in ("party", "event"):
+                    raise errors.InvalidInput(f"a model is of a party or an event, not of {of[:80]!r}")
+                found.append(models.Model(child.get("name"), declared, models.Kind(of)))
             case "state":
-                values = {one.get("name"): _value(one) for one in child.children}
+                values = {one.get("name"): _value(one) for one in child.named("value")}
                 states.append(notation.State(child.get("party"), child.get("model"), values))
             case "policy":
                 policies[child.get("name")] = child.text.strip()
@@ -57,7 +68,7 @@ def read(text: str) -> notation.Document:
 
 
 def _words(element: _Element) -> list[str]:
-    return [word.text for word in element.children]
+    return [word.text for word in element.named("word")]
 
 
 def _type(element: _Element) -> types.Type:
@@ -85,7 +96,7 @@ def _value(element: _Element) -> types.Value:
 
 
 def _tree(text: str) -> _Element:
-    parser = expat.ParserCreate(namespace_separator=" ")
+    parser = expat.ParserCreate("utf-8", " ")  # whatever it says: it was read as that
     root = _Element("", {})
     stack = [root]
 
@@ -143,15 +154,21 @@ def write(document: notation.Document) -> str:
                 lines.append(_element("value", name, kind.value, (), text))
         lines.append("  </state>")
     lines += [
-        f"  <policy name={_quoted(name)}>{saxutils.escape(text)}</policy>"
+        f"  <policy name={_quoted(name)}>{_escaped(text)}</policy>"
         for name, text in document.policies.items()
     ]
     return "\n".join([*lines, "</notify>"]) + "\n"
 
 
 def _element(kind: str, name: str, of: str, words: tuple[str, ...], text: str = "") -> str:
-    inside = "".join(f"<word>{saxutils.escape(word)}</word>" for word in words) + saxutils.escape(text)
+    inside = "".join(f"<word>{_escaped(word)}</word>" for word in words) + _escaped(text)
     return f"    <{kind} name={_quoted(name)} type={_quoted(of)}>{inside}</{kind}>"
+
+
+def _escaped(text: str) -> str:
+    if _NOT_IN_XML.search(text):
+        raise errors.InvalidInput(f"{text[:80]!r} has a character that no XML holds", hint="use another form")
+    return saxutils.escape(text, {"\r": "&#13;"})  # else it would come back as a line feed
 
 
 def _quoted(text: str) -> str:

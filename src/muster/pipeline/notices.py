@@ -24,9 +24,8 @@ from typing import Any
 from urllib import parse
 
 import msgspec
-import yaml
 
-from muster.core import errors, hosts, log
+from muster.core import errors, hosts, log, yaml
 from muster.core import settings as core_settings
 from muster.pipeline import alerts
 from muster.pipeline import settings as settings_
@@ -44,7 +43,7 @@ class Receiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path, settings: settings_.Pipeline) -> dict[str, Receiver]:
     """The receivers of a file of rules; `errors.InvalidInput` for an address that is not allowed."""
-    told = yaml.safe_load(path.read_text("utf-8"))
+    told = yaml.read(path.read_text("utf-8"), str(path))
     listed = told.get("receivers", {}) if isinstance(told, dict) else {}
     try:
         found = msgspec.convert(listed, dict[str, Receiver])

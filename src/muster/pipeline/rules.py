@@ -33,9 +33,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import yaml
 
-from muster.core import errors, messages, reports, subjects, units
+from muster.core import errors, messages, reports, subjects, units, yaml
 from muster.predicates import ast, check, parser, types
 
 Level = Literal["node", "group", "zone", "system"]
@@ -179,10 +178,7 @@ def parse(text: str, source: str = "rules") -> tuple[Rule, ...]:
     """`errors.InvalidInput` says which rule is wrong, and how."""
     if len(text) > FILE_BYTES_MAX:
         raise errors.LimitExceeded(f"{source}: over {FILE_BYTES_MAX} characters of rules")
-    try:
-        told = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise errors.InvalidInput(f"{source}: not YAML: {str(error)[:300]}") from error
+    told = yaml.read(text, source)
     listed = told.get("rules", []) if isinstance(told, dict) else told or []
     if not isinstance(listed, list):
         raise errors.InvalidInput(f"{source}: expected a list of rules")

@@ -38,6 +38,7 @@ START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 5.0
 LINK_TIMEOUT_S = 5.0
+LOOK_UP_S = 3.0  # of a host's addresses
 STORAGE_LOOK_S = 5.0
 POLL_S_MIN, POLL_S_MAX = 0.004, 0.05
 
@@ -248,6 +249,8 @@ class Broker:
         for known in self.config.remotes:
             if known.id == remote.id:
                 raise errors.AlreadyExists(f"broker {self.name} has a link {remote.id!r} already")
+        if timeout_s is not None and not await _addresses(remote.urls):
+            raise faults.unknown_host(self.name, remote.id, remote.urls)
         offset = await asyncio.to_thread(files.size, self.config.log_path)
         await self.apply(dataclasses.replace(self.config, remotes=(*self.config.remotes, remote)))
         if timeout_s is None:
@@ -465,13 +468,14 @@ async def poll(condition: Callable[[], Awaitable[bool]], *, timeout_s: float) ->
 
 
 async def _addresses(urls: Iterable[str]) -> set[topology.Address]:
-    """Where these lead to. A name that is not known leads nowhere."""
+    """Where these lead to. A name that is not known, or of which nobody tells soon, leads nowhere."""
     found: set[topology.Address] = set()
     for url in urls:
         parts = urlsplit(url)
-        with contextlib.suppress(OSError):
-            for _, _, _, _, address in await asyncio.get_running_loop().getaddrinfo(
-                parts.hostname, parts.port or 7422, type=socket.SOCK_STREAM
-            ):
-                found.add((str(address[0]), int(address[1])))
+        with contextlib.suppress(OSError, UnicodeError):  # the latter: it cannot be a name
+            async with asyncio.timeout(LOOK_UP_S):
+                told = await asyncio.get_running_loop().getaddrinfo(
+                    parts.hostname, parts.port or 7422, type=socket.SOCK_STREAM
+                )
+            found |= {(str(address[0]), int(address[1])) for _, _, _, _, address in told}
     return found

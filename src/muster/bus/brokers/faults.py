@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from muster.core import errors
 
@@ -180,6 +181,16 @@ def dead_link(name: str, id: str, urls: Sequence[str], output: str) -> BrokerFai
         fault=Fault.DEAD_LINK,
         log_tail=complaints[-TAIL_LINES:],
         hint=hint,
+    )
+
+
+def unknown_host(name: str, id: str, urls: Sequence[str]) -> BrokerFailed:
+    """For a link that is not even tried."""
+    hosts = ", ".join(str(urlsplit(url).hostname) for url in urls)
+    return BrokerFailed(
+        f"broker {name}: the link {id} cannot come up: no address is known for the host {hosts}",
+        fault=Fault.DEAD_LINK,
+        hint="see how it is spelt, and that the DNS or the hosts file of this machine knows it",
     )
 
 

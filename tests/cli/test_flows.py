@@ -383,6 +383,9 @@ def test_queues_and_subscriptions_by_hand(up):
 
     for amount in range(5):
         message("send", "queue:orders", f"chairs {amount}", "-p", f"amount={amount}")
+    slip = driver.quick("message", "send", "queu:orders", "chairs", home=up)
+    assert slip.code == errors.InvalidInput.exit_code
+    assert "neither queue:NAME nor topic:NAME" in slip.err
     shown = message("browse", "orders", "--where", "amount > 2").json()
     assert [(row["body"], row["properties"]) for row in shown] == [
         ("chairs 3", {"amount": 3}),

@@ -1,16 +1,21 @@
-"""``muster gateway wsman`` beside a running domain."""
+"""``muster gateway`` beside a running domain."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import itertools
 import json
 import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from muster.core import errors
 from tests.cli import driver
 
 IDENTIFY = (
@@ -39,13 +44,7 @@ def test_the_doors_beside_a_domain(tmp_path: Path):
         clear = driver.quick("gateway", "wsman", "--host", "0.0.0.0", home=home)
         assert clear.code == 3
         assert "in the clear" in clear.err
-        gateway = subprocess.Popen(
-            driver.command_line("gateway", "wsman", "-o", "json"),
-            env=driver.environment(home), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        try:
-            assert gateway.stdout is not None
-            told = json.loads("".join(itertools.takewhile(lambda line: line != "}\n", gateway.stdout)) + "}")
+        with _serving(home, "wsman") as told:
             headers = {"content-type": "application/soap+xml"}
             found = httpx.post(told["wsman"], content=IDENTIFY, headers=headers)
             assert "ProductVendor" in found.text
@@ -56,12 +55,86 @@ def test_the_doors_beside_a_domain(tmp_path: Path):
             )
             assert "begun" in begun.text, begun.text
             assert "soap_refused_total" in _metrics(home)
-        finally:
-            gateway.send_signal(signal.SIGINT)
-            gateway.communicate(timeout=30)
-        assert gateway.returncode == 0
+        if importlib.util.find_spec("proton") is not None:
+            _amqp_clients_are_who_they_say(home)
     finally:
         assert driver.run("down", home=home).code == 0
+
+
+def test_without_the_amqp_engine_set_up_says_what_is_missing_and_the_rest_works(tmp_path: Path):
+    script = (
+        "import sys; sys.modules['proton'] = None\n"
+        "from muster.message import client, service, udp\n"
+        "from muster.cli import main\n"
+        "sys.argv = ['muster', 'gateway', 'amqp']\n"
+        "main.main()"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, env=driver.environment(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == errors.MissingPart.exit_code, done.stderr
+    assert "needs python-qpid-proton" in done.stderr
+    assert "C compiler" in done.stderr
+
+
+@contextlib.contextmanager
+def _serving(home: Path, *arguments: str) -> Iterator[dict[str, str]]:
+    """A gateway, and what it tells of itself."""
+    gateway = subprocess.Popen(
+        driver.command_line("gateway", *arguments, "-o", "json"),
+        env=driver.environment(home), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        assert gateway.stdout is not None
+        yield json.loads("".join(itertools.takewhile(lambda line: line != "}\n", gateway.stdout)) + "}")
+    finally:
+        gateway.send_signal(signal.SIGINT)
+        gateway.communicate(timeout=30)
+    assert gateway.returncode == 0
+
+
+def _amqp_clients_are_who_they_say(home: Path) -> None:
+    """Each is connected to the bus as itself, and may what its role may; who has no name is the guest."""
+    import proton
+
+    from tests.message import raw_client
+
+    looks = driver.quick(
+        "gateway", "password", "vic", "--role", "viewer", home=home, stdin="another secret\n"
+    )
+    assert looks.code == 0, looks.err
+    with _serving(home, "amqp", "--anonymous", "guest") as told:
+        port = int(told["url"].rpartition(":")[2])
+        for name, login in (
+            ("ann", raw_client.plain("ann", "a long secret")),
+            ("guest", raw_client.LOGIN),
+        ):
+            raw = raw_client.Raw(port, f"{name}'s", login=login)
+            sender = raw.session.sender("out")
+            sender.target.address = "queue:orders"
+            sender.open()
+            raw.until(lambda: sender.credit > 0)  # noqa: B023
+            delivery = sender.delivery("1")
+            sender.send(proton.Message(body=f"of {name}", durable=True).encode())
+            sender.advance()
+            raw.until(lambda: delivery.settled)  # noqa: B023
+            assert delivery.remote_state == proton.Delivery.ACCEPTED
+            raw.socket.close()
+        raw = raw_client.Raw(port, "vic's", login=raw_client.plain("vic", "another secret"))
+        raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_CLOSED)
+        assert raw.connection.remote_condition.name == "amqp:unauthorized-access"
+        raw.socket.close()
+        raw = raw_client.Raw(port, "nobody's", login=raw_client.plain("ann", "wrong"))
+        with pytest.raises(AssertionError, match="closed the connection"):
+            raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_ACTIVE)
+        raw.socket.close()
+    browsed = driver.quick("message", "browse", "orders", "-o", "json", home=home).json()
+    assert [row["body"] for row in browsed] == ["of ann", "of guest"]
+    known = {
+        row["identity"]: row["role"] for row in driver.quick("creds", "list", "-o", "json", home=home).json()
+    }
+    assert (known["ann"], known["guest"], known["vic"]) == ("user", "user", "viewer")
 
 
 def _metrics(home: Path) -> str:

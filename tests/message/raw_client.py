@@ -9,13 +9,24 @@ from typing import Any
 
 import proton
 
-_ANONYMOUS = b"\x00\x53\x41\xc0\x0c\x01\xa3\x09ANONYMOUS"
-LOGIN = b"AMQP\x03\x01\x00\x00" + (len(_ANONYMOUS) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + _ANONYMOUS
+
+def _login(fields: bytes, count: int) -> bytes:
+    said = b"\x00\x53\x41\xc0" + bytes((len(fields) + 1, count)) + fields
+    return b"AMQP\x03\x01\x00\x00" + (len(said) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + said
+
+
+def plain(name: str, password: str) -> bytes:
+    """Logs in with a password."""
+    said = f"\0{name}\0{password}".encode()
+    return _login(b"\xa3\x05PLAIN\xa0" + bytes((len(said),)) + said, 2)
+
+
+LOGIN = _login(b"\xa3\x09ANONYMOUS", 1)
 OPEN = b"\x00\x53\x10\xc0\x0b\x01\xa1\x08half-way"
 
 
 class Raw:
-    def __init__(self, port: int, name: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, port: int, name: str, tls: ssl.SSLContext | None = None, login: bytes = LOGIN) -> None:
         self.connection = proton.Connection()
         self.connection.container = name
         self.session = self.connection.session()
@@ -27,7 +38,7 @@ class Raw:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname="127.0.0.1")
-        self.socket.sendall(LOGIN)
+        self.socket.sendall(login)
         got = b""
         while b"\x00\x53\x44" not in got:
             got += self.socket.recv(4096)

@@ -10,7 +10,7 @@ import pytest
 from muster.message import backlog, ledger, messages
 
 
-def _meta(priority: int = 4, **properties: object) -> messages.Meta:
+def _meta(priority: int = 4, **properties: str | int) -> messages.Meta:
     return messages.Meta(priority=priority, properties=dict(properties))
 
 
@@ -90,6 +90,43 @@ def test_what_nobody_selects_waits_for_somebody_who_does():
     assert [found.entry.sequence for found in one.pump(0)] == [1]
 
 
+def test_a_group_whose_consumer_dies_goes_on_with_another_in_order():
+    one = backlog.Backlog("q")
+    for number in range(1, 7):
+        one.arrive(number, _meta(JMSXGroupID="g" if number % 2 else "h"), "", b"")
+    for name in ("a", "b"):
+        one.attach(backlog.Consumer((name, 1), 2))
+    given = [found for found in one.pump(0) if isinstance(found, backlog.Deliver)]
+    hands = {found.entry.sequence: found.consumer[0] for found in given}
+    assert {hands[1], hands[2]} == {"a", "b"}
+    dying, other = (hands[1], 1), (hands[2], 1)
+    assert one.pump(0) == [], "the rest of each group waits for its own consumer"
+    one.detach(dying, seen=None)
+    one.credit(other, 9)
+    taken = [(found.entry.sequence, found.entry.count) for found in one.pump(0)]
+    assert [number for number, _ in taken if number % 2] == [1, 3, 5], "what it held comes first, in order"
+    assert (1, 1) in taken, "and is marked"
+
+
+def test_groups_without_end_cost_no_memory_and_those_in_use_stay(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backlog, "GROUPS_MAX", 10)
+    one = backlog.Backlog("q")
+    for name in ("a", "b"):
+        one.attach(backlog.Consumer((name, 1), 1000))
+    one.arrive(1, _meta(JMSXGroupID="held"), "", b"")
+    (first,) = one.pump(0)
+    for number in range(2, 200):
+        one.arrive(number, _meta(JMSXGroupID=f"{number}"), "", b"")
+        one.pump(0)
+        one.finish(number)
+    one.arrive(200, _meta(JMSXGroupID="held"), "", b"")
+    (again,) = one.pump(0)
+    assert isinstance(first, backlog.Deliver)
+    assert isinstance(again, backlog.Deliver)
+    assert first.consumer == again.consumer
+    assert len(one._groups) <= 11
+
+
 def test_expired_messages_are_told_and_never_delivered():
     one = backlog.Backlog("q")
     one.attach(backlog.Consumer(("c", 1), 9))
@@ -141,15 +178,15 @@ def test_a_checkpoint_says_what_the_records_said():
     first = ledger.Ledger()
     subscription = ledger.Subscription(key="s:c:n", name="n", topic="a/b", client_id="c")
     first.apply(ledger.Record(subscribed=[subscription]), 1)
-    first.apply(ledger.Record(stored={"q:x": 3}, works=["w1"]), 5)
-    first.apply(ledger.Record(acked={"q:x": [3]}, consumed=["q:x"], works=["w2"]), 6)
+    first.apply(ledger.Record(stored={"q:x": 3}, last_works={"c": 1, "d": 1}), 5)
+    first.apply(ledger.Record(acked={"q:x": [3]}, consumed=["q:x"], last_works={"c": 2}), 6)
     first.reach(6, 6)
     second = ledger.Ledger()
     second.restore(first.checkpoint())
     second.reach(6, 6)
     assert second.subscriptions == first.subscriptions
     assert second.depths == {"q:x": 2}
-    assert list(second.works) == ["w1", "w2"]
+    assert list(second.last_works.items()) == [("d", 1), ("c", 2)]
     assert list(second.backlogs["q:x"].done) == [(3, 3)]
     assert second.backlogs["s:c:n"].floor == 1
     second.suspect()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 
-from muster.bus import api
+from muster.bus import api, streams
 from muster.core import errors, subjects
-from muster.message import client, delivering, destinations, messages, protocol
-from muster.testing import fixtures
+from muster.message import client, consuming, delivering, destinations, ledger, messages, protocol, service
+from muster.testing import eventually, fixtures
 from muster.trust import roles
 from tests.message import conftest
 
@@ -62,6 +63,102 @@ async def test_what_cannot_be_moved_stays_with_its_consumers(dial: conftest.Dial
         others = await session.consumer(ORDERS)
         got = [await others.receive(30) for _ in range(2)]
         assert [one.body() for one in got if one] == ["0", "1"]
+        await connection.close()
+
+
+async def test_queues_tell_their_rates(dispatcher: service.Service, dial: conftest.Dial):
+    connection = await dial()
+    session = connection.session()
+    producer = session.producer(ORDERS)
+    consumer = await session.consumer(ORDERS)
+
+    async def in_and_out() -> bool:
+        await producer.send("one")
+        assert await consumer.receive(30) is not None
+        (row,) = (await connection.ask(protocol.ListQueues())).rows
+        return bool(row["in_a_second"] > 0 and row["out_a_second"] > 0)
+
+    await eventually.eventually(in_and_out, timeout_s=30)
+
+
+async def test_a_confirmed_acknowledgement_counts_though_somebody_else_has_got_the_message_since(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    """As when a new dispatcher knows of the second consumer before it knows of the first."""
+    first, second = await dial(), await dial()
+    session = first.session(client.Mode.CLIENT)
+    consumer = await session.consumer(ORDERS, prefetch=1)
+    await session.producer(ORDERS).send("one")
+    message = await consumer.receive(30)
+    assert message is not None
+    other = await second.session(client.Mode.CLIENT).consumer(ORDERS)
+    (given,) = session.unacknowledged
+    assert isinstance(consumer, consuming.FedConsumer)
+    await first.ask(protocol.Stop(first.name, [consumer.number]))
+    await first.ask(protocol.Release(first.name, {given.key: [given.sequence]}))
+    again = await other.receive(30)
+    assert again is not None
+    assert again.redelivered
+    await message.acknowledge()
+    await second.close()
+    assert [one.body() async for one in session.browse(ORDERS)] == []
+
+
+async def test_nobody_acknowledges_what_waits_for_another_client(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    news = destinations.topic("news")
+    reader = await dial("reader")
+    consumer = await reader.session().durable_consumer(news, "all")
+    await consumer.close()
+    other = await dial("other")
+    await other.session().producer(news).send("one")
+    every = [number << 10 for number in range(1, 50)]
+    await other.submit([], {ledger.subscription_key("reader", "all"): every})
+    again = await reader.session().durable_consumer(news, "all")
+    message = await again.receive(30)
+    assert message is not None, "somebody else acknowledged it"
+
+
+async def test_a_repeated_work_is_done_once_however_much_came_between(
+    dispatcher: service.Service, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ledger, "WORKS_KEPT", 3)
+    slow, busy = await dial(), await dial()
+    await slow.session().producer(ORDERS).send("once")
+    for number in range(5):
+        await busy.session().producer(destinations.queue("other")).send(f"{number}")
+    meta = messages.encode_meta(messages.Meta(kind="t")).decode()
+    for number in (1, 1):  # the answer got lost; and the first comes once more, late, behind a second
+        await slow.ask(protocol.Work(slow.name, number, [protocol.Send(str(ORDERS), meta, b"again")]))
+        await slow.session().producer(destinations.queue("other")).send("another")
+    assert [one.body() async for one in busy.session().browse(ORDERS)] == ["once"]
+
+
+async def test_a_delayed_message_that_was_released_is_forgotten_by_the_next_dispatcher(
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
+):
+    """The one before died before it had deleted it from the log."""
+
+    async def never(stream: streams.Stream, sequence: int) -> None:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(streams.Stream, "delete", never)
+        async with conftest.serving(connect, "first"):
+            connection = await dial()
+            session = connection.session()
+            consumer = await session.consumer(ORDERS)
+            await session.producer(ORDERS).send("late", delay_s=0.1)
+            assert await consumer.receive(30) is not None
+            await connection.outbox.idle()
+    async with conftest.serving(connect, "second"):
+        await session.producer(ORDERS).send("more")
+        message = await consumer.receive(30)
+        assert message is not None
+        assert message.body() == "more"
+        stream = await (await connect("looker")).open_stream(protocol.STREAM)
+        assert await stream.last_for(protocol.DELAY) is None
         await connection.close()
 
 

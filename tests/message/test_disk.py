@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,9 @@ from muster.bus import client as bus_client
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config, faults
 from muster.core import errors
-from muster.message import client, destinations
+from muster.message import client, destinations, protocol
 from muster.testing import eventually
+from muster.trust import passwords
 from tests import disks
 from tests.message import conftest
 
@@ -85,3 +87,78 @@ async def test_a_full_disk_slows_senders_down_and_loses_nothing(small_disk: Path
             assert message is not None, f"only {len(news)} of {len(accepted)} came"
             news.append(str(message.body()))
         assert len(news) == len(set(news))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_nothing(
+    small_disk: Path, tmp_path: Path
+):
+    proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+    from muster.message.amqp import inlets, server
+    from tests.message import raw_client
+
+    each, size = 2_500, 2_000  # more than their credit
+    storage = config.Storage(directory=small_disk / "store")
+    settings = config.BrokerConfig(name="one", directory=tmp_path / "one", storage=storage)
+
+    def flood(port: int, name: str) -> set[str]:
+        """Send as fast as credit comes; what was accepted."""
+        raw = raw_client.Raw(port, name)
+        raw.socket.settimeout(120)
+        sender = raw.session.sender("out")
+        sender.target.address = "queue:orders"
+        sender.open()
+        sent: dict[str, Any] = {}
+        for number in range(each):
+            raw.until(lambda: sender.credit > 0)
+            body = f"{name} {number}"
+            sent[body] = sender.delivery(f"{number}")
+            sender.send(proton.Message(body=body.ljust(size), durable=True).encode())
+            sender.advance()
+        raw.until(lambda: all(delivery.settled for delivery in sent.values()))
+        raw.socket.close()
+        return {body for body, delivery in sent.items() if delivery.remote_state == proton.Delivery.ACCEPTED}
+
+    async with contextlib.AsyncExitStack() as stack:
+        one = await stack.enter_async_context(brokers.Broker(settings))
+        numbers = iter(range(100))
+
+        async def connect(identity: str) -> bus_client.Client:
+            made = await bus_client.connect((one.url,), identity=f"{identity}-{next(numbers)}")
+            stack.push_async_callback(made.close)
+            return made
+
+        async def join(login: passwords.Login) -> bus_client.Client:
+            return await connect(login.name)
+
+        await stack.enter_async_context(conftest.serving(connect, max_bytes=26 << 20))
+        gateway = await stack.enter_async_context(server.Gateway(join, None, anonymous="client"))
+        looking = await stack.enter_async_context(client.Connection(await connect("looking")))
+        flooding = [
+            asyncio.create_task(asyncio.to_thread(flood, gateway.port, name)) for name in ("a", "b", "c")
+        ]
+
+        async def depth() -> int:
+            rows = (await looking.ask(protocol.ListQueues())).rows
+            return int(rows[0]["depth"]) if rows else 0
+
+        async def has_begun() -> bool:
+            return await depth() > 100
+
+        await eventually.eventually(has_begun)
+        ballast = disks.fill(small_disk)
+        problem = await eventually.eventually(one.problem, timeout_s=60)
+        assert isinstance(problem, faults.BrokerFailed)
+        assert problem.fault is faults.Fault.DISK_FULL
+        assert not any(task.done() for task in flooding), "they are slowed down"
+        for bridge in gateway.bridges:
+            for inlet in bridge.inlets.values():
+                assert inlet.under_way <= inlets.CREDIT + inlets.CREDIT // 2
+        ballast.unlink()
+        accepted = set().union(*await asyncio.gather(*flooding))
+        session = looking.session()
+        kept = [str(message.body()).strip() async for message in session.browse(ORDERS)]
+        assert accepted <= set(kept), "what was accepted is there"
+        assert len(kept) == len(set(kept)), "and once"
+        assert accepted, "it went on"

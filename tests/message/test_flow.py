@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from muster.core import errors
-from muster.message import client, destinations, journal, outbox, service
+from muster.message import client, destinations, dispatcher, journal, outbox, protocol, service
 from muster.testing import eventually, fixtures
 from tests.message import conftest
 
@@ -40,6 +40,40 @@ async def test_a_full_log_holds_senders_until_something_is_consumed(
             assert message is not None, f"only {number} of {total} came"
             await message.acknowledge()
         await working
+        await connection.close()
+
+
+async def test_a_full_log_has_room_again_when_a_queue_that_nobody_consumes_is_purged(
+    dial: conftest.Dial, connect: fixtures.Connect
+):
+    async with conftest.serving(connect, max_bytes=2 << 20):
+        connection = await dial()
+        connection.outbox.full_s = 60
+        producer = connection.session().producer(ORDERS)
+        sending = [producer.submit(bytes(20_000)) for _ in range(120)]
+        await eventually.eventually(lambda: connection.outbox.log_is_full)
+        assert (await connection.ask(protocol.Purge("orders"))).count > 0
+        await asyncio.gather(*sending)
+        await connection.close()
+
+
+async def test_what_expired_and_nobody_consumes_does_not_fill_the_log(
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dispatcher, "SWEEP_S", 0.2)
+    async with conftest.serving(connect, max_bytes=2 << 20):
+        connection = await dial()
+        connection.outbox.full_s = 60
+        producer = connection.session().producer(ORDERS)
+        for _ in range(120):
+            await producer.send(bytes(20_000), ttl_s=0.2)
+        (row,) = (await connection.ask(protocol.ListQueues())).rows
+        assert row["depth"] < 120
+        await producer.send("it lives")
+        consumer = await connection.session().consumer(ORDERS)
+        while (message := await consumer.receive(30)) is not None and message.body() != "it lives":
+            continue
+        assert message is not None
         await connection.close()
 
 

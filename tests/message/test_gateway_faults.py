@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 
 import pytest
 
@@ -129,9 +130,9 @@ async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
     raw.socket.close()
 
 
-@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("kind", ["light", "durable", "delayed"])
 async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
-    gateway: server.Gateway, broker: brokers.Broker, durable: bool
+    gateway: server.Gateway, broker: brokers.Broker, bus: api.Bus, kind: str
 ):
     async def quiet(login: passwords.Login) -> api.Bus:
         return await bus_client.connect((broker.url,), identity="quiet", echo=False)
@@ -142,7 +143,10 @@ async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
         sender.open()
         raw.until(lambda: sender.credit > 0)
         delivery = sender.delivery("1")
-        sender.send(proton.Message(body=text, durable=durable).encode())
+        made = proton.Message(body=text, durable=kind != "light")
+        if kind == "delayed":
+            made.annotations = {proton.symbol("x-opt-delivery-time"): int(time.time() * 1000) + 200}
+        sender.send(made.encode())
         sender.advance()
         raw.until(lambda: delivery.settled)
 
@@ -166,8 +170,10 @@ async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
             one.socket.close()
         return f"{got.body}, dropped {dropped}"
 
+    heard = await bus.subscribe(destinations.topic("hall").subject)
     async with server.Gateway(gateway.connect, None, anonymous="nobody", quiet=quiet) as deaf:
         assert await asyncio.to_thread(work, deaf.port) == "theirs, dropped [0]"
+    assert {(await heard.next(timeout_s=10)).data for _ in range(2)} == {b"mine", b"theirs"}
 
 
 async def test_what_was_acknowledged_between_two_dispatchers_does_not_come_again(
@@ -257,9 +263,62 @@ async def test_a_link_whose_client_did_not_wait_for_it_takes_nothing(
     raw.socket.close()
 
 
-async def test_two_clients_cannot_have_one_id(gateway: server.Gateway):
-    def work() -> str:
-        first, second = raw_client.Raw(gateway.port, "only"), raw_client.Raw(gateway.port, "only")
+async def test_a_link_without_credit_gets_nothing_and_holds_nothing_back(
+    gateway: server.Gateway, dial: conftest.Dial
+):
+    session = (await dial()).session()
+
+    def idle() -> raw_client.Raw:
+        raw = raw_client.Raw(gateway.port, "idle")
+        receiver = raw_client.receiver(raw, "queue:orders", 0)
+        raw.until(lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+        return raw
+
+    raw = await asyncio.to_thread(idle)
+    for number in range(3):
+        await session.producer(destinations.queue("orders")).send(f"{number}")
+    consumer = await session.consumer(destinations.queue("orders"))
+    got = [await consumer.receive(30) for _ in range(3)]
+    assert [one.body() for one in got if one] == ["0", "1", "2"]
+    (link,) = [one.link for bridge in gateway.bridges for one in bridge.outlets.values()]
+    assert (link.credit, link.delivered) == (0, 0)
+    raw.socket.close()
+
+
+async def test_a_temporary_queue_ends_with_the_receiver_that_made_it(
+    gateway: server.Gateway, dial: conftest.Dial
+):
+    connection = await dial()
+
+    def work() -> raw_client.Raw:
+        raw = raw_client.Raw(gateway.port, "asks")
+        for number in range(3):
+            receiver = raw.session.receiver(f"{number}")
+            receiver.source.dynamic = True
+            receiver.open()
+            raw.until(lambda: receiver.remote_source.address)  # noqa: B023
+            sender = raw.session.sender(f"{number}")
+            sender.target.address = receiver.remote_source.address
+            sender.open()
+            raw.until(lambda: sender.credit > 0)  # noqa: B023
+            delivery = sender.delivery("1")
+            sender.send(proton.Message(body="answer", durable=True).encode())
+            sender.advance()
+            raw.until(lambda: delivery.settled)  # noqa: B023
+            receiver.close()
+            raw.until(lambda: receiver.state & proton.Endpoint.REMOTE_CLOSED)  # noqa: B023
+        return raw
+
+    raw = await asyncio.to_thread(work)
+    assert (await connection.ask(protocol.ListQueues())).rows == []
+    (bridge,) = gateway.bridges
+    assert bridge.attaching.temporaries == set()
+    raw.socket.close()
+
+
+async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: server.Gateway):
+    def work(port: int) -> str:
+        first, second = raw_client.Raw(gateway.port, "only"), raw_client.Raw(port, "only")
         first.until(lambda: first.connection.state & proton.Endpoint.REMOTE_ACTIVE)
         second.until(lambda: second.connection.state & proton.Endpoint.REMOTE_CLOSED)
         condition = second.connection.remote_condition
@@ -267,6 +326,9 @@ async def test_two_clients_cannot_have_one_id(gateway: server.Gateway):
             one.socket.close()
         return f"{condition.name} {condition.info}"
 
-    said = await asyncio.to_thread(work)
-    assert "amqp:invalid-field" in said
-    assert "container-id" in said
+    async with server.Gateway(gateway.connect, None, anonymous="nobody") as another:
+        for port in (gateway.port, another.port):
+            said = await asyncio.to_thread(work, port)
+            assert "amqp:invalid-field" in said
+            assert "container-id" in said
+            await eventually.eventually(lambda: not gateway.bridges and not gateway._tasks)

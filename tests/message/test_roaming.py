@@ -10,7 +10,8 @@ from muster.bus import api, line, locator
 from muster.bus import client as bus_client
 from muster.bus.brokers import network
 from muster.message import client, destinations, service
-from muster.testing import eventually
+from muster.testing import eventually, fixtures
+from muster.trust import passwords
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
@@ -37,6 +38,67 @@ async def test_what_was_delivered_into_a_broken_connection_comes_again(
         assert message.body() == f"{number}", "what the application holds does not come again"
         await message.acknowledge()
     assert [one.body() async for one in session.browse(ORDERS)] == []
+
+
+async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
+    dispatcher: service.Service, connect: fixtures.Connect, dial: conftest.Dial
+):
+    """Nothing is lost, and nothing whose acknowledgement is confirmed comes again."""
+    proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+    from muster.message.amqp import server
+    from tests.message import raw_client
+
+    numbers = iter(range(100))
+
+    async def join(login: passwords.Login) -> api.Bus:
+        return await connect(f"gateway-{next(numbers)}")
+
+    def read(port: int, count: int) -> tuple[raw_client.Raw, list[str]]:
+        """Two more than it acknowledges."""
+        raw = raw_client.Raw(port, "roamer")
+        receiver = raw.session.receiver("all")
+        receiver.source.address = "topic:news"
+        receiver.source.durability = proton.Terminus.DELIVERIES
+        receiver.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
+        receiver.open()
+        receiver.flow(count)
+        raw.until(lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+        got = []
+        for at in range(count):
+            message, delivery = raw_client.receive(raw, receiver)
+            got.append(f"{message.body}{' again' if message.delivery_count else ''}")
+            if at < count - 2:
+                delivery.update(proton.Delivery.ACCEPTED)
+                delivery.settle()
+        raw.write()
+        return raw, got
+
+    async def at(gateway: server.Gateway, count: int) -> list[str]:
+        raw, found = await asyncio.to_thread(read, gateway.port, count)
+        (bridge,) = gateway.bridges
+        await eventually.eventually(lambda: len(bridge._unsettled) == min(count, 2))
+        await bridge.jms.outbox.idle()  # confirmed; and then it vanishes
+        raw.socket.close()
+        await eventually.eventually(lambda: not gateway.bridges and not gateway._tasks)
+        return found
+
+    news = destinations.topic("news")
+    async with (
+        server.Gateway(join, None, anonymous="x") as one,
+        server.Gateway(join, None, anonymous="x") as two,
+    ):
+        assert await at(one, 0) == []
+        producer = (await dial()).session().producer(news)
+        for number in range(12):
+            await producer.send(f"{number}")
+        assert await at(one, 5) == ["0", "1", "2", "3", "4"]
+        assert await at(two, 5) == ["3 again", "4 again", "5", "6", "7"]
+        session = (await dial("roamer")).session(client.Mode.CLIENT)
+        consumer = await session.durable_consumer(news, "all")
+        rest = [await consumer.receive(30) for _ in range(6)]
+        assert [(m.body(), m.redelivered) for m in rest if m] == [
+            ("6", True), ("7", True), ("8", False), ("9", False), ("10", False), ("11", False),
+        ]  # fmt: skip
 
 
 @pytest.mark.timeout(180)

@@ -11,7 +11,7 @@ import click
 from muster.cli import base, connection
 
 if TYPE_CHECKING:
-    from muster.message import client, messages
+    from muster.message import client, destinations, messages
 
 _MESSAGE = ("id", "type", "priority", "redelivered", "properties", "body")
 _QUEUES = (
@@ -84,6 +84,15 @@ def _record(found: messages.Message) -> dict[str, Any]:
     }
 
 
+def _destination(text: str) -> destinations.Destination:
+    """By its kind: a queue with a slip in it would be a topic to which nobody listens."""
+    from muster.message import destinations
+
+    if not text.startswith(("queue:", "topic:", "temporary-queue:", "temporary-topic:")):
+        raise click.BadParameter(f"{text!r} is neither queue:NAME nor topic:NAME", param_hint="DESTINATION")
+    return destinations.Destination.parse(text)
+
+
 def _property(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not (name and equals):
@@ -128,13 +137,14 @@ def send(
 
     DESTINATION is queue:NAME or topic:NAME.
     """
-    from muster.message import destinations, messages
+    from muster.message import messages
 
+    where = _destination(destination)
     made = messages.TextMessage(body, properties=dict(map(_property, properties)))
 
     async def work(connected: client.Connection) -> None:
         producer = connected.session().producer(
-            destinations.Destination.parse(destination),
+            where,
             persistent=not non_persistent,
             priority=priority,
             ttl_s=ttl_s,
@@ -175,11 +185,12 @@ def receive(
     Exit code 5 if --timeout passes first.
     """
     from muster.core import errors
-    from muster.message import client, destinations
+    from muster.message import client
+
+    where = _destination(destination)
 
     async def work(connected: client.Connection) -> None:
         session = connected.session(client.Mode.CLIENT)
-        where = destinations.Destination.parse(destination)
         if durable is None:
             consumer = await session.consumer(where, selector, prefetch=count)
         elif client_id is None:
@@ -330,6 +341,8 @@ def move(
     """Move what waits in a queue to another destination."""
     from muster.message import protocol
 
+    if target is not None:
+        _destination(target)
     asked = protocol.Move(queue, target, selector, limit)
     found = _with(invocation, to, lambda connected: connected.ask(asked))
     invocation.printer.done({"queue": queue, "moved": found.count}, f"moved {found.count} from {queue}")

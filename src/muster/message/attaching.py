@@ -78,7 +78,9 @@ class Attaching:
         if use is None:
             return self._uses.setdefault(wanted.key, _Use(wanted))
         if not wanted.shared and consumer not in use.by:
-            raise faults.IllegalState(f"the subscription {wanted.name!r} has a consumer")
+            raise faults.IllegalState(
+                f"the subscription {wanted.name!r} has a consumer: one that is not shared has only one"
+            )
         if use.subscription != wanted:
             raise faults.IllegalState(
                 f"the subscription {wanted.name!r} is in use with another topic or selector"
@@ -222,7 +224,7 @@ class Attaching:
         if found is None:
             raise faults.InvalidDestination(f"there is no durable subscription {asked.name!r}")
         if key in self._uses:
-            raise faults.IllegalState(f"the subscription {asked.name!r} has a consumer")
+            raise faults.IllegalState(f"the subscription {asked.name!r} has a consumer: close it first")
 
         def stored(_: list[int]) -> None:
             self._release(key, _BUSY)
@@ -244,7 +246,7 @@ class Attaching:
             raise errors.Forbidden("only a temporary queue is dropped, and by its own connection")
         key = ledger.queue_key(name)
         if key in self._uses:
-            raise faults.IllegalState("the temporary queue has consumers")
+            raise faults.IllegalState("the temporary queue has consumers: close them first")
         self._desk.journal.add(
             journal.Item(
                 [],

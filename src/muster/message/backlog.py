@@ -28,6 +28,7 @@ from muster.message import messages, selectors, spans
 WINDOW = 2000
 WINDOW_BYTES = 32 << 20
 PRIORITIES = 10
+GROUPS_MAX = 10_000  # whose consumer is remembered: of more, the least used that nobody holds anything of go
 
 
 @dataclass(slots=True, eq=False)
@@ -164,6 +165,9 @@ class Backlog:
             reached = min(reached, first - 1)
         self.floor = max(self.floor, reached)
         self._note_done()
+        self.floor = max(self.floor, self.done.end_of(self.floor + 1))
+        self.position = max(self.position, self.floor)
+        self.done.cut(self.floor)
         return self.floor
 
     def _note_done(self) -> None:
@@ -338,6 +342,7 @@ class Backlog:
                 blocked.add(group)
                 return None, True
             if selectors.accepts(consumer.selector, entry.meta):
+                self._groups[group] = self._groups.pop(group)  # the least used are the first
                 return consumer, True
         wanted = False
         for at, consumer in enumerate(self._turn):
@@ -346,9 +351,18 @@ class Backlog:
                 if consumer.credit > 0:
                     self._turn.rotate(-(at + 1))
                     if group is not None:
-                        self._groups[group] = consumer.key
+                        self._join(group, consumer)
                     return consumer, True
         return None, wanted
+
+    def _join(self, group: str, consumer: Consumer) -> None:
+        self._groups[group] = consumer.key
+        if len(self._groups) > GROUPS_MAX:
+            held = {entry.meta.group for entry in self.entries.values() if entry.holder is not None}
+            least = list(self._groups)[: GROUPS_MAX // 2]
+            for other in least:
+                if other not in held:
+                    del self._groups[other]
 
 
 def _level(entry: Entry) -> int:

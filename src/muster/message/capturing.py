@@ -33,6 +33,7 @@ class Capturing:
                 )
             for subject in self._captured.keys() - wanted:
                 await self._captured.pop(subject).close()
+            self._deliver.forget_all_but(set(patterns))
 
     async def stop(self) -> None:
         for one in self._captured.values():
@@ -63,6 +64,8 @@ class Capturing:
             return
         self._desk.used_bytes += len(message.data)
         destination = destinations.topic(str(topic))
+        if meta.destination is None:
+            meta.destination = str(destination)
         raw = messages.encode_meta(meta).decode()
         copies = [self._deliver.copy_to(destination, meta, raw, message.data, due=True)]
         self._desk.journal.add(

@@ -86,11 +86,11 @@ class Caring:
         return rows
 
     async def _waiting(
-        self, queue: str, selector: str | None, after: int, limit: int
+        self, queue: str, selector: str | None, after: int, limit: int, *, expired: bool = False
     ) -> tuple[Waiting, list[int]]:
         """What nobody has acknowledged, in the order of the log; and the numbers left out between them.
 
-        No more than ``limit``, nor than one batch of the log takes.
+        No more than ``limit``, nor than one batch of the log takes. ``expired``: that, and nothing else.
         """
         one = self._ledger.queue(queue)
         found: Waiting = []
@@ -102,8 +102,8 @@ class Caring:
                 if number < begin or one.is_done(number):
                     continue
                 meta = messages.decode_meta(held.raw)
-                expired = meta.expiration_ms and meta.expiration_ms <= self._desk.now_ms()
-                if expired or not selectors.accepts(selector, meta):
+                gone = bool(meta.expiration_ms) and meta.expiration_ms <= self._desk.now_ms()
+                if gone is not expired or not selectors.accepts(selector, meta):
                     left.append(number)
                     continue
                 found.append((number, meta, held))
@@ -141,8 +141,8 @@ class Caring:
         def to(meta: messages.Meta, held: pages.Held) -> journal.Copy:
             origin = meta.properties.pop(delivering.FROM, None)
             meta.properties.pop(delivering.REASON, None)
-            meta.destination, meta.amqp = asked.to or origin, None
-            if meta.destination is None:
+            meta.destination, meta.amqp, meta.mark = asked.to or str(origin or ""), None, None
+            if not meta.destination:
                 raise errors.InvalidInput("a message that did not die needs a destination to move to")
             target = destinations.Destination.parse(meta.destination)
             self._desk.check_may_send(mover, target)
@@ -151,12 +151,22 @@ class Caring:
 
         return protocol.Answer(count=await self._take_all(asked.queue, asked.selector, asked.limit, to))
 
+    async def sweep(self) -> None:
+        """Done with what has expired in queues: without consumers nobody else looks, and it fills the log."""
+        for key, depth in list(self._ledger.depths.items()):
+            one = self._ledger.backlogs.get(key)
+            if depth and one is not None:
+                name = key.removeprefix(ledger.QUEUE_MARK)
+                one.expired += await self._take_all(name, None, 1 << 30, lambda *_: None, expired=True)
+
     async def _take_all(
         self,
         queue: str,
         selector: str | None,
         limit: int,
         to: Callable[[messages.Meta, pages.Held], journal.Copy | None],
+        *,
+        expired: bool = False,
     ) -> int:
         """Acknowledge what waits and is in nobody's hands, each together with what ``to`` makes of it."""
         if selector:
@@ -166,7 +176,8 @@ class Caring:
         one = self._ledger.backlogs.get(key)
         count = after = 0
         while one is not None and count < limit:
-            found, left = await self._waiting(queue, selector, after, min(TOGETHER, limit - count))
+            most = min(TOGETHER, limit - count)
+            found, left = await self._waiting(queue, selector, after, most, expired=expired)
             if not found:
                 break
             before, after = after, found[-1][0]

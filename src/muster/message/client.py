@@ -111,6 +111,7 @@ class Session:
             await consumer.close()
         for destination in self._temporary:
             await self._drop(destination)
+        self.connection.ended(self.close, self._held)
 
     def check_open(self) -> None:
         self.connection.check_open()
@@ -182,11 +183,16 @@ class Session:
         await self.connection.outbox.idle()  # what we sent and acknowledged before counts
         after = 0
         while True:
-            found = await self.connection.ask(protocol.Browse(queue.name, selector, after))
-            for one in found.messages:
-                yield messages.rebuild(messages.decode_meta(one.meta), one.data, queue)
+            page = (await self.connection.ask(protocol.Browse(queue.name, selector, after))).messages
+            for one in page:
+                meta = messages.decode_meta(one.meta)
+                try:
+                    found = messages.rebuild(meta, one.data, queue)
+                except errors.MusterError:
+                    found = messages.rebuild(messages.unreadable(meta), one.data, queue)
+                yield found
                 after = one.sequence
-            if not found.messages:
+            if not page:
                 return
 
     async def temporary_queue(self) -> destinations.Destination:

@@ -110,11 +110,18 @@ class Connection:
         """``holder`` says, by backlog, what the application has and has not acknowledged."""
         self._holders.append(holder)
 
+    def ended(
+        self, closer: Callable[[], Coroutine[Any, Any, None]], holder: Callable[[], dict[str, list[int]]]
+    ) -> None:
+        """They need not be called any more."""
+        self._closers.remove(closer)
+        self._holders.remove(holder)
+
     async def close(self, *, lost: bool = False) -> None:
         """``lost``: whoever used it is gone, so what it held counts as delivered."""
         if self.closed:
             return
-        for closer in reversed(self._closers):
+        for closer in list(reversed(self._closers)):
             await closer()
         await self.outbox.idle(CLOSE_S)
         self.closed = True
@@ -128,7 +135,7 @@ class Connection:
         self.outbox.abandon(errors.NotConnected("the connection was closed before it was stored"))
         for one in self._hearing:
             await one.close()
-        if self.speaks is not self.bus:
+        if self.is_quiet:
             await self.speaks.close()
         if self._owns_bus:
             await self.bus.close()
@@ -168,14 +175,24 @@ class Connection:
         else:
             events.warning("connection-error", connection=self.name, error=error)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it does not hear what it says itself."""
+        return self.speaks is not self.bus
+
+    async def speak_over(self, quiet: api.Bus) -> None:
+        await self.bus.flush()  # what was said over the other comes first
+        self.speaks = quiet
+        await self.tell(protocol.Quiet(self.name))
+
     async def ears_for(self, *, no_local: bool) -> listening.Ears[listening.Heard]:
         if not no_local or self._quiet is None:
             return self.ears
         async with self._quieting:
             if self._quiet_ears is None:
                 made = await self._quiet()
-                await self.bus.flush()  # what was said over the other comes first
-                self.speaks, self._quiet_ears = made, listening.Ears(made, listening.Heard)
+                await self.speak_over(made)
+                self._quiet_ears = listening.Ears(made, listening.Heard)
             return self._quiet_ears
 
     # The dispatcher.
@@ -198,6 +215,7 @@ class Connection:
                     self.client_id,
                     broker=at.broker if at else "",
                     number=at.number if at else 0,
+                    quiet=self.is_quiet,
                 )
                 self._epoch = (await self._ask_once(hello)).epoch
                 self._known = True
@@ -297,6 +315,7 @@ class Connection:
     async def detach(self, number: int, seen: dict[str, list[int]]) -> None:
         if self._consumers.pop(number, None) is not None:
             self._attached.discard(number)
+            self._deaf.discard(number)
             with contextlib.suppress(errors.Unavailable):
                 await self.ask(protocol.Detach(self.name, number, seen), timeout_s=CLOSE_S)
 
@@ -308,6 +327,8 @@ class Connection:
             consumer = self._consumers.get(delivery.consumer)
             if consumer is not None and delivery.consumer not in self._deaf:
                 consumer.deliver(delivery)
+        for number, mark in found.due:
+            self.spawn(self.outbox.speaking.due(number, mark))
 
     async def hear_slow(self) -> None:
         """From now on, wait for slow consumers of topics. Those who send say this first."""

@@ -345,11 +345,14 @@ class FedConsumer(Consumer):
         if delivery.count and self._has(delivery.key, delivery.sequence):
             self._spend()
             return  # a new dispatcher repeats what the application already has
+        meta = messages.decode_meta(delivery.meta)
         try:
-            message = messages.rebuild(messages.decode_meta(delivery.meta), delivery.data, self.destination)
+            message = messages.rebuild(meta, delivery.data, self.destination)
         except errors.MusterError as error:
-            self.session.connection.spawn(self._refuse(delivery, error.message))
-            return
+            if self.destination != destinations.queue(destinations.DEAD_LETTERS):
+                self.session.connection.spawn(self._refuse(delivery, error.message))
+                return
+            message = messages.rebuild(messages.unreadable(meta), delivery.data, self.destination)
         message.delivery_count = delivery.count + 1
         message.redelivered = delivery.count > 0
         self._put(Received(message, self, delivery.key, delivery.sequence))

@@ -24,13 +24,16 @@ class Delays:
         self._alarm: asyncio.TimerHandle | None = None
 
     async def recover(self) -> None:
-        """What waits in the log."""
+        """What waits in the log. What a dispatcher before us released and did not delete goes now."""
         done = self._desk.ledger.delayed_done
         async for page in self._desk.read(1, protocol.DELAY):
             for number, held in pages.read(page.sequence, page.data):
-                if number not in done:
+                if number in done:
+                    await self._desk.stream.delete(page.sequence)
+                else:
                     due = messages.decode_meta(held.raw).delivery_time_ms
                     heapq.heappush(self._waiting, (due, number))
+        done.clear()
         self._set_alarm()
 
     def add(self, due_ms: int, number: int) -> None:

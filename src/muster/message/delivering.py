@@ -31,6 +31,7 @@ from muster.message import (
 REASON: Final = "JMS_MUSTER_DEAD_REASON"
 FROM: Final = "JMS_MUSTER_DEAD_FROM"
 BATCH_BYTES: Final = 512 << 10
+SAY_S: Final = 2.0  # a sender that has not said its due message by then does not
 
 
 class Delivering:
@@ -45,6 +46,7 @@ class Delivering:
         self._dirty: set[str] = set()
         self._heard: list[tuple[str, bytes, dict[str, str]]] = []
         self._answers: list[tuple[str, protocol.Answer]] = []
+        self._unsaid: dict[int, tuple[str, journal.Copy, asyncio.TimerHandle]] = {}
         self._flush = asyncio.Event()
 
     # Into the log.
@@ -99,11 +101,39 @@ class Delivering:
                                     touched[key] = one
                                     one.matched += 1
             if copy.republish:
-                headers = {messages.HEADER: copy.raw, protocol.LOGGED: str(number)}
-                self._heard.append((topic.subject, copy.data, headers))
-                self._flush.set()
+                self._say(copy)
         for one in touched.values():
             self.pump(one)
+
+    def _say(self, copy: journal.Copy) -> None:
+        """To those who listen; a delayed message by its sender, if that would only drop it from us."""
+        if (sender := self._desk.quiet_sender(copy.meta)) is None:
+            self._say_ourselves(copy)
+            return
+        number = copy.meta.sequence
+        alarm = self._desk.loop.call_later(SAY_S, self._not_said, number)
+        self._unsaid[number] = (sender.name, copy, alarm)
+        sender.due.append((number, copy.meta.mark or ""))
+        self._dirty.add(sender.name)
+        self._flush.set()
+
+    def said(self, sender: desk.Connection, asked: protocol.Said) -> None:
+        name, _, alarm = self._unsaid.get(asked.number, ("", None, None))
+        if name != sender.name or alarm is None:
+            return
+        alarm.cancel()
+        if asked.said:
+            del self._unsaid[asked.number]
+        else:
+            self._not_said(asked.number)
+
+    def _not_said(self, number: int) -> None:
+        self._say_ourselves(self._unsaid.pop(number)[1])  # twice rather than not at all
+
+    def _say_ourselves(self, copy: journal.Copy) -> None:
+        headers = {messages.HEADER: copy.raw, protocol.LOGGED: "0"}
+        self._heard.append((copy.destination.subject, copy.data, headers))
+        self._flush.set()
 
     def _arrived(self, one: backlog.Backlog, number: int, copy: journal.Copy) -> bool:
         if not one.live:
@@ -128,6 +158,12 @@ class Delivering:
                 self._live_since[one.key] = (self._heard_of.get(subscription.topic, 0), one.matched)
             elif subscription.topic in self._desk.indexes:
                 self._desk.indexes[subscription.topic].remove(one.key)
+
+    def forget_all_but(self, patterns: set[str]) -> None:
+        for pattern in self._heard_of.keys() - patterns:
+            del self._heard_of[pattern]
+        for pattern in self._desk.indexes.keys() - patterns:
+            del self._desk.indexes[pattern]
 
     def rejected(self, one: backlog.Backlog) -> int:
         """How many it was not given for what they are.
@@ -171,7 +207,7 @@ class Delivering:
             expiration_ms=0,
             destination=None,
             amqp=None,
-            properties=entry.meta.properties | {REASON: reason, FROM: entry.meta.destination or one.key},
+            properties=entry.meta.properties | {REASON: reason, FROM: self._origin(one, entry)},
         )
         raw = messages.encode_meta(meta).decode()
         target = destinations.queue(destinations.DEAD_LETTERS)
@@ -183,6 +219,11 @@ class Delivering:
             self.refill(one.key)
 
         self._desk.journal.add(journal.Item(copies, record, stored))
+
+    def _origin(self, one: backlog.Backlog, entry: backlog.Entry) -> str:
+        """Where it was to go, also if it dies a second time."""
+        before = entry.meta.properties.get(FROM) or entry.meta.destination
+        return str(before or destinations.queue(one.key.removeprefix(ledger.QUEUE_MARK)))
 
     # Out of the log.
 
@@ -290,9 +331,12 @@ class Delivering:
                 if connection is None:
                     continue
                 waiting, connection.outbox = connection.outbox, []
+                due, connection.due = connection.due, []
                 subject = protocol.deliver_subject(connection.identity, name)
                 for batch in _split(waiting):
                     await publish(subject, protocol.encode(protocol.Deliveries(self._desk.epoch, batch)))
+                if due:
+                    await publish(subject, protocol.encode(protocol.Deliveries(self._desk.epoch, [], due)))
             for subject, data, headers in heard:
                 await publish(subject, data, headers=headers)
             for reply, found in answers:

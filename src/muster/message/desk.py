@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, journal, ledger, pages, protocol, selectors, settings
+from muster.message import destinations, journal, ledger, messages, pages, protocol, selectors, settings
 
 FULL: Final = 0.8
 LAG_S: Final = 0.05
@@ -29,7 +30,7 @@ def anything(identity: str, action: str, subject: str) -> bool:
 class Staged:
     """Messages that wait for the rest of their work. A connection has one work under way at a time."""
 
-    work: str
+    work: int
     sends: list[protocol.Send] = field(default_factory=list)
     bytes: int = 0
 
@@ -43,6 +44,8 @@ class Connection:
     at: api.ConnectionId | None
     consumers: dict[int, str] = field(default_factory=dict)  # number -> backlog
     outbox: list[protocol.Delivery] = field(default_factory=list)
+    due: list[tuple[int, str]] = field(default_factory=list)  # of its own messages, to be said by itself
+    quiet: bool = False
     staged: Staged | None = None
 
     @property
@@ -77,8 +80,13 @@ class Desk:
         self.records = 0  # since the last checkpoint
         self.max_bytes = max_bytes
         self.used_bytes = 0  # of the log: as it was last seen, and what was sent since
+        self.refused_at = -math.inf  # for want of room in it
         self.failure: asyncio.Future[None] = self.loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def was_short(self, within_s: float) -> bool:
+        """Whether it is full, or something was refused so recently for want of room."""
+        return not self.has_room() or self.loop.time() - self.refused_at < within_s
 
     def has_room(self, size: int = 0) -> bool:
         """For messages: they are refused before the log is full, since acknowledgements need room in it."""
@@ -87,6 +95,13 @@ class Desk:
     def check_may_send(self, identity: str, destination: destinations.Destination) -> None:
         if not destination.is_queue and not self.may(identity, "pub", destination.subject):
             raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
+
+    def quiet_sender(self, meta: messages.Meta) -> Connection | None:
+        """Who can say a delayed message again without hearing it."""
+        if meta.mark is None:
+            return None
+        every = self.connections.values()
+        return next((one for one in every if one.quiet and one.origin == meta.origin), None)
 
     def _applied(self, record: ledger.Record, sequence: int) -> None:
         end = pages.end(sequence)
@@ -139,7 +154,14 @@ class Desk:
                 break
             await asyncio.sleep(LAG_S)  # a broker that leads only now does not know the end of the log yet
             state = await self.stream.state()
-        first = max(first, state.first_sequence)
-        if first <= state.last_sequence:
-            async for one in self.stream.read(first, state.last_sequence, subject=subject, gaps=True):
-                yield one
+        last = state.last_sequence
+        while (first := max(first, state.first_sequence)) <= last:
+            try:
+                async for one in self.stream.read(first, last, subject=subject, gaps=True):
+                    yield one
+                    first = one.sequence + 1
+                return
+            except errors.NotFound:  # a checkpoint has cut the log meanwhile: what is left begins later
+                state = await self.stream.state()
+                if state.first_sequence <= first:
+                    raise

@@ -9,6 +9,7 @@ the rest of it is beside this file: `delivering`, `attaching`, `delays`, `captur
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Final
 
@@ -34,6 +35,7 @@ events = log.Events("message")
 
 RECORDS_BYTES: Final = 64 << 20  # a checkpoint after so many bytes, so that a successor reads no more
 WATCH_S: Final = 1.0
+SWEEP_S = 30.0  # between looks at a full log for what has expired
 
 
 class Dispatcher:
@@ -55,7 +57,7 @@ class Dispatcher:
         self._settings = wanted
         self._checkpoint_bytes = 0  # the log's size after the last checkpoint
         self._clients: dict[str, str] = {}  # client id -> connection
-        self._working: dict[str, list[desk.Answer]] = {}
+        self._working: dict[tuple[str, int], list[desk.Answer]] = {}
         self._cut_off = False
         self._began_at = self._desk.loop.time()
 
@@ -91,7 +93,13 @@ class Dispatcher:
         except errors.Forbidden:
             events.info("closed-connections-unheard", identity=bus.identity)
         try:
-            for work in (self._desk.journal.run(), self._deliver.send(), self._watch(), self._capture.run()):
+            for work in (
+                self._desk.journal.run(),
+                self._deliver.send(),
+                self._watch(),
+                self._sweep(),
+                self._capture.run(),
+            ):
                 self._desk.spawn(work)
             await bus.publish(protocol.BEGAN, protocol.encode(protocol.Began(self._desk.epoch)))
             events.info(
@@ -123,11 +131,18 @@ class Dispatcher:
             self._caring.count(now)
             await self._look_at_the_log()
 
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            if self._desk.was_short(SWEEP_S):
+                with contextlib.suppress(errors.LimitExceeded):  # not a byte more fits: the next time
+                    await self._caring.sweep()
+
     async def _look_at_the_log(self) -> None:
         here = self._desk
         here.used_bytes = (await here.stream.state()).bytes
         if (
-            not here.has_room()
+            here.was_short(2 * WATCH_S)
             or here.records >= self._settings.checkpoint_records
             or here.used_bytes - self._checkpoint_bytes > RECORDS_BYTES
         ):
@@ -165,6 +180,10 @@ class Dispatcher:
             case protocol.Ping():
                 self._known(sender, asked.connection)
                 answer(protocol.Answer(epoch=self._desk.epoch))
+            case protocol.Quiet():
+                self._known(sender, asked.connection).quiet = True
+            case protocol.Said():
+                self._deliver.said(self._known(sender, asked.connection), asked)
             case protocol.Stage():
                 self._stage(self._known(sender, asked.connection), asked)
                 answer(protocol.Answer())
@@ -235,12 +254,12 @@ class Dispatcher:
         if known is not None:
             if known.identity != sender:
                 raise errors.Forbidden(f"the connection {asked.connection!r} is somebody else's")
-            known.at = at  # it may have roamed
+            known.at, known.quiet = at, asked.quiet  # it may have roamed
             if asked.client_id and known.client_id is None and not known.consumers:
                 known.client_id = asked.client_id
         else:
             known = self._desk.connections[subjects.token(asked.connection)] = desk.Connection(
-                asked.connection, sender, asked.client_id, self._desk.loop.time(), at
+                asked.connection, sender, asked.client_id, self._desk.loop.time(), at, quiet=asked.quiet
             )
         if known.client_id:
             self._clients[known.client_id] = known.name
@@ -296,16 +315,17 @@ class Dispatcher:
         staged.bytes += size
 
     def _work(self, connection: desk.Connection, work: protocol.Work, answer: desk.Answer) -> None:
-        if work.id in self._ledger.works:
+        key = (connection.name, work.number)
+        if work.number <= self._ledger.last_works.get(connection.name, 0):
             answer(protocol.Answer())
             return
-        if work.id in self._working:
-            self._working[work.id].append(answer)
+        if key in self._working:
+            self._working[key].append(answer)
             return
         sends = work.sends
         if work.staged:
             staged = connection.staged
-            if staged is None or staged.work != work.id or len(staged.sends) != work.staged:
+            if staged is None or staged.work != work.number or len(staged.sends) != work.staged:
                 raise errors.Conflict(f"the first {work.staged} messages are not here: begin again")
             sends = staged.sends + sends
         if len(sends) > protocol.SENDS_MAX:
@@ -314,42 +334,63 @@ class Dispatcher:
             )
         size = sum(len(send.data) + len(send.meta) for send in sends)
         if sends and not self._desk.has_room(size):
-            raise faults.LogFull("the log of messages is full: consume some, or raise its budget")
+            self._desk.refused_at = self._desk.loop.time()
+            raise faults.LogFull(
+                "the log of messages is full: consume some, or raise retention.messages.max_bytes"
+            )
         if sends and self._desk.journal.is_full:
             raise errors.Overloaded("too much waits to be stored already", retry_after_s=0.1)
-        acked: dict[str, list[int]] = {}
-        for key, sequences in work.acks.items():
-            one = self._ledger.backlogs.get(key)
-            mine = [number for number in sequences if one and one.holds(number, connection.name)]
-            if work.strict and len(mine) != len(sequences):
-                raise faults.TransactionRolledBack(
-                    "a message that the transaction acknowledges has gone to somebody else meanwhile"
-                )
-            if mine:
-                acked[key] = mine
+        acked = self._acknowledged(connection, work)
         copies = [self._copy(connection, send) for send in sends]
         connection.staged = None
         self._desk.used_bytes += size
         if not copies and not acked:
             answer(protocol.Answer())
             return
-        answers = self._working[work.id] = [answer]
+        answers = self._working[key] = [answer]
 
         def finish(found: protocol.Answer) -> None:
-            self._working.pop(work.id, None)
-            for one in answers:
-                one(found)
+            self._working.pop(key, None)
+            for tell in answers:
+                tell(found)
 
         def stored(numbers: list[int]) -> None:
             self._deliver.stored(copies, numbers)
-            for key in acked:
-                self._deliver.refill(key)
+            for where in acked:
+                self._deliver.refill(where)
             finish(protocol.Answer())
 
-        record = ledger.Record(acked=acked, stored=journal.counts(copies), works=[work.id])
+        record = ledger.Record(
+            acked=acked, stored=journal.counts(copies), last_works={connection.name: work.number}
+        )
         self._desk.journal.add(
             journal.Item(copies, record, stored, lambda error: finish(protocol.failed(error)))
         )
+
+    def _acknowledged(self, connection: desk.Connection, work: protocol.Work) -> dict[str, list[int]]:
+        """What is not done yet, and the connection's to acknowledge.
+
+        A consumer may have got a message from a dispatcher before us, and another one since from us.  The
+        first's word counts, unless it is part of a transaction: then the whole is undone.
+        """
+        acked: dict[str, list[int]] = {}
+        consumes = set(connection.consumers.values())
+        for key, sequences in work.acks.items():
+            one = self._ledger.backlogs.get(key)
+            of = self._ledger.subscriptions.get(key)
+            if one is None or (of is not None and of.client_id not in (None, connection.client_id)):
+                mine = []  # what waits for a client of another id is none of its business
+            elif key in consumes and not work.strict:
+                mine = [number for number in sequences if not one.is_done(number)]
+            else:
+                mine = [number for number in sequences if one.holds(number, connection.name)]
+            if work.strict and len(mine) != len(sequences):
+                raise faults.TransactionRolledBack(
+                    "a message that the transaction acknowledges has gone to somebody else meanwhile"
+                )
+            if mine:
+                acked[key] = mine
+        return acked
 
     def _is_orphan(self, queue: destinations.Destination) -> bool:
         """Whether its connection is gone; in a new dispatcher's first time it may only not be back yet."""

@@ -209,7 +209,7 @@ def _sum(records: list[ledger.Record]) -> ledger.Record | None:
         found = records[0]
     else:
         found = ledger.Record()
-        found.acked, found.stored = {}, {}
+        found.acked, found.stored, found.last_works = {}, {}, {}
         consumed: dict[str, bool] = {}  # what was said last
         for record in records:
             for key, sequences in record.acked.items():
@@ -218,7 +218,7 @@ def _sum(records: list[ledger.Record]) -> ledger.Record | None:
                 found.stored[key] = found.stored.get(key, 0) + count
             found.subscribed += record.subscribed
             found.unsubscribed += record.unsubscribed
-            found.works += record.works
+            found.last_works.update(record.last_works)
             found.dropped += record.dropped
             for key in record.consumed:
                 consumed[key] = True

@@ -17,8 +17,7 @@ import msgspec
 from muster.core import topics
 from muster.message import backlog, messages
 
-WORKS_KEPT = 20_000  # ids of works: a repeat may come as long as its sender waits for the answer
-WORK_BYTES = 32  # of one of them
+WORKS_KEPT = 20_000  # connections of which the last work is known: none before it is done again
 ACK_BYTES = 10
 CHUNK_BYTES = 400 << 10  # about, of one message of a checkpoint
 SPANS = 10_000  # of what a backlog has done, in one
@@ -45,7 +44,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     stored: dict[str, int] = {}  # messages by queue
     subscribed: list[Subscription] = []
     unsubscribed: list[str] = []
-    works: list[str] = []
+    last_works: dict[str, int] = {}  # by connection, their numbers
     consumed: list[str] = []  # backlogs that have consumers from here on
     idle: list[str] = []
     dropped: list[str] = []  # queues
@@ -53,12 +52,19 @@ class Record(msgspec.Struct, omit_defaults=True):
 
 def about_bytes(record: Record) -> int:
     """Its size in the log, rather too large than too small."""
-    size = WORK_BYTES * len(record.works)
+    size = 0
     for key, sequences in record.acked.items():
         size += len(key) + ACK_BYTES * (len(sequences) + 1)
     for one in record.subscribed:
         size += _about_bytes(one)
-    for keys in (record.stored, record.unsubscribed, record.consumed, record.idle, record.dropped):
+    for keys in (
+        record.stored,
+        record.last_works,
+        record.unsubscribed,
+        record.consumed,
+        record.idle,
+        record.dropped,
+    ):
         size += sum(len(key) + ACK_BYTES for key in keys)
     return size
 
@@ -81,7 +87,7 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     head: int  # records up to here are in the sum
     extents: dict[str, Extent] = {}
     subscriptions: list[Subscription] = []
-    works: list[str] = []
+    last_works: dict[str, int] = {}
     consumed: list[str] = []
 
 
@@ -97,7 +103,7 @@ class Ledger:
         self.depths: dict[str, int] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self.created: dict[str, int] = {}  # the number after which a subscription hears
-        self.works: dict[str, None] = {}
+        self.last_works: dict[str, int] = {}  # by connection, the latest at the end
         self.consumed: set[str] = set()
         self.delayed_done: set[int] = set()
         self.dropped: set[str] = set()  # queues that are no more, until the log is cut
@@ -148,9 +154,13 @@ class Ledger:
             self.dropped.add(key)
         self.consumed.update(record.consumed)
         self.consumed.difference_update(record.idle)
-        self.works.update(dict.fromkeys(record.works))
-        while len(self.works) > WORKS_KEPT:
-            del self.works[next(iter(self.works))]
+        self._did(record.last_works)
+
+    def _did(self, works: dict[str, int]) -> None:
+        for connection, number in works.items():
+            self.last_works[connection] = max(number, self.last_works.pop(connection, 0))
+        while len(self.last_works) > WORKS_KEPT:
+            del self.last_works[next(iter(self.last_works))]
 
     def checkpoint(self) -> list[Checkpoint]:
         found: list[Checkpoint] = []
@@ -161,15 +171,17 @@ class Ledger:
             nonlocal used
             if not found or used + size > CHUNK_BYTES:
                 found.append(
-                    Checkpoint(chunks=0, head=self.head, extents={}, subscriptions=[], works=[], consumed=[])
+                    Checkpoint(
+                        chunks=0, head=self.head, extents={}, subscriptions=[], last_works={}, consumed=[]
+                    )
                 )
                 used = 0
             used += size
             return found[-1]
 
         chunk(0)  # there is one, whatever there is to say
-        for work in self.works:
-            chunk(WORK_BYTES).works.append(work)
+        for connection, number in self.last_works.items():
+            chunk(len(connection) + 2 * ACK_BYTES).last_works[connection] = number
         delayed = [(one, one) for one in sorted(self.delayed_done)]
         for at in range(0, len(delayed), SPANS):
             part = delayed[at : at + SPANS]
@@ -205,7 +217,7 @@ class Ledger:
                     self.created[key] = extent.created
                 if key.startswith(QUEUE_MARK):
                     self.depths[key] = extent.depth
-            self.works.update(dict.fromkeys(chunk.works))
+            self._did(chunk.last_works)
             self.consumed.update(chunk.consumed)
 
     def wants(self, key: str, meta: messages.Meta) -> bool:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import base64
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -24,6 +25,10 @@ HEADER: Final = "Muster-Message"
 FOREIGN: Final = "~"  # so begins a header that holds an AMQP client's own words, not a `Meta`
 DEFAULT_PRIORITY: Final = 4
 JSON: Final = "application/json"
+MAY_BE_DELAYED: Final = '"due":'  # stands in the header of a message with a delivery time, seldom elsewhere
+
+
+_Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class Meta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
@@ -31,22 +36,25 @@ class Meta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
 
     kind: str = msgspec.field(default="b", name="t")
     message_id: str | None = msgspec.field(default=None, name="id")
-    timestamp_ms: int = msgspec.field(default=0, name="at")
+    timestamp_ms: _Int64 = msgspec.field(default=0, name="at")
     destination: str | None = msgspec.field(default=None, name="to")
     correlation_id: str | None = msgspec.field(default=None, name="corr")
     reply_to: str | None = msgspec.field(default=None, name="reply")
     type: str | None = None
-    expiration_ms: int = msgspec.field(default=0, name="exp")
-    delivery_time_ms: int = msgspec.field(default=0, name="due")
-    priority: int = msgspec.field(default=DEFAULT_PRIORITY, name="pri")
+    expiration_ms: _Int64 = msgspec.field(default=0, name="exp")
+    delivery_time_ms: _Int64 = msgspec.field(default=0, name="due")
+    priority: _Int64 = msgspec.field(default=DEFAULT_PRIORITY, name="pri")
     persistent: bool = msgspec.field(default=False, name="keep")
-    properties: dict[str, Any] = msgspec.field(default_factory=dict, name="props")
+    properties: dict[str, str | _Int64 | float | bool | None] = msgspec.field(
+        default_factory=dict, name="props"
+    )
     kinds: dict[str, str] = msgspec.field(default_factory=dict)  # of properties, where not the natural one
     body: str | dict[str, str] | None = None  # the types of a map's or stream's values, likewise
     null: bool = False  # the body is null, not empty
     content_type: str | None = msgspec.field(default=None, name="ct")
     origin: str | None = msgspec.field(default=None, name="by")  # client id, or connection
     sequence: int = msgspec.field(default=0, name="seq")  # in the log: it has been captured
+    mark: str | None = None  # by which its sender knows it again when its time has come (`speaking`)
     amqp: str | None = None  # what an AMQP client said besides the body, as it said it (`amqp.codec`)
 
     @property
@@ -62,7 +70,10 @@ class Meta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
                 return _HEADERS[name](self)
             value = self.properties.get(name)
             if value.__class__ is str and self.kinds.get(name) in ("f", "d"):
-                return float(value)
+                try:
+                    return float(value)
+                except ValueError:
+                    return None
             return value
 
         return get
@@ -82,7 +93,7 @@ _decoder: Final = msgspec.json.Decoder(Meta)
 
 
 def decode_meta(raw: bytes | str) -> Meta:
-    """`faults.FormatError` where it is none."""
+    """`faults.FormatError` where it is none: anybody may have written it."""
     try:
         return _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -365,7 +376,24 @@ _TYPES: Final[dict[str, type[Message]]] = {
 
 
 def rebuild(meta: Meta, data: bytes, destination: destinations.Destination | None = None) -> Message:
-    """The message of a `Meta` and a payload."""
+    """The message of a `Meta` and a payload; a `errors.MusterError` where they do not fit together."""
+    try:
+        return _rebuild(meta, data, destination)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise faults.FormatError(f"the header {HEADER} and the body do not fit together: {error}") from error
+
+
+def unreadable(meta: Meta) -> Meta:
+    """For what `rebuild` refuses, so that it can be looked at all the same: its body is bytes."""
+    return Meta(
+        message_id=meta.message_id,
+        timestamp_ms=meta.timestamp_ms,
+        persistent=meta.persistent,
+        properties=meta.properties,
+    )
+
+
+def _rebuild(meta: Meta, data: bytes, destination: destinations.Destination | None) -> Message:
     kind = _TYPES.get(meta.kind)
     if kind is None:
         raise faults.FormatError(f"there is no message type {meta.kind!r}")
@@ -397,10 +425,7 @@ def rebuild(meta: Meta, data: bytes, destination: destinations.Destination | Non
         message.properties = values.Properties.received(
             {name: _rich(value, kinds.get(name)) for name, value in meta.properties.items()}
         )
-    try:
-        message._read(meta, data)
-    except UnicodeDecodeError as error:
-        raise faults.FormatError(f"the text is not UTF-8: {error}") from error
+    message._read(meta, data)
     return message
 
 
@@ -431,7 +456,7 @@ def meta_said(data: bytes, raw: str) -> Meta:
     if raw.startswith(FOREIGN):
         from muster.message.amqp import codec  # it is built on this module, and seldom needed
 
-        return codec.meta_of_foreign(raw, data)
+        return codec.meta_of_foreign(raw, data, time.time_ns() // 1_000_000)
     return decode_meta(raw)
 
 

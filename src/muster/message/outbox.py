@@ -2,24 +2,18 @@
 
 What its sessions send and acknowledge at one time becomes one `protocol.Work`, and one is under way at a
 time: order is kept, and concurrent senders share a sync.  A work whose answer does not come is repeated with
-the same id, to this dispatcher or the next one.  While the log is full, senders wait and acknowledgements,
-which make room, overtake them.
-
-A connection that speaks over a bus which does not hear itself also says its messages of topics there, when
-they are stored: the dispatcher's word would come back to it, only to be dropped.
+the same number, to this dispatcher or the next one.  While the log is full, senders wait, and
+acknowledgements, which make room, overtake them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from muster.core import errors
-from muster.message import destinations, faults, messages, protocol
+from muster.message import faults, protocol, speaking
 
 if TYPE_CHECKING:
     from muster.message import connection as connection_
@@ -58,6 +52,7 @@ class Outbox:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self.full_s = FULL_S
+        self.speaking = speaking.Speaking(connection)
         self._waiting: deque[_Waiting] = deque()
         self._current: list[_Waiting] = []
         self._unsent = 0
@@ -68,6 +63,7 @@ class Outbox:
         self._worker: asyncio.Task[None] | None = None
         self._full_since: float | None = None
         self._full_until = 0.0  # when to try again
+        self._works = 0
 
     def submit(
         self, sends: list[protocol.Send], acks: dict[str, list[int]], *, alone: bool
@@ -176,13 +172,13 @@ class Outbox:
         for one in taken:
             for key, sequences in one.acks.items():
                 acks.setdefault(key, []).extend(sequences)
-        sends = self._spoken([send for one in taken for send in one.sends])
+        sends, later = self.speaking.sort([send for one in taken for send in one.sends])
         error: errors.MusterError | None = None
         try:
             await self._ask(sends, acks, sum(one.size for one in taken), strict=taken[0].alone)
             if sends:
                 self._full_since = None
-                await self._say(sends)
+                await self.speaking.stored(sends, later)
         except errors.MusterError as found:
             if isinstance(found, faults.LogFull) and self._put_back(taken):
                 return
@@ -216,7 +212,8 @@ class Outbox:
         self, sends: list[protocol.Send], acks: dict[str, list[int]], size: int, *, strict: bool
     ) -> None:
         """What does not fit into one request goes in several; a new dispatcher wants to hear all of them."""
-        connection, work = self._connection, secrets.token_hex(12)
+        self._works += 1
+        connection, work = self._connection, self._works
         before, last = (_split(sends), []) if size > protocol.ASK_BYTES and len(sends) > 1 else ([], sends)
         for _ in range(STAGE_TRIES):
             staged = 0
@@ -231,32 +228,6 @@ class Outbox:
             except errors.Conflict:
                 continue
         raise errors.NotConnected("the dispatcher changed again and again while we spoke to it")
-
-    # What we say ourselves.
-
-    def _spoken(self, sends: list[protocol.Send]) -> list[protocol.Send]:
-        if self._connection.speaks is self._connection.bus:
-            return sends
-        return [
-            msgspec.structs.replace(send, spoken=True) if self._goes_at_once(send) else send for send in sends
-        ]
-
-    def _goes_at_once(self, send: protocol.Send) -> bool:
-        """To those who listen to a topic; a delayed message the dispatcher says when its time has come."""
-        return (
-            not destinations.Destination.parse(send.destination).is_queue
-            and not messages.decode_meta(send.meta).delivery_time_ms
-        )
-
-    async def _say(self, sends: list[protocol.Send]) -> None:
-        for send in sends:
-            if send.spoken:
-                subject = destinations.Destination.parse(send.destination).subject
-                headers = {messages.HEADER: send.meta, protocol.LOGGED: "0"}
-                try:
-                    await self._connection.speaks.publish(subject, send.data, headers=headers)
-                except errors.MusterError as error:  # it is stored, so it was accepted
-                    self._connection.report(error)
 
 
 def _split(sends: list[protocol.Send]) -> list[list[protocol.Send]]:

@@ -13,8 +13,8 @@
     muster.message.log.checkpoint          and the sum of it
 
 Everything is in batches: one `Work` holds what a connection sends and acknowledges at one time, is stored as
-a whole or not at all, and may be repeated with the same id without being done twice.  That makes a commit, a
-single persistent send and a lazy acknowledgement the same thing.
+a whole or not at all, and may be repeated with the same number without being done twice.  That makes a
+commit, a single persistent send and a lazy acknowledgement the same thing.
 """
 
 from __future__ import annotations
@@ -91,17 +91,35 @@ class _Ask(msgspec.Struct, frozen=True, tag_field="ask", omit_defaults=True):
 
 
 class Hello(_Ask, frozen=True, tag="hello"):
-    """``broker`` and ``number``: the connection as the brokers know it, who say when it closes."""
+    """``broker`` and ``number``: the connection as the brokers know it, who say when it closes.
+
+    ``quiet``: it does not hear what it says itself.
+    """
 
     connection: str
     client_id: str | None = None
     version: int = VERSION
     broker: str = ""
     number: int = 0
+    quiet: bool = False
 
 
 class Ping(_Ask, frozen=True, tag="ping"):
     connection: str
+
+
+class Quiet(_Ask, frozen=True, tag="quiet"):
+    """From now on this connection does not hear what it says itself."""
+
+    connection: str
+
+
+class Said(_Ask, frozen=True, tag="said"):
+    """Of a delayed message whose time has come: its sender has said it, or could not."""
+
+    connection: str
+    number: int
+    said: bool
 
 
 class Bye(_Ask, frozen=True, tag="bye"):
@@ -115,19 +133,21 @@ class Stage(_Ask, frozen=True, tag="stage"):
     """Messages of a work that is too large for one request; they wait for it. ``after`` so many others."""
 
     connection: str
-    work: str
+    work: int
     after: int
     sends: list[Send]
 
 
 class Work(_Ask, frozen=True, tag="work"):
-    """``acks``: sequences by backlog. ``strict``: an acknowledgement that is not ours undoes the whole.
+    """A connection's works have growing numbers, and one is under way at a time.
+
+    ``acks``: sequences by backlog. ``strict``: an acknowledgement that is not ours undoes the whole.
 
     ``staged``: so many of its messages came before it; `errors.Conflict` if they are not there.
     """
 
     connection: str
-    id: str
+    number: int
     sends: list[Send] = []
     acks: dict[str, list[int]] = {}
     strict: bool = False
@@ -233,6 +253,8 @@ class Move(_Ask, frozen=True, tag="move"):
 Ask = (
     Hello
     | Ping
+    | Quiet
+    | Said
     | Bye
     | Stage
     | Work
@@ -279,8 +301,11 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Deliveries(msgspec.Struct, frozen=True, array_like=True):
+    """``due``: of the connection's own delayed messages those that it is to say now, numbers and marks."""
+
     epoch: int
     deliveries: list[Delivery]
+    due: list[tuple[int, str]] = []
 
 
 class Began(msgspec.Struct, frozen=True):

@@ -70,7 +70,7 @@ class Service:
             await asyncio.wait((acting, lost), return_when=asyncio.FIRST_COMPLETED)
             if acting.done():
                 acting.result()
-        except (errors.Unavailable, errors.Refused) as error:
+        except errors.MusterError as error:  # whatever it is, the next one reads the log anew
             events.warning("dispatcher-interrupted", epoch=lease.epoch, error=error)
             if not isinstance(error, errors.Unavailable | errors.Conflict):
                 await asyncio.sleep(RETRY_S)

@@ -44,6 +44,11 @@ class Spans:
         begins[low:high] = [first]
         ends[low:high] = [last]
 
+    def end_of(self, number: int) -> int:
+        """Of the stretch that it is in, if it is in one; else 0."""
+        at = bisect.bisect_right(self._begins, number) - 1
+        return self._ends[at] if at >= 0 and number <= self._ends[at] else 0
+
     def cover(self, first: int, last: int, but: Iterable[int]) -> None:
         """All from ``first`` to ``last`` but for some, given in order."""
         for number in but:

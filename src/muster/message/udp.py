@@ -73,7 +73,7 @@ class Sender(asyncio.DatagramProtocol):
         self._key = aead.AESGCM.generate_key(256)
         self._cipher = aead.AESGCM(self._key)
         self._peers: dict[tuple[str, int], float] = {}  # until when
-        self._probed: dict[tuple[str, int], str] = {}
+        self._probed: dict[tuple[str, int], tuple[str, float]] = {}  # the token, and until when it holds
         self.sent = 0
 
     async def __aenter__(self) -> Self:
@@ -98,12 +98,16 @@ class Sender(asyncio.DatagramProtocol):
             offer = msgspec.json.decode(message.data, type=_Offer)
         except msgspec.DecodeError:
             return  # another sender's news
-        peer = (offer.host, offer.port)
-        token = self._probed.get(peer)
-        if token is not None and any(secrets.compare_digest(token, one) for one in offer.tokens):
-            self._peers[peer] = time.monotonic() + HOLD_S
-        elif token is not None or len(self._probed) < WAITING_MAX:
-            token = self._probed.setdefault(peer, secrets.token_hex(8))
+        peer, now = (offer.host, offer.port), time.monotonic()
+        if len(self._probed) >= WAITING_MAX:
+            self._probed = {one: held for one, held in self._probed.items() if held[1] > now}
+        token, _ = self._probed.get(peer, ("", 0.0))
+        if token and any(secrets.compare_digest(token, one) for one in offer.tokens):
+            self._peers[peer] = now + HOLD_S
+            self._probed[peer] = (token, now + HOLD_S)
+        elif token or len(self._probed) < WAITING_MAX:
+            token = token or secrets.token_hex(8)
+            self._probed[peer] = (token, now + HOLD_S)
             self._transmit(peer, _PROBE, token.encode())
         await message.respond(msgspec.json.encode(_Key(self._id, self._key, self._number)))
 

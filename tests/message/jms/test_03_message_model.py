@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from muster.core import errors
 from muster.message import destinations, faults, messages, selectors, values
+from muster.predicates import closure, parser
 
 K = values.Kind
 SAMPLES: dict[values.Kind, values.Value] = {
@@ -190,3 +192,24 @@ def test_3_8_the_index_finds_exactly_what_each_selector_accepts(filed, number):
     meta = messages.Message(properties={"a": number, "b": 1, "c": number % 2}).meta()[0]
     found = list(index.matching(meta))
     assert sorted(found) == [key for key, text in wanted.items() if selectors.accepts(text, meta)]
+
+
+def test_3_8_a_message_costs_with_the_selectors_that_may_match(monkeypatch: pytest.MonkeyPatch):
+    looked = 0
+
+    def compiled(selector: str) -> selectors.Matches:
+        def matches(get: Callable[[str], object]) -> bool:
+            nonlocal looked
+            looked += 1
+            return made(get)
+
+        made = closure.compile(parser.parse(selector, strict=True))
+        return matches
+
+    monkeypatch.setattr(selectors, "compiled", compiled)
+    index: selectors.Index[int] = selectors.Index()
+    for number in range(2_000):
+        index.add(number, f"place = 'p{number % 500}' AND size > 1")
+    meta = messages.Message(properties={"place": "p7", "size": 2}).meta()[0]
+    assert sorted(index.matching(meta)) == [7, 507, 1007, 1507]
+    assert looked == 4

@@ -42,6 +42,19 @@ async def test_6_1_and_6_2_what_is_closed_says_so(dial: conftest.Dial):
         await connection.session().consumer(NEWS)
 
 
+async def test_6_1_a_connection_keeps_nothing_of_sessions_that_are_closed(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    connection = await dial()
+    for _ in range(3):
+        async with connection.session() as session:
+            await session.producer(ORDERS).send("one")
+            assert await (await session.consumer(ORDERS)).receive(10) is not None
+    assert not connection._closers
+    assert not connection._holders
+    assert not connection._consumers
+
+
 async def test_6_2_7_and_6_2_10_each_mode_has_its_own_verbs(dial: conftest.Dial):
     connection = await dial()
     for mode in (client.Mode.AUTO, client.Mode.CLIENT, client.Mode.DUPS_OK):

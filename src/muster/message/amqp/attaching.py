@@ -64,6 +64,11 @@ class Attaching:
         self.temporaries.add(name)
         return destinations.Destination(kind, name)
 
+    async def drop(self, temporary: destinations.Destination) -> None:
+        self.temporaries.discard(temporary.name)
+        if temporary.is_queue:
+            await self._bridge.jms.ask(protocol.DropQueue(temporary.name))
+
     def _check_there(self, destination: destinations.Destination) -> None:
         """One of our own temporary destinations that was deleted is not made anew."""
         mine = f"{destinations.TEMPORARY}{self._bridge.jms.name}"

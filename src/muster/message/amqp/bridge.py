@@ -8,6 +8,7 @@ they come; what has to wait for the dispatcher is a task, and whatever changed t
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -38,6 +39,7 @@ events = log.Events("message")
 SESSION_BYTES_MAX: Final = ends.WINDOW * engine.FRAME_BYTES_MAX
 EARLY_BYTES_MAX: Final = 1 << 20
 CARRIED_BYTES_MAX: Final = 16 << 20
+UNSENT_BYTES: Final = 128 << 10
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
 
 
@@ -75,6 +77,9 @@ class Bridge(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        # What the system has taken and not sent yet cannot expire any more.
+        under = transport.get_extra_info("socket")
+        under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self.gateway.bridges.add(self)
         self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.connection_aborted)
 
@@ -85,6 +90,8 @@ class Bridge(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
+        if self._engine is not None:
+            self._engine.stop()
 
     def resume_writing(self) -> None:
         self._paused = False
@@ -166,6 +173,8 @@ class Bridge(asyncio.Protocol):
             self._socket.write(data)
         if not more:
             self._socket.close()
+        elif self._engine.stopped and not self._paused:
+            self._engine.go_on()
 
     def flush_due(self) -> None:
         if self._flushing:
@@ -318,8 +327,8 @@ class Bridge(asyncio.Protocol):
         async with self._quieting:
             if self._quiet_ears is None:
                 made = await quiet(self.trunk.login)
-                await self.jms.bus.flush()
-                self.jms.speaks, self._quiet_ears = made, listening.Ears(made, links.Heard)
+                await self.jms.speak_over(made)
+                self._quiet_ears = listening.Ears(made, links.Heard)
             return self._quiet_ears
 
     # Links.

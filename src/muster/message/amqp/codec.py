@@ -173,10 +173,10 @@ def _size(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big")
 
 
-def meta_of_foreign(raw: str, data: bytes) -> messages.Meta:
+def meta_of_foreign(raw: str, data: bytes, now_ms: int) -> messages.Meta:
     """What a `foreign` header says, in full."""
     try:
-        meta, _, _ = decode(unwrapped(raw, data), None, 0)
+        meta, _, _ = decode(unwrapped(raw, data), None, now_ms)
         meta.origin = origin_of(raw)
     except sections.MALFORMED as error:
         raise faults.FormatError(f"the header {messages.HEADER} is malformed: {error}") from error
@@ -377,26 +377,34 @@ def _identifier(value: Any) -> str | None:
 _headers: dict[tuple[bool, int, int], bytes] = {}
 
 
-def _header(persistent: bool, priority: int, deliveries: int) -> bytes:
+def _header(persistent: bool, priority: int, deliveries: int, ttl_ms: int = 0) -> bytes:
     key = (persistent, priority, deliveries)
-    found = _headers.get(key)
+    found = _headers.get(key) if not ttl_ms else None
     if found is None:
         fields = [
             b"\x41" if persistent else b"\x42",
             bytes((0x50, priority)),
-            b"\x40",
+            sections.uint(ttl_ms) if ttl_ms else b"\x40",
             b"\x41" if not deliveries else b"\x42",
             sections.uint(deliveries),
         ]
         found = sections.section(sections.HEADER, sections.sequence(fields))
-        if len(_headers) < 4096:
+        if not ttl_ms and len(_headers) < 4096:
             _headers[key] = found
     return found
 
 
-def encode(meta: messages.Meta, data: bytes, deliveries: int) -> bytes:
-    """``deliveries``: how often it was delivered before."""
-    header = _header(meta.persistent, min(max(meta.priority, 0), 9), deliveries)
+def encode(meta: messages.Meta, data: bytes, deliveries: int, now_ms: int) -> bytes:
+    """``deliveries``: how often it was delivered before. `faults.FormatError` where AMQP cannot say it."""
+    try:
+        return _encode(meta, data, deliveries, now_ms)
+    except sections.MALFORMED as error:
+        raise faults.FormatError(f"no AMQP message can be made of it: {error}") from error
+
+
+def _encode(meta: messages.Meta, data: bytes, deliveries: int, now_ms: int) -> bytes:
+    left_ms = min(max(meta.expiration_ms - now_ms, 1), 0xFFFFFFFF) if meta.expiration_ms else 0
+    header = _header(meta.persistent, min(max(meta.priority, 0), 9), deliveries, left_ms)
     if meta.amqp:
         said = base64.b64decode(meta.amqp[1:])
         rest = said[sections.skip(said, 0) :] if said[:3] == _HEADER else said

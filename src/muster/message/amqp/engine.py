@@ -12,7 +12,7 @@ queued in `_out`, proton's are drawn into the same queue by `sync`, after a link
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import proton
@@ -21,7 +21,7 @@ from muster.message.amqp import ends, frames, library, sections
 
 FRAME_BYTES_MAX: Final = 64 << 10
 PARTIAL_BYTES_MAX: Final = 4 << 20
-OUT_BYTES_MAX: Final = 4 << 20  # what may wait for a socket before links stop
+OUT_BYTES_MAX: Final = 1 << 20  # what may be made for a socket at one time before links stop
 _MASK: Final = 0xFFFFFFFF
 _OVERDRAWN: Final = _MASK - (1 << 24)  # a credit above it is one below zero
 _FIRST_FRAME_BYTES_MAX: Final = 512  # until the peer has said how large its frames may be
@@ -285,12 +285,12 @@ class Engine:
         session.window = 0 if window > _OVERDRAWN else window
         if session.blocked:
             self._unblock(session)
+            if not session.blocked:
+                self._may_go_on(list(session.links.values()))
         if handle is None:
             if echo:
                 self._session_flow(session)
-            for link in list(session.links.values()):
-                if link.credit > 0 and not link.key[1]:
-                    link.flowed()
+            self._may_go_on(list(session.links.values()))
             return
         link_or_none = session.links.get(handle)
         if link_or_none is None:
@@ -306,6 +306,23 @@ class Engine:
             self._link_flow(link)
 
     # What goes out.
+
+    def _may_go_on(self, links: Iterable[ends.Link]) -> None:
+        for link in links:
+            if link.credit > 0 and not link.key[1]:
+                link.flowed()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def stop(self) -> None:
+        """The socket takes no more: what is not made yet waits at its link, where it can still expire."""
+        self._stopped = True
+
+    def go_on(self) -> None:
+        self._stopped = False
+        self._may_go_on(list(self.links()))
 
     def _put(self, *parts: bytes) -> None:
         if not self._muted:
@@ -464,11 +481,6 @@ class Engine:
         data = b"".join(self._out)
         self._out.clear()
         self._out_bytes = 0
-        if self._stopped:
-            self._stopped = False
-            for link in list(self.links()):
-                if link.credit > 0 and not link.key[1]:
-                    link.flowed()
         return data, not self._library.ended
 
     def tick(self, now_s: float) -> None:

@@ -6,19 +6,37 @@ Each is told when its client grants credit, drains or goes, and hands messages t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import proton
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, listening, messages, protocol, selectors, slowing
-from muster.message.amqp import codec, engine, frames
+from muster.message import destinations, ledger, listening, messages, protocol, selectors, slowing
+from muster.message.amqp import codec, engine, frames, sections
 
 if TYPE_CHECKING:
     from muster.message.amqp import bridge
+
+
+_DEAD_LETTERS: Final = ledger.queue_key(destinations.DEAD_LETTERS)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _encoded(meta: messages.Meta, delivery: protocol.Delivery, *, bytes_too: bool) -> bytes:
+    """``bytes_too``: what cannot be read as what it says it is, as bytes."""
+    try:
+        return codec.encode(meta, delivery.data, delivery.count, _now_ms())
+    except errors.MusterError:
+        if not bytes_too:
+            raise
+        return codec.encode(messages.unreadable(meta), delivery.data, delivery.count, _now_ms())
 
 
 class Outlet:
@@ -73,9 +91,13 @@ class Fed(Outlet):
         super().__init__(owner, over, wrapper)
         self.number = attach.consumer
         self._attach = attach
-        self._granted = 0
+        self._granted = 0  # what the dispatcher may deliver, or has and waits here
+        self._waiting: deque[tuple[str, int, bytes, int]] = deque()  # backlog, number, what, when it expires
+        self.expired = 0
 
     def request(self) -> protocol.Attach:
+        """Also for a new dispatcher, which knows of no delivery: what waits here would come twice."""
+        self._waiting.clear()
         self._granted = 0 if self.closed else self.link.credit
         return msgspec.structs.replace(self._attach, credit=self._granted)
 
@@ -83,39 +105,76 @@ class Fed(Outlet):
         await self.bridge.jms.attach(self)
 
     def deliver(self, delivery: protocol.Delivery) -> None:
-        self._granted -= 1
+        jms = self.bridge.jms
         if self.closed or (delivery.count and self.bridge.has(delivery.key, delivery.sequence)):
+            self._granted -= 1  # a new dispatcher repeats what the client has
             self.flowed()
-            return  # a new dispatcher repeats what the client has
-        try:
-            data = codec.encode(messages.decode_meta(delivery.meta), delivery.data, delivery.count)
-        except errors.MusterError as error:
-            release = protocol.Release(
-                self.bridge.jms.name, {delivery.key: [delivery.sequence]}, reason=error.message
-            )
-            self.bridge.spawn(self.bridge.jms.tell(release))
             return
-        self.bridge.transmit(self, data, delivery.key, delivery.sequence)
+        meta = messages.decode_meta(delivery.meta)
+        try:
+            data = _encoded(meta, delivery, bytes_too=delivery.key == _DEAD_LETTERS)
+        except errors.MusterError as error:
+            release = protocol.Release(jms.name, {delivery.key: [delivery.sequence]}, reason=error.message)
+            self.bridge.spawn(jms.tell(release))
+            self._granted -= 1
+            self.flowed()
+            return
+        self._waiting.append((delivery.key, delivery.sequence, data, meta.expiration_ms))
+        self._pump()
+
+    def _pump(self) -> None:
+        expired: dict[str, list[int]] = {}
+        if self.link.handle is None:
+            return  # the first may come before the client has heard that the link is open
+        while self._waiting and not self.closed and self.engine.may_send(self.link):
+            key, number, data, expires_ms = self._waiting.popleft()
+            self._granted -= 1
+            if expires_ms and expires_ms <= _now_ms():
+                expired.setdefault(key, []).append(number)
+                self.expired += 1
+            else:
+                self.bridge.transmit(self, data, key, number)
+        if expired:
+            self.bridge.jms.submit([], expired)
+            self.bridge.soon(self.flowed)  # the client's credit for them is for others
 
     async def flow(self) -> None:
         jms = self.bridge.jms
         if self.closed:
             return
+        self._pump()
+        if self.link.credit < self._granted:
+            await self._give_back()
         more = self.link.credit - self._granted
         if more > 0:
             self._granted += more
             await jms.tell(protocol.Credit(jms.name, self.number, more))
         if self.link.drain and not self._is_closed():
             await jms.ask(protocol.Stop(jms.name, [self.number]))
-            self._granted = 0
-            self._drained()
+            self._granted = len(self._waiting)
+            if not self._waiting:
+                self._drained()
+
+    async def _give_back(self) -> None:
+        """The client has taken credit back: what it does not want now is for others."""
+        jms = self.bridge.jms
+        await jms.ask(protocol.Stop(jms.name, [self.number]))
+        back: dict[str, list[int]] = {}
+        while len(self._waiting) > self.link.credit:
+            key, number, _, _ = self._waiting.pop()
+            back.setdefault(key, []).append(number)
+        self._granted = len(self._waiting)
+        if back:
+            await jms.ask(protocol.Release(jms.name, back, counted=False))
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
-        await self.bridge.jms.detach(self.number, {})
+        jms = self.bridge.jms
+        await jms.detach(self.number, {})
         if destroy and self._attach.durable and not self._attach.shared:
-            jms = self.bridge.jms
             await jms.ask(protocol.Unsubscribe(jms.name, self._attach.subscription or ""))
+        if destroy and self.wrapper.remote_source.dynamic:
+            await self.bridge.attaching.drop(destinations.Destination.parse(self._attach.destination))
 
 
 class Heard(listening.Heard):
@@ -124,13 +183,14 @@ class Heard(listening.Heard):
     Many links hear it: what one found out, the others need not.
     """
 
-    __slots__ = ("_amqp", "_matches", "_origin", "_raw")
+    __slots__ = ("_amqp", "_expires_ms", "_matches", "_origin", "_raw")
 
     def __init__(self, message: api.Message) -> None:
         super().__init__(message)
         self._raw = message.header(messages.HEADER)
         self._amqp: bytes | None = None
         self._origin: str | None = None
+        self._expires_ms: int | None = None
         self._matches: dict[selectors.Matches, bool] = {}
 
     @property
@@ -155,8 +215,21 @@ class Heard(listening.Heard):
     def amqp(self) -> bytes:
         if self._amqp is None:
             raw, data = self._foreign, self.message.data
-            self._amqp = codec.encode(self.meta, data, 0) if raw is None else codec.unwrapped(raw, data)
+            if raw is None:
+                self._amqp = codec.encode(self.meta, data, 0, _now_ms())
+            else:
+                self._amqp = codec.unwrapped(raw, data)
         return self._amqp
+
+    @property
+    def expires_ms(self) -> int:
+        """0: never."""
+        if self._expires_ms is None:
+            if self._foreign is None:
+                self._expires_ms = self.meta.expiration_ms
+            else:
+                self._expires_ms = sections.expires_ms(self.amqp, _now_ms())
+        return self._expires_ms
 
 
 class Tap(Outlet):
@@ -181,13 +254,14 @@ class Tap(Outlet):
             group = listening.group(None if asked.everyone else owner.jms.client_id, asked.subscription)
         # Links that share a subscription with others must not share it among themselves.
         self._key = (destination.name, group, self if group else None)
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[bytes, int]] = deque()  # and when it expires
         self._bytes = 0
         self._ears: listening.Ears[Heard] | None = None
         self._sent = 0
         self._again: list[tuple[int, bytes]] = []  # what came back, the first of it last
         self.rejected = 0
         self.dropped = 0
+        self.expired = 0
 
     async def open(self) -> None:
         name, group, _ = self._key
@@ -220,17 +294,17 @@ class Tap(Outlet):
             return
         data = heard.amqp
         if self._waiting or self._again or not self.engine.may_send(self.link):
-            self._wait(data)
+            self._wait(data, heard.expires_ms)
         else:
             self._transmit(data)
 
-    def _wait(self, data: bytes) -> None:
-        self._waiting.append(data)
+    def _wait(self, data: bytes, expires_ms: int) -> None:
+        self._waiting.append((data, expires_ms))
         self._bytes += len(data)
         if len(self._waiting) > slowing.WAITING_SLOW or self._bytes > slowing.WAITING_SLOW_BYTES:
             self.bridge.jms.slow(self)
             if len(self._waiting) > slowing.WAITING_MAX or self._bytes > slowing.WAITING_BYTES_MAX:
-                self._bytes -= len(self._waiting.popleft())
+                self._bytes -= len(self._waiting.popleft()[0])
                 self.dropped += 1
 
     def _transmit(self, data: bytes) -> None:
@@ -262,13 +336,17 @@ class Tap(Outlet):
     def _pump(self) -> None:
         while not self.closed and self.engine.may_send(self.link):
             if self._again:
-                self._transmit(self._again.pop()[1])
+                data = self._again.pop()[1]
+                expires_ms = sections.expires_ms(data, _now_ms())
             elif self._waiting:
-                data = self._waiting.popleft()
+                data, expires_ms = self._waiting.popleft()
                 self._bytes -= len(data)
-                self._transmit(data)
             else:
                 return
+            if expires_ms and expires_ms <= _now_ms():
+                self.expired += 1
+            else:
+                self._transmit(data)
 
     def flowed(self) -> None:
         self._pump()
@@ -300,7 +378,7 @@ class Browser(Outlet):
         self._queue = queue
         self._selector = selector
         self._after = 0
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[bytes, int]] = deque()  # and when it expires
         self._ended = False
         self._paging = asyncio.Lock()
 
@@ -316,10 +394,13 @@ class Browser(Outlet):
                 self._ended = not found
                 for one in found:
                     self._after = one.sequence
-                    self._waiting.append(codec.encode(messages.decode_meta(one.meta), one.data, one.count))
+                    meta = messages.decode_meta(one.meta)
+                    self._waiting.append((_encoded(meta, one, bytes_too=True), meta.expiration_ms))
             if not self._waiting or self.closed:
                 break
-            self.bridge.transmit(self, self._waiting.popleft())
+            data, expires_ms = self._waiting.popleft()
+            if not expires_ms or expires_ms > _now_ms():
+                self.bridge.transmit(self, data)
         self._drained()
 
 
@@ -349,6 +430,4 @@ class Temporary(Outlet):
         self._destination = destination
 
     async def close(self, *, destroy: bool) -> None:
-        self.bridge.attaching.temporaries.discard(self._destination.name)
-        if self._destination.is_queue:
-            await self.bridge.jms.ask(protocol.DropQueue(self._destination.name))
+        await self.bridge.attaching.drop(self._destination)

@@ -207,6 +207,34 @@ def entries(data: bytes, value: int) -> dict[str, Any]:
     return found
 
 
+def expires_ms(data: bytes, now_ms: int) -> int:
+    """When a message that comes now expires; 0: never, or it does not say it as it should."""
+    at, ttl_ms = 0, 0
+    try:
+        while (code := data[at + 2]) < PROPERTIES:
+            if code == HEADER:
+                ttl_ms = _number(data, at + 3, 2)
+            at = skip(data, at)
+        said_ms = _number(data, at + 3, 8) if code == PROPERTIES else 0
+    except MALFORMED:
+        return 0
+    return said_ms or (now_ms + ttl_ms if ttl_ms else 0)
+
+
+def _number(data: bytes, value: int, place: int) -> int:
+    """One field of a described list, of which the others are not read; 0 where it has no such number."""
+    code = data[value]
+    if code not in (0xC0, 0xD0):
+        return 0
+    count, at = _count(data, value, code)
+    if place >= count:
+        return 0
+    for _ in range(place):
+        at = skip(data, at)
+    found = read(data, at)[0]
+    return found.value if isinstance(found, values.Typed) and type(found.value) is int else 0
+
+
 # -- writing -----------------------------------------------------------------------------------------------
 
 

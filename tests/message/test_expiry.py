@@ -1,0 +1,117 @@
+"""Messages that expire while they wait at the gateway are not handed to its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import pytest
+
+proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+from muster.message import destinations  # noqa: E402
+from muster.message.amqp import bridge, engine, links, server  # noqa: E402
+from muster.testing import eventually  # noqa: E402
+from tests.message import conftest, raw_client  # noqa: E402
+
+WAIT_S = 30
+
+
+def _outlet(gateway: server.Gateway) -> Any:
+    (found,) = [one for bridge in gateway.bridges for one in bridge.outlets.values()]
+    assert isinstance(found, links.Tap | links.Fed)
+    return found
+
+
+async def _open(gateway: server.Gateway, address: str, credit: int) -> tuple[raw_client.Raw, Any]:
+    raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "slow")
+    receiver = raw_client.receiver(raw, address, credit)
+    await asyncio.to_thread(raw.until, lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+    return raw, receiver
+
+
+async def _bodies_until_last(raw: raw_client.Raw, receiver: Any) -> list[str]:
+    got: list[str] = []
+
+    def work() -> None:
+        while not got or got[-1] != "last":
+            message, delivery = raw_client.receive(raw, receiver)
+            delivery.update(proton.Delivery.ACCEPTED)
+            delivery.settle()
+            got.append(message.body)
+
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.to_thread(work)
+    raw.socket.close()
+    return got
+
+
+async def test_what_only_says_how_long_it_lives_is_heard_and_expires(
+    gateway: server.Gateway, dial: conftest.Dial
+):
+    """A time to live counts from when it came; Qpid JMS also says when that is over, others do not."""
+    consumer = await (await dial()).session().consumer(destinations.topic("hall"))
+    raw, receiver = await _open(gateway, "topic:hall", 0)
+    other = await asyncio.to_thread(raw_client.Raw, gateway.port, "says")
+
+    def say(text: str, ttl_s: float) -> None:
+        sender = other.session.sender(text)
+        sender.target.address = "topic:hall"
+        sender.open()
+        other.until(lambda: sender.credit > 0)
+        delivery = sender.delivery("1")
+        sender.send(proton.Message(body=text, ttl=ttl_s).encode())
+        sender.advance()
+        other.until(lambda: delivery.settled)
+
+    before_ms = time.time_ns() // 1_000_000
+    await asyncio.to_thread(say, "long", 60)
+    heard = await consumer.receive(WAIT_S)
+    assert heard is not None, "it was taken for expired"
+    assert before_ms < heard.expiration_ms - 59_000 < before_ms + 60_000
+    await asyncio.to_thread(say, "short", 0.05)
+    await asyncio.to_thread(say, "last", 0)
+    tap = _outlet(gateway)
+    await eventually.eventually(lambda: len(tap._waiting) == 3)
+    await asyncio.sleep(0.05)  # pace: a time to live passes
+    receiver.flow(10)
+    assert await _bodies_until_last(raw, receiver) == ["long", "last"]
+    assert tap.expired == 1
+    other.socket.close()
+
+
+@pytest.mark.parametrize("address", ["topic:hall", "queue:hall"])
+async def test_a_client_that_does_not_read_is_handed_no_more_than_its_socket_takes(
+    gateway: server.Gateway, dial: conftest.Dial, address: str
+):
+    """It has given credit without end, as rhea and proton may; what is on the socket nobody takes back."""
+    count, size, ttl_s = 200, 20_000, 1.0
+    raw, receiver = await _open(gateway, address, 1_000_000)
+    raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    session = (await dial()).session()
+    producer = session.producer(destinations.Destination.parse(address), persistent=False)
+    for number in range(count):
+        await producer.send(f"{number}".ljust(size), ttl_s=ttl_s)
+    outlet = _outlet(gateway)
+    await eventually.eventually(lambda: outlet.engine.stopped)
+    await asyncio.sleep(ttl_s)  # pace: a time to live passes
+    await producer.send("last")
+    got = await _bodies_until_last(raw, receiver)
+    handed = sum(map(len, got))
+    assert handed < engine.OUT_BYTES_MAX + bridge.UNSENT_BYTES + (512 << 10), "it was handed all there was"
+    assert outlet.expired > count // 4
+    if address.startswith("topic"):
+        assert outlet.expired == count - len(got) + 1
+
+
+async def test_how_long_a_message_still_lives_is_told(gateway: server.Gateway, dial: conftest.Dial):
+    producer = (await dial()).session().producer(destinations.queue("hall"))
+    await producer.send("last", ttl_s=60)
+    raw, receiver = await _open(gateway, "queue:hall", 1)
+    async with asyncio.timeout(WAIT_S):
+        message, _ = await asyncio.to_thread(raw_client.receive, raw, receiver)
+    assert 0 < message.ttl <= 60
+    assert message.expiry_time > time.time()
+    raw.socket.close()

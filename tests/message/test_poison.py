@@ -1,0 +1,121 @@
+"""Headers that nobody's library wrote: each is refused or dropped by itself, and nobody else suffers."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.bus import api
+from muster.core import errors
+from muster.message import delivering, destinations, messages, protocol, selectors, service
+from muster.testing import eventually
+from tests.message import conftest
+
+NEWS = destinations.topic("news")
+POISON = (
+    "",
+    "not JSON",
+    "[]",
+    '{"t":"t","props":{"a":[1]}}',
+    '{"t":"t","props":{"a":{"b":1}}}',
+    '{"t":"t","props":{"a":"zz"},"kinds":{"a":"d"}}',
+    '{"t":"t","props":{"a":"zz"},"kinds":{"a":"?"}}',
+    '{"t":"t","pri":1e99}',
+    '{"t":"t","exp":99999999999999999999}',
+    '{"t":"t","due":-1}',
+    '{"t":"t","at":99999999999999999999}',
+    '{"t":"t","reply":"queue:"}',
+    '{"t":"t","to":"topic:a/*"}',
+    '{"t":"?"}',
+    '{"t":"m"}',
+    '{"t":"s","body":"??"}',
+    '{"t":"t","amqp":"?"}',
+    '{"t":"t","amqp":"t!"}',
+    "~",
+    "~t.",
+    "~?x.AAAA",
+    "~tAAAA.!",
+)
+BODY = b'["x"]'
+
+
+@pytest.mark.parametrize("raw", POISON)
+def test_what_cannot_be_read_is_an_error_of_ours(raw: str):
+    codec = pytest.importorskip("muster.message.amqp.codec")
+
+    def read(raw: str) -> messages.Meta | None:
+        try:
+            return messages.meta_of(BODY, {messages.HEADER: raw})
+        except errors.MusterError:
+            return None
+
+    meta = read(raw)
+    if meta is None:
+        return
+    index: selectors.Index[int] = selectors.Index()
+    for number, selector in enumerate(("a = 'x'", "a > 1", "a LIKE 'x%'", "JMSPriority > 3")):
+        index.add(number, selector)
+        selectors.accepts(selector, meta)
+    assert list(index.matching(meta)) is not None
+    for attempt in (lambda: messages.rebuild(meta, BODY), lambda: codec.encode(meta, BODY, 0, 1)):
+        try:
+            attempt()
+        except errors.MusterError:
+            continue
+
+
+async def test_poisoned_headers_stop_nobody(dispatcher: service.Service, dial: conftest.Dial, bus: api.Bus):
+    connection = await dial("reader")
+    session = connection.session()
+    consumers = [
+        await session.durable_consumer(NEWS, "few", "a = 'x'"),
+        await session.durable_consumer(NEWS, "large", "a IS NULL OR a = 'x'"),
+        await session.consumer(NEWS, "a IS NULL OR a > 1 OR a = 'x'"),
+    ]
+    orders = await session.consumer(destinations.queue("orders"), "a IS NULL OR a = 'x'")
+    for raw in POISON:
+        await bus.publish(NEWS.subject, BODY, headers={messages.HEADER: raw})
+        for to in (NEWS, destinations.queue("orders")):
+            try:
+                await connection.submit([protocol.Send(str(to), raw, BODY)])
+            except errors.MusterError:
+                continue
+    await bus.flush()
+    epoch = (await connection.ask(protocol.Ping(connection.name))).epoch
+    good = messages.TextMessage("good", properties={"a": "x"})
+    for to in (NEWS, destinations.queue("orders")):
+        await session.producer(to).send(good)
+    for consumer in (*consumers, orders):
+
+        async def heard() -> bool:
+            found = await consumer.receive(1)  # noqa: B023
+            return found is not None and found.body() == "good"
+
+        await eventually.eventually(heard)
+    assert (await connection.ask(protocol.Ping(connection.name))).epoch == epoch, (
+        "the same dispatcher goes on"
+    )
+
+
+async def test_what_no_consumer_can_read_is_a_dead_letter_that_can_be_looked_at(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    connection = await dial()
+    session = connection.session()
+    orders, dead = destinations.queue("orders"), destinations.queue(destinations.DEAD_LETTERS)
+    raw = messages.encode_meta(messages.Meta(kind="m", destination=str(orders), persistent=True)).decode()
+    await connection.submit([protocol.Send(str(orders), raw, BODY)])
+    await session.producer(orders).send("good")
+    message = await (await session.consumer(orders)).receive(30)
+    assert message is not None
+    assert message.body() == "good"
+
+    async def buried() -> list[messages.Message]:
+        return [one async for one in session.browse(dead)]
+
+    (shown,) = await eventually.eventually(buried)
+    taken = await (await session.consumer(dead)).receive(30)
+    assert taken is not None, "it does not die again and again"
+    for found in (shown, taken):
+        assert found.body() == BODY
+        assert found.properties[delivering.FROM] == "queue:orders"
+        assert "no JSON of the right shape" in str(found.properties[delivering.REASON])

@@ -136,6 +136,8 @@ async def test_sessions_services_and_histories_by_command(broker, start_node, tm
     assert (await run("session", "complete", inner)).code == 0
     assert (await run("session", "complete", outer)).code == 0
     assert (await run("session", "status", outer)).json()["status"] == "COMPLETED"
+    unknown = await run("session", "status", "never-begun")
+    assert (unknown.code, "never begun" in unknown.err) == (errors.NotFound.exit_code, True)
 
     saved = await run(
         "service", "save", "maps", "--access", "http://127.0.0.1:1/m", "-a", "lon=8.5", "-a", "lat=47"

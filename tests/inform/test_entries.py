@@ -46,6 +46,11 @@ def test_timeouts_out_of_range_are_refused(timeout_s):
         sessions.begin("a", None, timeout_s, NOW_NS)
 
 
+def test_a_timeout_is_told_as_people_write_numbers():
+    with pytest.raises(sessions.TimeoutOutOfRange, match=r"of 1,073,741,824 s: .* at most 2,592,000 s"):
+        sessions.check_timeout(float(1 << 30))
+
+
 DEGREES = st.floats(-180, 180, allow_nan=False)
 
 

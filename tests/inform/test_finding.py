@@ -16,6 +16,7 @@ from muster.inform import client, finding, ordered, plans, protocol, service
 from muster.inform.mounts import base as mounts
 from muster.inform.mounts import kinds
 from muster.predicates import closure, parser
+from muster.testing.eventually import eventually
 
 
 def test_keys_stay_in_their_order(monkeypatch):
@@ -75,8 +76,7 @@ def test_a_plan_leaves_out_nothing_that_its_predicate_selects():
     for predicate in PREDICATES:
         plan, matches = plans.plan(predicate), closure.compile(parser.parse(predicate))
         for key, facts in itertools.product(("p/1", "p/_2", "p/", "q/2", "p"), FACTS):
-            sets = {name: frozenset(one) if isinstance(one, list) else one for name, one in facts.items()}
-            told = {**sets, "key": key, "version": 2, "writer": "ann"}
+            told = _seen({**facts, "key": key, "version": 2, "writer": "ann"})
             assert plan.selects(key, 2, "ann", dict(facts) if plan.asks else {}) is matches(told.get)
             if not matches(told.get):
                 continue
@@ -124,6 +124,109 @@ async def test_a_search_is_one_of_many_answers_and_others_have_their_turns(start
     assert [one.attributes["number"] for one in found.contexts] == [2990, 2992, 2994, 2996, 2998]
     assert not found.more
     assert turns > 2 * 3_000 / finding.SLICE_KEYS
+
+
+class Moving:
+    """Contexts of one node that come, change, expire and go; and what each has been since a search began."""
+
+    def __init__(self, node: service.Node, chance: random.Random) -> None:
+        self._node = node
+        self._chance = chance
+        self._sequence = 0
+        self._now: dict[str, dict[str, Any] | None] = {}  # None: it is not there
+        self.been: dict[str, list[dict[str, Any] | None]] = {}
+
+    def change(self) -> None:
+        self._sequence += 1
+        node, chance = self._node, self._chance
+        key = f"{chance.choice('pq')}/{chance.choice(['', '_'])}{chance.randrange(60)}"
+        what = chance.random()
+        facts = dict(chance.choice(FACTS)) if what < 0.7 else None
+        record = protocol.Record(
+            key,
+            (node.name,),
+            1,
+            node.name,
+            None if 0.7 <= what < 0.9 else b"v",
+            protocol.encode(facts) if facts else b"",
+            expires_at_ns=1 if what >= 0.9 else 0,
+            writer="ann",
+        )
+        node.desk.copies.apply(record, self._sequence, 0.0)
+        told = None if facts is None else {**facts, "key": key, "version": self._sequence, "writer": "ann"}
+        self._now[key] = told
+        self.been.setdefault(key, [None]).append(told)
+
+    def begin(self) -> None:
+        self.been = {key: [told] for key, told in self._now.items()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_search_finds_what_a_plain_filter_finds_while_contexts_come_and_go(
+    start_node, inform, monkeypatch, seed
+):
+    node = await start_node("n1")
+    chance = random.Random(seed)
+    moving = Moving(node, chance)
+    for _ in range(300):
+        moving.change()
+    monkeypatch.setattr(finding, "SLICE_KEYS", 20)
+    monkeypatch.setattr(finding, "SLICE_S", 0.0)
+    monkeypatch.setattr(finding, "SEARCH_S", 0.0)
+
+    slice_ = finding.Finder._slice
+
+    def changing(self: finding.Finder, plan: plans.Plan, after: str) -> finding._Slice:
+        moving.change()
+        made = slice_(self, plan, after)
+        for _ in range(5):  # before their values are read
+            moving.change()
+        return made
+
+    monkeypatch.setattr(finding.Finder, "_slice", changing)
+    for predicate in PREDICATES:
+        moving.begin()
+        matches = closure.compile(parser.parse(predicate))
+        found: list[str] = []
+        after, more = "", True
+        while more:
+            page = await inform.find(predicate, limit=chance.choice([10, 10_000]), after=after)
+            for one in page.contexts:
+                own = {"key": one.key, "version": one.version, "writer": one.writer}
+                assert matches(_seen({**one.attributes, **own}).get), (predicate, one)
+                found.append(one.key)
+            after, more = page.reached, page.more
+        assert found == sorted(set(found)), "each once, in their order"
+        for key, been in moving.been.items():
+            fits = [told is not None and matches(_seen(told).get) for told in been]
+            assert all(fits) <= (key in found) <= any(fits), (predicate, key, been)
+
+
+def _seen(told: dict[str, Any]) -> dict[str, Any]:
+    return {name: frozenset(one) if isinstance(one, list) else one for name, one in told.items()}
+
+
+async def test_a_search_that_takes_too_long_says_how_far_it_came(start_node, inform, monkeypatch):
+    node = await start_node("n1")
+    fill(node, 500)
+    assert not (await inform.find("number = 1")).more  # the order is made
+    monkeypatch.setattr(finding, "SLICE_S", 0.0)
+    monkeypatch.setattr(finding, "SEARCH_S", 0.0)
+    parts = [await inform.find("number = 499", within_s=0.0)]
+    while parts[-1].more:
+        parts.append(await inform.find("number = 499", within_s=0.0, after=parts[-1].reached))
+    assert len(parts) > 500 // finding.SLICE_KEYS
+    assert [one.key for part in parts for one in part.contexts] == ["c/00499"]
+
+
+async def test_a_context_whose_primary_moves_is_found_once(start_node, inform):
+    nodes = [await start_node(name) for name in ("n1", "n2")]
+    await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in nodes))
+    for sequence, node in enumerate(nodes, 1):  # the first has not heard yet that the second has taken over
+        holders = (node.name, *(other.name for other in nodes if other is not node))
+        record = protocol.Record("k", holders, sequence, node.name, b"%d" % sequence)
+        node.desk.copies.apply(record, sequence, 0.0)
+    assert [(one.key, one.value) for one in (await inform.find("TRUE")).contexts] == [("k", b"2")]
 
 
 async def test_a_limit_is_said_and_the_search_goes_on_behind_it(start_node, inform):

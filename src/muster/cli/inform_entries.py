@@ -75,8 +75,8 @@ def complete(invocation: base.Invocation, id: str, to: connection.Options) -> No
 @connection.options
 @base.pass_invocation
 def status(invocation: base.Invocation, id: str, to: connection.Options) -> None:
-    """Say whether an activity is active, completed, or not there."""
-    found = _in_sessions(invocation, to, lambda all_: all_.status(id))
+    """Say whether an activity is active or completed. It is an error if there is none of that id."""
+    found = _in_sessions(invocation, to, lambda all_: all_.get(id)).status
     invocation.printer.done({"id": id, "status": found.value}, found.value)
 
 

@@ -380,7 +380,7 @@ def describe_type(field: Field) -> str:
         kind = _type_words(_bare(field.type))
     metas = _metas(field.type)
     bounds = [
-        f"{words} {value:g}"
+        f"{words} {units.format_size(value) if field.is_size else format(value, '.15g')}"
         for words, name in (("at least", "ge"), ("more than", "gt"), ("at most", "le"), ("less than", "lt"))
         for meta in metas
         if (value := getattr(meta, name)) is not None

@@ -69,12 +69,14 @@ class Client:
         """`errors.NotFound` if there is none. 0: as new as this moment."""
         return await self._ask("get", protocol.Get(key, max_staleness_s), protocol.Context)
 
-    async def find(self, predicate: str, *, limit: int = 100, after: str = "") -> protocol.Found:
+    async def find(
+        self, predicate: str, *, limit: int = 100, after: str = "", within_s: float = float("inf")
+    ) -> protocol.Found:
         """Those that satisfy the predicate, in the order of their keys; at most ``limit``, up to 10,000.
 
-        Fewer where their values are large (`FOUND_BYTES_MAX`).  With ``more`` the search is not at its end:
-        ask again ``after`` what it has ``reached``.  Mounted registries are searched too: what is from one
-        has its name as ``source``.
+        Fewer where their values are large (`FOUND_BYTES_MAX`), or where going through all keys takes longer
+        than ``within_s``.  With ``more`` the search is not at its end: ask again ``after`` what it has
+        ``reached``.  Mounted registries are searched too: what is from one has its name as ``source``.
         """
         parser.parse(predicate)  # here its faults can be pointed at
         contexts: list[protocol.Context] = []
@@ -82,6 +84,8 @@ class Client:
         silent: set[str] = set()
         cut: set[str] = set()
         size = 0
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + within_s
         while True:
             without = (*silent, *failed)
             asked = protocol.Find(predicate, limit - len(contexts), after, without)
@@ -92,7 +96,8 @@ class Client:
             cut |= set(found.cut)
             after = found.reached or (contexts[-1].key if contexts else after)
             size += sum(len(one.value) for one in found.contexts)
-            if not found.more or len(contexts) >= limit or size > FOUND_BYTES_MAX:
+            enough = len(contexts) >= limit or size > FOUND_BYTES_MAX or (after and now_s() > until_s)
+            if enough or not found.more:
                 return protocol.Found(contexts, sorted(silent), found.more, failed, after, sorted(cut))
 
     async def history(self, key: str, *, after_version: int = 0) -> protocol.History:

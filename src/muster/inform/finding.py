@@ -65,8 +65,9 @@ class Finder:
         unfinished = [_end(one) for one in answers if one.more]
         reached = min(unfinished, default="")
         found = [one for each in answers for one in each.contexts if not unfinished or one.key <= reached]
-        found.sort(key=lambda one: one.key)
-        found = [one for one in found if self._may_read(identity, one.key, one.writer)]
+        # While a primary moves, the old one and the new one may each take themselves for it.
+        newest = {one.key: one for one in sorted(found, key=lambda one: (one.key, one.version))}
+        found = [one for one in newest.values() if self._may_read(identity, one.key, one.writer)]
         shown = protocol.fitting(found[: asked.limit])
         if len(shown) < len(found):
             reached = shown[-1].key

@@ -112,10 +112,16 @@ class Services:
         return [from_context(context) for context in found.contexts]
 
     async def search(
-        self, where: str = "", *, box: Box | None = None, limit: int = 100, after: str = ""
+        self,
+        where: str = "",
+        *,
+        box: Box | None = None,
+        limit: int = 100,
+        after: str = "",
+        within_s: float = float("inf"),
     ) -> protocol.Found:
         """As `find`, with what the search says of itself: each context is one entry (`from_context`)."""
-        return await self._contexts.find(predicate(where, box), limit=limit, after=after)
+        return await self._contexts.find(predicate(where, box), limit=limit, after=after, within_s=within_s)
 
     async def delete(self, id: str) -> None:
         await self._contexts.delete(PREFIX + id)

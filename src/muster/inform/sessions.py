@@ -66,7 +66,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_timeout(timeout_s: float) -> float:
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
-        raise TimeoutOutOfRange(f"a timeout of {timeout_s:g} s: above 0 and at most {TIMEOUT_S_MAX:g}")
+        raise TimeoutOutOfRange(
+            f"a timeout of {timeout_s:,.15g} s: it is above 0 and at most {TIMEOUT_S_MAX:,.0f} s"
+        )
     return timeout_s
 
 

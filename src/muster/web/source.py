@@ -250,7 +250,7 @@ class Source(hearing.Hearing):
         self, person: sessions.Session, where: str, *, limit: int = 100, after: str = ""
     ) -> dict[str, Any]:
         found = await self._read(
-            person, lambda inform: inform.find(where or "TRUE", limit=limit, after=after)
+            person, lambda inform: inform.find(where or "TRUE", limit=limit, after=after, within_s=READ_S)
         )
         return _page([rows_.context_row(one) for one in found.contexts], found)
 
@@ -290,7 +290,8 @@ class Source(hearing.Hearing):
         self, person: sessions.Session, where: str, *, limit: int, after: str
     ) -> dict[str, Any]:
         found = await self._read(
-            person, lambda inform: services.Services(inform).search(where, limit=limit, after=after)
+            person,
+            lambda inform: services.Services(inform).search(where, limit=limit, after=after, within_s=READ_S),
         )
         rows = [
             {**rows_.entry_row(services.from_context(one)), "source": one.source} for one in found.contexts

@@ -41,7 +41,7 @@ def contexts(seen: view.View) -> view.Page:
         )
 
     async def rows() -> Markup:
-        found = await source.contexts(seen.person, where, limit=SHOWN)
+        found = await source.contexts(seen.person, where, limit=SHOWN, after=seen.asked("after"))
         made: list[list[Child]] = [
             [
                 widgets.link(one["key"], "/contexts/one", key=one["key"]),
@@ -68,11 +68,11 @@ def contexts(seen: view.View) -> view.Page:
                 label="Contexts",
                 none=widgets.empty(
                     "No context fits.", join("Write one: ", tag("code", "muster inform put key value"))
-                ),
+                )
+                if found["next"] is None
+                else "None fits among the first keys: the search goes on with the next page.",
             ),
-            tag("p", f"The first {len(made)} are shown; narrow the search.", cls="hint")
-            if found["next"] is not None
-            else None,
+            widgets.pages(seen, found["next"], shown=len(made)),
         )
 
     return view.Page(

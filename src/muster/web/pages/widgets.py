@@ -250,7 +250,7 @@ def act(
 
 def pages(seen: view.View, next_: str | int | None, *, total: int | None = None, shown: int = 0) -> Markup:
     """Where one is in a long list."""
-    if not shown and not seen.asked("after"):
+    if not shown and not seen.asked("after") and next_ is None:
         return Markup("")
     told = f"{shown:,} of {total:,} shown" if total is not None else f"{shown:,} shown"
     query = {name: value for name, value in seen.query.items() if name != "after"}

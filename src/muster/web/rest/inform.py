@@ -47,6 +47,11 @@ def _searched(of: Mapping[str, Any] | None = None) -> dict[str, Any]:
     made = base.items(of)
     names = {"type": "array", "items": {"type": "string"}}
     made["properties"] |= {
+        "next": {
+            "type": ["string", "null"],
+            "description": "The cursor of the following page; null: there is none. A page may hold fewer "
+            "than were asked for, even none: going through very many takes several.",
+        },
         "silent": {**names, "description": "Information nodes that did not answer."},
         "failed": {
             "type": "object",

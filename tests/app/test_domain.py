@@ -207,7 +207,8 @@ async def crosses(sender: api.Bus, subject: str, heard: api.Subscription) -> Non
     await eventually(arrives)
 
 
-async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_runs(made):
+async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_runs(made, monkeypatch):
+    monkeypatch.setattr(control, "AGAIN_S", 1.0)
     async with domain.Domain(made()) as running, await running.connect("admin", roles.Role.OPERATOR) as admin:
         leaf = await control.ask(admin, "start", name="edge", below="local-1", storage=False)
         creds = await asyncio.to_thread(running.trust.credentials, "admin")
@@ -219,6 +220,14 @@ async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_
         assert [one["id"] for one in await control.ask(admin, "links")] == ["edge>local-1"]
         await control.ask(admin, "unlink", id="edge>local-1")
         assert await control.ask(admin, "links") == []
+        # The broker that carries the answer is the one that reads its configuration again.
+        await control.ask(admin, "link", near="local-1", far="edge")
+        assert [one["id"] for one in await control.ask(admin, "links")] == ["local-1>edge"]
+        await control.ask(admin, "unlink", id="local-1>edge")
+        for url, words in (("tls://", "no host"), ("tls://h:99999", "no URL"), (f"tls://{'x' * 64}:1", "xx")):
+            with pytest.raises(errors.MusterError, match=words) as refused:
+                await control.ask(admin, "link", near="local-1", far=url)
+            assert isinstance(refused.value, errors.InvalidInput | errors.Unavailable)
         await control.ask(admin, "stop", name="edge")
         assert [one["name"] for one in await control.ask(admin, "list")] == ["local-1"]
 

@@ -403,6 +403,14 @@ async def test_who_explain_and_check(notifier, parties, connect, root):
     assert told["granted"]["_trust_level"]["by"] == "root"
     assert time.time() - told["granted"]["_trust_level"]["since"] < 60
     assert told["receiver_granted"] == {}
+    # Of a policy that is an OR, the part that lacks least tells which side failed.
+    either = (
+        "(command AND sender._trust_level >= 9) OR (alert AND threat_level >= 4 AND sender._trust_level >= 3)"
+    )
+    await mine.advertise("wary", "WebServer", {"load": 0.9}, policy=either)
+    told = await asking.explain(bus, loud, sender="asker/p", receiver="farm/wary")
+    assert [told[side]["holds"] for side in ("address", "event", "sender")] == [True, True, False]
+    assert told["sender"]["because"] == ["false: sender._trust_level >= 3 (sender._trust_level is 2)"], told
     await mine.advertise("boss", "Controller", {"entity": "x"}, policy="alert")
     await mine.present(root.grant("farm", {"_trust_level": 7}, tier=3, now=time.time(), lifetime_s=60))
     trusted = protocol.Send(id="e", party="p", type="alert", address="_trust_level > 7")

@@ -103,6 +103,7 @@ def test_text_closures_vectors_and_explanations_agree(rows: list[Row], sample: l
             assert [n for n, row in enumerate(rows) if matches(row.get)] == wanted, text.write(meant)
             assert vectors.evaluate(meant, table).nonzero()[0].tolist() == wanted, text.write(meant)
         truth = explain.explain(condition, rows[0]).truth
+        assert (explain.nearest(condition, rows[0]) == ()) is (truth is True)
         assert truth is (True if 0 in true else False if 0 in false else None)
 
 

@@ -135,6 +135,12 @@ def test_the_papers_policy() -> None:
 # explain
 
 
+def test_of_an_or_the_part_that_lacks_least_is_told() -> None:
+    condition = parser.parse("(alert AND level >= 4 AND rank >= 2) OR (command AND rank >= 3)")
+    assert [one.clause for one in explain.nearest(condition, {"command": True, "rank": 1})] == ["rank >= 3"]
+    assert explain.nearest(condition, {"command": True, "rank": 3}) == ()
+
+
 def test_explain_names_the_clauses_that_stood_in_the_way() -> None:
     expression = "alert AND threat_level >= 4 AND sender.region = 'northwest'"
     told = explain.explain(parser.parse(expression), {"alert": True, "threat_level": 3})

@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.app import certificates, control, home, identities, layout
 from muster.bus.brokers import broker, config, network, supervision
-from muster.core import errors, ground, metrics, subjects
+from muster.core import errors, ground, hosts, metrics, subjects
 from muster.trust import jwt, keyring, roles
 
 LINK = "link"  # the identity under which our brokers hang on others
@@ -142,6 +142,7 @@ class Brokers:
     async def link(self, near: str, far: str) -> dict[str, Any]:
         """Hang ``near`` on ``far``: a broker of this domain, or the URL of a leaf listener elsewhere."""
         if "://" in far:
+            hosts.of_url(far, "FAR")
             remote = config.LeafRemote(
                 id=f"{near}>{far}",
                 urls=(far,),

@@ -5,12 +5,16 @@
 The identity in the subject is the asker's own, as the broker saw to it; whether it may is looked up in the
 keyring: only the role ``operator`` is obeyed.  Requests and answers are JSON, an answer ``{"result": …}`` or
 ``{"error": {"code", "message", "hint"}}``; it goes to the asker's own inbox and nowhere else.
+
+What is done may have the broker read its configuration again, and then it forgets who may answer whom: an
+answer that is due is lost.  So one asks again under the same name, and it is answered and not done again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,12 +23,15 @@ from muster.app import context as context_
 from muster.app import team
 from muster.bus import api
 from muster.core import errors, subjects
+from muster.manage import requests
 from muster.trust import roles
 
 PART = "bus"
 KIND = "brokers"
 LOOKS = ("list", "links")  # verbs that change nothing
 TIMEOUT_S = 60.0  # a broker with storage may have to empty itself first
+AGAIN_S = 3.0
+TOLD_MAX = 100  # answers remembered
 
 Verb = Callable[..., Awaitable[Any]]
 
@@ -32,18 +39,20 @@ Verb = Callable[..., Awaitable[Any]]
 async def ask(bus: api.Bus, verb: str, **arguments: Any) -> Any:
     """What the domain answers; raises what it refused with."""
     subject = subjects.said_by(PART, bus.identity, KIND, verb)
-    try:
-        message = await bus.request(subject, msgspec.json.encode(arguments), timeout_s=TIMEOUT_S)
-    except errors.TimedOut:
-        raise
-    except errors.Unavailable as error:
-        raise errors.Unavailable(
-            "no domain's process listens on this bus", hint="is it `muster up` that runs these brokers?"
-        ) from error
-    answer = msgspec.json.decode(message.data)
-    if "error" in answer:
-        raise _error(answer["error"])
-    return answer["result"]
+    data, headers = msgspec.json.encode(arguments), requests.name()
+    deadline = time.monotonic() + TIMEOUT_S
+    message: api.Message | None = None
+    while message is None:
+        try:
+            message = await bus.request(subject, data, headers=headers, timeout_s=AGAIN_S)
+        except errors.TimedOut:
+            if time.monotonic() >= deadline:
+                raise errors.TimedOut(f"no answer from the domain's process in {TIMEOUT_S:g} s") from None
+        except errors.Unavailable as error:
+            raise errors.Unavailable(
+                "no domain's process listens on this bus", hint="is it `muster up` that runs these brokers?"
+            ) from error
+    return requests.result_of(message)
 
 
 class Control:
@@ -55,7 +64,7 @@ class Control:
 
     def __init__(self, verbs: dict[str, Verb]) -> None:
         self._verbs = verbs
-        self._one_at_a_time = asyncio.Lock()
+        self._told: dict[tuple[str, str], bytes] = {}  # answers, by who asked and under which name
         self._context: context_.Context
         self._subscription: api.Subscription | None = None
 
@@ -74,17 +83,27 @@ class Control:
 
     async def _answer(self, message: api.Message) -> None:
         sender = subjects.sender_of(message.subject)
-        if message.reply is None or not message.reply.startswith(f"{subjects.inbox(sender)}."):
+        if not requests.own_inbox(message):
             return
+        key = (sender, message.headers.get(requests.ASKED, ""))
+        data = self._told.get(key)
+        if data is None:
+            data = msgspec.json.encode(await self._done(sender, message))
+        if key[1]:
+            self._told[key] = data
+            if len(self._told) > TOLD_MAX:
+                del self._told[next(iter(self._told))]
+        await message.respond(data)
+
+    async def _done(self, sender: str, message: api.Message) -> dict[str, Any]:
         try:
-            answer = {"result": await self._obey(sender, message)}
+            return {"result": await self._obey(sender, message)}
         except errors.MusterError as error:
-            answer = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+            failure = error
         except Exception as error:  # noqa: BLE001  (a bug of ours must not leave the asker waiting)
             self._context.log.error("verb-failed", subject=message.subject, error=error)
-            broken = errors.InvariantBroken(f"{type(error).__name__}: {error}")
-            answer = {"error": {"code": broken.code, "message": broken.message, "hint": broken.hint}}
-        await message.respond(msgspec.json.encode(answer))
+            failure = errors.InvariantBroken(f"{type(error).__name__}: {error}")
+        return {"error": requests.told(failure)}
 
     async def _obey(self, sender: str, message: api.Message) -> Any:
         record = await asyncio.to_thread(self._context.trust.show, sender)
@@ -99,26 +118,9 @@ class Control:
             arguments = msgspec.json.decode(message.data or b"{}", type=dict[str, Any])
         except msgspec.MsgspecError as error:
             raise errors.InvalidInput(f"the request is not a JSON object: {error}") from error
-        async with self._one_at_a_time:
-            if name not in LOOKS:
-                self._context.log.info("asked", by=sender, verb=name, arguments=arguments)
-            try:
-                return await verb(**arguments)
-            except TypeError as error:
-                raise errors.InvalidInput(f"{name}: {error}") from error
-
-
-def _error(told: dict[str, Any]) -> errors.MusterError:
-    kind = next(
-        (kind for kind in _kinds(errors.MusterError) if kind.code == told["code"]), errors.MusterError
-    )
-    try:
-        return kind(told["message"], hint=told["hint"])
-    except TypeError:  # one that needs more facts than travelled
-        return errors.MusterError(told["message"], hint=told["hint"])
-
-
-def _kinds(root: type[errors.MusterError]) -> Iterator[type[errors.MusterError]]:
-    yield root
-    for kind in root.__subclasses__():
-        yield from _kinds(kind)
+        if name not in LOOKS:
+            self._context.log.info("asked", by=sender, verb=name, arguments=arguments)
+        try:
+            return await verb(**arguments)  # one at a time, as handlers of a subscription are called
+        except TypeError as error:
+            raise errors.InvalidInput(f"{name}: {error}") from error

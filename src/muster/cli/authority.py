@@ -93,6 +93,7 @@ def grant(
                 f"{name[:80]!r} is not restricted, so nobody needs a grant for it",
                 hint="names of restricted attributes begin with an underscore",
             )
+        models.require_finite(name, (values[name],))
     signer = _authority(invocation, by)
     narrowed = prefix or region or audience
     scope = documents.Scope(prefix=prefix, region=region, audience=audience) if narrowed else None

@@ -19,6 +19,18 @@ def is_loopback(host: str) -> bool:
     return bool(_LOOPBACK.match(host))
 
 
+def of_url(url: str, field: str) -> tuple[str, int | None]:
+    """The host and the port that a URL names; `errors.InvalidInput` if there can be none such."""
+    try:
+        parts = parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise errors.InvalidInput(f"{field}: {url[:200]!r} is no URL: {error}") from error
+    if not host:
+        raise errors.InvalidInput(f"{field}: {url[:200]!r} names no host")
+    return host, port
+
+
 def without_password(url: str, field: str, instead: str) -> None:
     """Refuse a URL that holds a password: it would be printed, logged and saved in the clear."""
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -18,23 +19,32 @@ from muster.core import errors, log, subjects
 events = log.Events("manage")
 
 RETRY_S = 0.2
+ASKED = "Muster-Asked"  # a header: under this name the same request is known again
 
 
 async def ask(
-    bus: api.Bus, subject: str, *, patience_s: float = 30.0, try_s: float | None = None, **arguments: Any
+    bus: api.Bus,
+    subject: str,
+    *,
+    patience_s: float = 30.0,
+    try_s: float | None = None,
+    named: bool = False,
+    **arguments: Any,
 ) -> Any:
     """The answer; raises what was refused. While nobody acts (a take-over) it asks again.
 
-    ``try_s``: what was not answered in so long is asked again; for what may be done twice.
+    ``try_s``: what was not answered in so long is asked again; for what may be done twice, or is asked of one
+    who knows what is ``named`` again.
     """
-    data = msgspec.json.encode(arguments)
+    data, headers = msgspec.json.encode(arguments), name() if named else None
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
     message: api.Message | None = None
     while message is None:
         try:
             left_s = max(0.1, deadline - loop.time())
-            message = await bus.request(subject, data, timeout_s=min(left_s, try_s or left_s))
+            timeout_s = min(left_s, try_s or left_s)
+            message = await bus.request(subject, data, headers=headers, timeout_s=timeout_s)
         except errors.TimedOut:
             if loop.time() < deadline:
                 continue
@@ -46,6 +56,10 @@ async def ask(
                 ) from error
             await asyncio.sleep(RETRY_S)
     return result_of(message)
+
+
+def name() -> dict[str, str]:
+    return {ASKED: secrets.token_hex(8)}
 
 
 def result_of(message: api.Message) -> Any:

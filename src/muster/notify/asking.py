@@ -99,7 +99,9 @@ async def explain(
     for one in await _everybody(bus, "explain", ask, timeout_s):
         if one.count:
             return dict(one.facts)
-    raise errors.NotFound(f"there is no party {receiver[:160]}")
+    raise errors.NotFound(
+        f"there is no party {receiver[:160]}", hint="PROCESS/PARTY, as `muster notify parties` lists them"
+    )
 
 
 async def _state_of(bus: api.Bus, party: str, timeout_s: float) -> protocol.Values:

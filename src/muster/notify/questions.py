@@ -97,9 +97,9 @@ def _who(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
         if len(near) >= NEAR_MISSES:
             break
         if party not in taken:
-            found = explain.explain(address, engine.state_of(party))
-            if len(found.because) == 1:  # one clause away
-                near.append({"party": party, "why": [f"address: {found.because[0]}"]})
+            found = explain.nearest(address, engine.state_of(party))
+            if len(found) == 1:  # one clause away
+                near.append({"party": party, "why": [f"address: {found[0]}"]})
     listed = tuple({"party": party} for party in heapq.nsmallest(ask.limit, reached))
     return protocol.Told(
         notifier=notifier.name, count=len(reached), parties=listed, facts={"near": near, "meant": len(meant)}
@@ -113,11 +113,13 @@ def _explain(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
         return protocol.Told(notifier=notifier.name)
     event = _event(notifier, ask)
     state = engine.state_of(ask.party)
-    meant = explain.explain(notifier.known.vocabulary.address(event.address), state)
+    address = notifier.known.vocabulary.address(event.address)
+    missing = explain.nearest(address, state)
+    because = missing or explain.explain(address, state).because
     failing = _policy_sides(engine.policy_of(ask.party), scopes.believed_by(event, ask.party, state))
     facts = {
-        "delivered": meant.truth is True and not failing,
-        "address": {"holds": meant.truth is True, "because": [str(one) for one in meant.because]},
+        "delivered": not missing and not failing,
+        "address": {"holds": not missing, "because": [str(one) for one in because]},
         "event": {"holds": "event" not in failing, "because": failing.get("event", [])},
         "sender": {"holds": "sender" not in failing, "because": failing.get("sender", [])},
         "granted": _granted(notifier, event.sender),
@@ -175,9 +177,8 @@ def _policy_sides(policy: str, attributes: dict[str, types.Value]) -> dict[str, 
     """Which sides of a policy failed (``event``, ``sender``), each with the clauses that did."""
     if not policy:
         return {"event": ["it has no policy, so it accepts nothing"]}
-    found = explain.explain(models.parse_policy(policy), attributes)
     sides: dict[str, list[str]] = {}
-    for finding in () if found.truth is True else found.because:
+    for finding in explain.nearest(models.parse_policy(policy), attributes):
         of_sender = any(key.startswith("sender.") for key, _ in finding.found)
         sides.setdefault("sender" if of_sender else "event", []).append(str(finding))
     return sides

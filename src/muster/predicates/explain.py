@@ -59,6 +59,24 @@ def _explain(condition: ast.Condition, get: Callable[[str], object]) -> tuple[bo
     return whole, [finding for because in relevant for finding in because]
 
 
+def nearest(condition: ast.Condition, attributes: Mapping[str, object]) -> tuple[Finding, ...]:
+    """The fewest clauses that stand between a condition and its truth; none if it is true.
+
+    Of an OR these are the clauses of the part that lacks least, so they tell what to change.
+    """
+    return tuple(_nearest(normal.negation_normal(condition), attributes.get))
+
+
+def _nearest(condition: ast.Condition, get: Callable[[str], object]) -> list[Finding]:
+    match condition:
+        case ast.And():
+            return [finding for part in condition.operands for finding in _nearest(part, get)]
+        case ast.Or():
+            return min((_nearest(part, get) for part in condition.operands), key=len)
+    truth, because = _explain(condition, get)
+    return [] if truth is True else because
+
+
 def truth_of(literal: normal.Literal, get: Callable[[str], object]) -> bool | None:
     """The three-valued truth of one clause with its polarity."""
     if isinstance(literal, ast.Not):

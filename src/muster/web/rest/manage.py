@@ -295,7 +295,10 @@ async def _control(
 ) -> dict[str, Any]:
     async def act(bus: Any) -> dict[str, Any]:
         subject = subjects.said_by("bus", bus.identity, "brokers", verb)
-        found: dict[str, Any] = await requests.ask(bus, subject, patience_s=60.0, **arguments)
+        # Named, and asked again: a broker that is reloaded for it forgets who may answer whom.
+        found: dict[str, Any] = await requests.ask(
+            bus, subject, patience_s=60.0, try_s=3.0, named=True, **arguments
+        )
         return found
 
     return await known.desk.do(

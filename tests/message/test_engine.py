@@ -23,7 +23,7 @@ class World:
         self.taken: list[tuple[int, bytes, bool]] = []
         self.links: list[ends.Link] = []
         self.server = engine.Engine(
-            30, lambda token, code, _: self.outcomes.append((token, code)), self.event
+            30, lambda token, code, _: self.outcomes.append((token[2], code)), self.event
         )
         self.server.transport.max_frame_size = frame_bytes
         self.client = proton.Connection()
@@ -95,6 +95,10 @@ class World:
         made.open()
         self.run()
         return made
+
+
+def _token(number: int, key: str = "backlog") -> ends.Token:
+    return None, key, number, b""
 
 
 def _deliver(link: Any, tag: str, data: bytes) -> Any:
@@ -169,7 +173,7 @@ def test_what_we_send_arrives_whole_within_the_clients_window(frame_bytes: int, 
     assert link.credit == 100
     sent = [bytes([place]) * size for place, size in enumerate(SIZES)]
     for place, data in enumerate(sent):
-        world.server.send(link, data, place, settled=False)
+        world.server.send(link, data, _token(place), settled=False)
     world.run()
     assert got == sent
     assert world.outcomes == [(place, frames.ACCEPTED) for place in range(len(SIZES))]
@@ -183,7 +187,7 @@ def test_outcomes_keep_their_kind():
     receiver.flow(10)
     world.run()
     for place in range(4):
-        world.server.send(world.links[0], b"x", place, settled=False)
+        world.server.send(world.links[0], b"x", _token(place), settled=False)
     world.run()
     for outcome in (proton.Delivery.ACCEPTED, proton.Delivery.RELEASED, proton.Delivery.MODIFIED):
         current = receiver.current
@@ -193,7 +197,30 @@ def test_outcomes_keep_their_kind():
         current.settle()
     world.run()
     assert sorted(world.outcomes) == [(0, frames.ACCEPTED), (1, frames.RELEASED), (2, frames.MODIFIED)]
-    assert list(world.links[0].session.unsettled.values()) == [3]
+    assert [token[2] for token in world.links[0].session.unsettled.values()] == [3]
+
+
+def test_acceptances_are_read_together_and_counted_where_nothing_else_was_said():
+    world = World()
+    receiver = world.receiver()
+    receiver.flow(1000)
+    world.run()
+    for place in range(400):
+        world.server.send(
+            world.links[0], b"x", _token(place, key="" if place > 390 else "backlog"), settled=False
+        )
+    world.run()
+    said = [frames.disposition(0, number, number, frames.ACCEPTED_STATE) for number in range(300, 400)]
+    pushed = world.server.push
+    assert pushed(b"".join(said[:50]) + said[50][:7])
+    assert (len(world.outcomes), world.server.accepted) == (50, 50)
+    assert pushed(said[50][7:] + said[51])
+    assert (len(world.outcomes), world.server.accepted) == (52, 2)
+    other = frames.disposition(0, 0, 9, frames.ACCEPTED_STATE)
+    assert pushed(b"".join(said[52:60]) + other + b"".join(said[60:]))
+    assert (len(world.outcomes), world.server.accepted) == (101, 0), "something else was said too"
+    assert sorted(world.links[0].session.unsettled) == list(range(10, 300))
+    assert max(world.outcomes)[0] == 390, "of what is of no backlog one hears only what was not accepted"
 
 
 def test_a_drained_link_has_no_credit_left():
@@ -203,7 +230,7 @@ def test_a_drained_link_has_no_credit_left():
     world.run()
     link = world.links[0]
     assert link.drain
-    world.server.send(link, b"x", None, settled=True)
+    world.server.send(link, b"x", _token(0), settled=True)
     world.server.drained(link)
     world.run()
     assert (link.credit, receiver.credit - receiver.queued, receiver.draining()) == (0, 0, False)

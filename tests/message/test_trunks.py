@@ -17,7 +17,7 @@ from proton import utils as proton_utils  # noqa: E402
 
 from muster.bus import api  # noqa: E402
 from muster.message import destinations, listening, service  # noqa: E402
-from muster.message.amqp import links, server  # noqa: E402
+from muster.message.amqp import bridge, links, server  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust import passwords  # noqa: E402
 
@@ -141,23 +141,99 @@ async def test_listeners_of_one_connection_hear_one_after_the_other(connect: fix
     assert order[4:] == ["a", "b", "b"]
 
 
-async def test_what_one_connection_has_to_say_goes_out_while_the_next_makes_its_own():
-    written: list[str] = []
+async def test_a_connection_with_few_listeners_does_not_wait_for_one_with_many():
+    heard_by: list[str] = []
 
-    class Bridge:
+    class Tap:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def flush_due(self) -> None:
-            written.append(self.name)
+        def offer(self, heard: listening.Heard) -> None:
+            heard_by.append(self.name)
 
-    made: Any = [Bridge("a"), Bridge("b")]
+    class Bridge(bridge.Bridge):
+        written = 0
+
+        def flush(self) -> None:
+            super().flush()
+            self.written = len(heard_by)
+
     gateway = server.Gateway(_nobody, None)
-    for one in (*made, *made):
-        gateway.flush_soon(one)
-    assert written == ["a", "b"]  # each once before the end of the turn
+    many, few = Bridge(gateway), Bridge(gateway)
+    crowd: Any = (Tap("many"),) * bridge.TURN_DELIVERIES
+    alone: Any = (Tap("few"),)
+    said: Any = _Said()
+    heard = links.Heard(said)
+    for _ in range(3):
+        many.hear(crowd, heard)
+        few.hear(alone, heard)
     await asyncio.sleep(0)
-    assert written[2:] == ["a", "b", "a", "b"]  # where a bridge has nothing more to say, it says nothing
+    assert heard_by[: len(crowd) + 3] == ["many"] * len(crowd) + ["few"] * 3
+    total = 3 * len(crowd) + 3
+    await eventually.eventually(lambda: len(heard_by) == total and many.written == total, timeout_s=30)
+
+
+async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bridge, "HEARD_MAX", 5)
+    told: list[links.Heard] = []
+
+    class Tap:
+        def offer(self, heard: links.Heard) -> None:
+            told.append(heard)
+
+    taps: Any = (Tap(),)
+    made = bridge.Bridge(server.Gateway(_nobody, None))
+    said: Any = _Said()
+    messages = [links.Heard(said) for _ in range(20)]
+    for one in messages:
+        made.hear(taps, one)
+    assert told == messages[:15], "without waiting for a turn"
+    await eventually.eventually(lambda: told == messages, timeout_s=30)
+
+
+async def test_gateways_may_share_a_port():
+    async with server.Gateway(_nobody, None, share_port=True) as first:
+        with pytest.raises(OSError, match="in use"):
+            await server.Gateway(_nobody, None, port=first.port).start()
+        async with server.Gateway(_nobody, None, port=first.port, share_port=True) as second:
+            clients = []
+            while not (first.bridges and second.bridges):
+                clients.append(await asyncio.open_connection("127.0.0.1", first.port))
+            for _, writer in clients:
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+
+
+async def test_what_expired_while_it_waited_for_a_turn_is_not_handed_out():
+    class Tap:
+        def __init__(self) -> None:
+            self.heard = self.expired = 0
+
+        def offer(self, heard: links.Heard) -> None:
+            self.heard += 1
+
+    class Short(links.Heard):
+        expires_ms = 1
+
+    made = bridge.Bridge(server.Gateway(_nobody, None))
+    said: Any = _Said()
+    tap: Any = Tap()
+    for kind in (links.Heard, Short, links.Heard):
+        made.hear((tap,) * bridge.TURN_DELIVERIES, kind(said))
+    await eventually.eventually(lambda: tap.heard == 2 * bridge.TURN_DELIVERIES, timeout_s=30)
+    assert tap.expired == bridge.TURN_DELIVERIES
+
+
+class _Said:
+    subject = "topic.hall"
+    data = b"x"
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+
+    def header(self, name: str) -> str | None:
+        return None
 
 
 async def _nobody(login: passwords.Login) -> api.Bus:

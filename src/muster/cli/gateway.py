@@ -35,12 +35,14 @@ def gateway() -> None:
     examples=[
         ("muster gateway amqp --port 5672", "Java clients connect to amqp://127.0.0.1:5672"),
         ("muster gateway amqp --port 5671 --host 0.0.0.0 --cert door.pem --key door.key", "amqps://"),
+        ("muster gateway amqp --port 5672 --share-port", "one of several, for more clients than one serves"),
     ]
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port (default: a free one).")
 @click.option("--cert", type=_PATH, help="Certificate: clients then connect with TLS.")
 @click.option("--key", type=_PATH, help="Its private key.")
+@click.option("--share-port", is_flag=True, help="Others with this flag may serve the same port.")
 @click.option("--anonymous", metavar="IDENTITY", help="Who those are that log in without a name.")
 @base.pass_invocation
 def amqp(
@@ -49,13 +51,14 @@ def amqp(
     port: int,
     cert: Path | None,
     key: Path | None,
+    share_port: bool,
     anonymous: str | None,
 ) -> None:
     """Serve AMQP 1.0 for JMS and other clients, until Ctrl-C.
 
     Clients log in with names and passwords of the home's domain; each is connected to the bus as itself.
     """
-    base.run(_serve(invocation, host, port, cert, key, anonymous), fast=True)
+    base.run(_serve(invocation, host, port, cert, key, share_port, anonymous), fast=True)
 
 
 @gateway.command(
@@ -123,8 +126,10 @@ async def _serve(
     port: int,
     cert: Path | None,
     key: Path | None,
+    share_port: bool,
     anonymous: str | None,
 ) -> None:
+    import os
     import ssl
 
     from muster.app import message
@@ -161,11 +166,17 @@ async def _serve(
             anonymous=anonymous,
             host=host,
             port=port,
+            share_port=share_port,
             tls=door,
             may=message.Permissions(trust),
             quiet=quiet,
         ) as started,
-        monitoring.serving(invocation, None, measure, process=f"amqp-{started.port}") as asked,
+        monitoring.serving(
+            invocation,
+            None,
+            measure,
+            process=f"amqp-{started.port}-{os.getpid()}" if share_port else f"amqp-{started.port}",
+        ) as asked,
     ):
         measure.gauge("amqp_connections", "Clients that are connected.").read_from(
             lambda: float(len(started.bridges))

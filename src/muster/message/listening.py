@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from muster.bus import api
@@ -51,24 +52,39 @@ def group(client_id: str | None, name: str) -> str:
 class Tap(Protocol[H_contra]):
     @property
     def owner(self) -> object:
-        """Whose it is: those of one owner hear a message one after the other."""
+        """Whose it is: those of one owner hear a message together."""
         ...
 
     def offer(self, heard: H_contra) -> None: ...
 
 
+def offer(taps: Sequence[Tap[H]], heard: H) -> None:
+    for tap in taps:
+        try:
+            tap.offer(heard)
+        except (errors.MusterError, ValueError):
+            continue  # one may have to read what another need not
+
+
 class Ear(Generic[H]):
-    def __init__(self, bus: api.Bus, name: str, group: str | None, kind: type[H]) -> None:
+    def __init__(
+        self,
+        bus: api.Bus,
+        name: str,
+        group: str | None,
+        kind: type[H],
+        pass_on: Callable[[Sequence[Tap[H]], H], None],
+    ) -> None:
         self._bus = bus
         self._pattern = topics.Pattern.parse(name)
         self._several = len(self._pattern.subjects) > 1
         self._group = group
         self._kind = kind
+        self._pass_on = pass_on
         self._subscriptions: list[api.Subscription] = []
         self._opening = asyncio.Lock()
-        self._taps: dict[object, list[Tap[H]]] = {}  # by owner
+        self._taps: dict[object, tuple[Tap[H], ...]] = {}  # by owner
         self.users = 0  # taps, and those that are being added
-        self.malformed = 0
 
     async def add(self, tap: Tap[H]) -> None:
         async with self._opening:
@@ -78,15 +94,15 @@ class Ear(Generic[H]):
                         subject, group=self._group, handler=functools.partial(self._heard, via)
                     )
                 )
-            self._taps.setdefault(tap.owner, []).append(tap)
+            self._taps[tap.owner] = (*self._taps.get(tap.owner, ()), tap)
 
     def remove(self, tap: Tap[H]) -> bool:
         """Whether it was there."""
-        taps = self._taps.get(tap.owner, [])
+        taps = self._taps.get(tap.owner, ())
         if tap not in taps:
             return False
-        taps.remove(tap)
-        if not taps:
+        self._taps[tap.owner] = tuple(one for one in taps if one is not tap)
+        if not self._taps[tap.owner]:
             del self._taps[tap.owner]
         return True
 
@@ -98,25 +114,27 @@ class Ear(Generic[H]):
         if self._several and self._pattern.take(message.subject, via) is None:
             return
         heard = self._kind(message)
-        for tap in [tap for taps in self._taps.values() for tap in taps]:
-            try:
-                tap.offer(heard)
-            except (errors.MusterError, ValueError):  # one may have to read what another need not
-                self.malformed += 1
+        for taps in list(self._taps.values()):
+            self._pass_on(taps, heard)
 
 
 class Ears(Generic[H]):
-    """Those of one connection to the bus, by what they listen to."""
+    """Those of one connection to the bus, by what they listen to. ``pass_on`` gives a message to the taps of
+    one owner, now or later.
+    """
 
-    def __init__(self, bus: api.Bus, kind: type[H]) -> None:
+    def __init__(
+        self, bus: api.Bus, kind: type[H], pass_on: Callable[[Sequence[Tap[H]], H], None] = offer
+    ) -> None:
         self.bus = bus
         self._kind = kind
+        self._pass_on = pass_on
         self._ears: dict[object, Ear[H]] = {}
 
     async def add(self, key: object, name: str, group: str | None, tap: Tap[H]) -> None:
         ear = self._ears.get(key)
         if ear is None:
-            ear = self._ears[key] = Ear(self.bus, name, group, self._kind)
+            ear = self._ears[key] = Ear(self.bus, name, group, self._kind, self._pass_on)
         ear.users += 1
         try:
             await ear.add(tap)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import proton
@@ -26,6 +27,7 @@ from muster.message.amqp import (
     inlets,
     library,
     links,
+    lulls,
     sasl,
     transactions,
     trunks,
@@ -40,6 +42,9 @@ SESSION_BYTES_MAX: Final = ends.WINDOW * engine.FRAME_BYTES_MAX
 EARLY_BYTES_MAX: Final = 1 << 20
 CARRIED_BYTES_MAX: Final = 16 << 20
 UNSENT_BYTES: Final = 128 << 10
+TURN_DELIVERIES: Final = 50
+HEARD_MAX: Final = 1000  # messages that may wait for their turn,
+HEARD_BYTES_MAX: Final = 8 << 20  # and how much of them
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
 
 
@@ -52,7 +57,11 @@ class Bridge(asyncio.Protocol):
         self._early = b""
         self._engine: engine.Engine | None = None
         self._paused = False
-        self._flushing = False
+        self._flushing = False  # there is something to say
+        self._in_line = False  # it will have a turn
+        self._heard: deque[tuple[Sequence[links.Tap], links.Heard]] = deque()
+        self._heard_bytes = 0
+        self._late = False  # what was heard has waited for more than a turn
         self.opened = asyncio.Event()
         self.inlets: dict[library.Pointer, inlets.Inlet] = {}
         self.outlets: dict[library.Pointer, links.Outlet] = {}
@@ -80,6 +89,7 @@ class Bridge(asyncio.Protocol):
         # What the system has taken and not sent yet cannot expire any more.
         under = transport.get_extra_info("socket")
         under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        self._lull = lulls.Ear(self.gateway.lulls, self._socket)
         self.gateway.bridges.add(self)
         self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.connection_aborted)
 
@@ -156,6 +166,8 @@ class Bridge(asyncio.Protocol):
             self.straight.pass_on()
         if self._acks:
             self._acknowledge()
+        else:
+            self._lull.heard(over.accepted)
         if over.is_stirred:
             self.flush()
 
@@ -176,16 +188,42 @@ class Bridge(asyncio.Protocol):
         elif self._engine.stopped and not self._paused:
             self._engine.go_on()
 
-    def flush_due(self) -> None:
-        if self._flushing:
+    def hear(self, taps: Sequence[links.Tap], heard: links.Heard) -> None:
+        """For its listeners, when it is this connection's turn."""
+        self._heard.append((taps, heard))
+        self._heard_bytes += len(heard.message.data)
+        if len(self._heard) > HEARD_MAX or self._heard_bytes > HEARD_BYTES_MAX:
+            self.tell_listeners(1)
+        self.flush_soon()
+
+    def tell_listeners(self, deliveries: int) -> None:
+        """What they have to hear, so many deliveries of it or a few more."""
+        heard = self._heard
+        while heard and deliveries > 0:
+            taps, message = heard.popleft()
+            self._heard_bytes -= len(message.message.data)
+            deliveries -= len(taps)
+            if self._late and message.has_expired():
+                for tap in taps:
+                    tap.expired += 1
+            else:
+                listening.offer(taps, message)
+
+    def take_turn(self) -> bool:
+        """Whether it needs another."""
+        if self._heard or self._flushing:
+            self.tell_listeners(TURN_DELIVERIES)
             self.flush()
+        self._in_line = self._late = bool(self._heard)
+        return self._late
 
     def soon(self, act: Callable[[], None]) -> None:
         self._loop.call_soon(act)
 
     def flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
+        self._flushing = True
+        if not self._in_line:
+            self._in_line = True
             self.gateway.flush_soon(self)
 
     def _handle(self, event: Any) -> None:
@@ -260,6 +298,7 @@ class Bridge(asyncio.Protocol):
                 await outlet.close(destroy=False)
         self.outlets.clear()
         self.inlets.clear()
+        self._heard.clear()
         if self.opened.is_set():
             await self.jms.close(lost=lost)
         if self.trunk is not None:
@@ -328,7 +367,7 @@ class Bridge(asyncio.Protocol):
             if self._quiet_ears is None:
                 made = await quiet(self.trunk.login)
                 await self.jms.speak_over(made)
-                self._quiet_ears = listening.Ears(made, links.Heard)
+                self._quiet_ears = listening.Ears(made, links.Heard, links.pass_on)
             return self._quiet_ears
 
     # Links.
@@ -383,8 +422,7 @@ class Bridge(asyncio.Protocol):
                 self._acknowledge()
             else:
                 self._unsettled.add((key, number))
-        if not self._flushing:
-            self.flush_soon()
+        self.flush_soon()
 
     def has(self, key: str, number: int) -> bool:
         """Whether the client has this message, and it is not stored yet what became of it."""
@@ -400,12 +438,11 @@ class Bridge(asyncio.Protocol):
             found.setdefault(key, []).append(number)
         return found
 
-    def _settled(self, token: tuple[links.Outlet, str, int, bytes], code: int, state: bytes | None) -> None:
+    def _settled(self, token: ends.Token, code: int, state: bytes | None) -> None:
         """The client says what became of a message."""
         outlet, key, number, data = token
         if not key:
-            if code != frames.ACCEPTED:
-                outlet.returned(number, data, code, state)
+            outlet.returned(number, data, code, state)
             return
         if code == frames.TRANSACTIONAL and self.transactions.acknowledge(state, key, number):
             return

@@ -10,6 +10,10 @@ from muster.message.amqp import frames
 
 WINDOW: Final = 512  # frames that a session may send us before it hears from us: 32 MiB of the largest
 
+#: What is kept of a message until its outcome is known: whose it was, the backlog it is of (of none: then its
+#: owner does not hear that it was accepted), its number there, and itself.
+Token = tuple[Any, str, int, bytes]
+
 
 def ignore(*_: Any) -> None:
     """What a link does with messages and credit before somebody owns it."""
@@ -39,7 +43,7 @@ class Session:
         self.outgoing = 0
         self.window = window  # how many frames we may send
         self.next_number = 0  # of a delivery
-        self.unsettled: dict[int, Any] = {}
+        self.unsettled: dict[int, Token] = {}
         self.accepted: tuple[int, int] | None = None  # first and last of what we accept, not yet told
         self.blocked: deque[tuple[Link, int, bytes, bool, bool]] = deque()
 

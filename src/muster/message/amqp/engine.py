@@ -35,7 +35,7 @@ class Engine:
     def __init__(
         self,
         idle_s: float,
-        on_outcome: Callable[[Any, int, bytes | None], None],
+        on_outcome: Callable[[ends.Token, int, bytes | None], None],
         on_event: Callable[[Any], None],
     ) -> None:
         self._library = library.Library(idle_s, FRAME_BYTES_MAX, self._happened)
@@ -46,6 +46,7 @@ class Engine:
         self._greeted = False
         self._rest = b""
         self._heard = False
+        self.accepted = 0  # messages, where the last `push` had nothing else to say
         self._sessions: dict[int, ends.Session] = {}  # by the peer's channel
         self._links: dict[library.Pointer, ends.Link] = {}
         self._arriving: ends.Session | ends.Link | None = None
@@ -86,11 +87,14 @@ class Engine:
                 return False
         sessions = self._sessions
         read_head = frames.read_head
+        others = False
+        self.accepted = 0
         try:
             while size - at >= frames.HEAD_BYTES:
-                if data.startswith(frames.SETTLED, at) and self._accepted(data, at):
-                    at += frames.SETTLED_BYTES
+                if data.startswith(frames.SETTLED, at) and (taken := self._accepted(data, at)):
+                    at += taken
                     continue
+                others = True
                 length, offset, kind, channel, described, code = read_head(data, at)
                 end = at + length
                 if not 8 <= length <= FRAME_BYTES_MAX:
@@ -127,6 +131,8 @@ class Engine:
             self._fail("amqp:decode-error", f"a malformed frame: {error}")
             return False
         self._rest = data[at:]
+        if others:
+            self.accepted = 0
         return True
 
     def _fail(self, condition: str, why: str) -> None:
@@ -208,7 +214,7 @@ class Engine:
             if number is None:
                 raise ValueError("a transfer has no number")
             link.credit -= 1
-            link.delivered = (link.delivered + 1) & _MASK
+            link.delivered += 1
             if not more:
                 if not aborted:
                     link.take(number, data[start:end], settled, state)
@@ -240,18 +246,21 @@ class Engine:
         link.wrapper.close()
         self._stirred = True
 
-    def _accepted(self, data: bytes, at: int) -> bool:
-        """Most of what comes where many receive: read at once, if it is that, and is all there."""
-        if len(data) - at < frames.SETTLED_BYTES or (said := frames.accepted(data, at)) is None:
-            return False
-        session = self._sessions.get(said[0])
-        if session is None:
-            return False
-        token = session.unsettled.pop(said[1], None)
-        if token is not None:
-            self._on_outcome(token, frames.ACCEPTED, frames.ACCEPTED_STATE)
-        self._heard = True
-        return True
+    def _accepted(self, data: bytes, at: int) -> int:
+        """Most of what comes where many receive, read at once: how many bytes of it there are."""
+        sessions, tell = self._sessions, self._on_outcome
+        count = 0
+        for channel, number in frames.accepted(data, at):
+            session = sessions.get(channel)
+            if session is None:
+                break
+            count += 1
+            token = session.unsettled.pop(number, None)
+            if token is not None and token[1]:
+                tell(token, frames.ACCEPTED, frames.ACCEPTED_STATE)
+        self._heard |= count > 0
+        self.accepted += count
+        return count * frames.SETTLED_BYTES
 
     def _disposition(self, session: ends.Session, data: bytes, at: int) -> None:
         found, _ = frames.fields(data, at, 5)
@@ -272,7 +281,7 @@ class Engine:
             numbers = [one for one in unsettled if (one - first) & _MASK < count]
         for number in numbers:
             token = unsettled.pop(number, None)
-            if token is not None:
+            if token is not None and (token[1] or code != frames.ACCEPTED):
                 self._on_outcome(token, code, state)
         if not settled and session.channel is not None:
             told = first if last is None else last
@@ -335,7 +344,7 @@ class Engine:
     def _window(self, session: ends.Session) -> tuple[int, int, int]:
         if not self._held:
             session.room = ends.WINDOW
-        return session.incoming, max(session.room, 0), session.outgoing
+        return session.incoming, max(session.room, 0), session.outgoing & _MASK
 
     def hold(self, held: bool) -> None:
         """While it is held, sessions may send no more than they have room for."""
@@ -349,7 +358,7 @@ class Engine:
     def _link_flow(self, link: ends.Link, *, drain: bool = False) -> None:
         session = link.session
         if session.channel is not None and link.handle is not None:
-            state = (link.handle, link.delivered, link.credit)
+            state = (link.handle, link.delivered & _MASK, link.credit)
             self._put(frames.flow(session.channel, self._window(session), state, drain=drain))
 
     def grant(self, link: ends.Link, credit: int) -> None:
@@ -360,7 +369,7 @@ class Engine:
     def drained(self, link: ends.Link) -> None:
         """There is nothing more to send for the credit that is left."""
         if link.drain:
-            link.delivered = (link.delivered + link.credit) & _MASK
+            link.delivered += link.credit
             link.credit = 0
             link.drain = False
             self._link_flow(link, drain=True)
@@ -368,23 +377,21 @@ class Engine:
     def may_send(self, link: ends.Link) -> bool:
         return link.credit > 0 and not self._stopped and not link.session.blocked
 
-    def send(self, link: ends.Link, data: bytes, token: Any, *, settled: bool) -> None:
-        """``token`` is what its outcome is told with; None: nobody wants to hear it."""
+    def send(self, link: ends.Link, data: bytes, token: ends.Token, *, settled: bool) -> None:
+        """``token`` is what its outcome is told with."""
         session = link.session
-        number = session.next_number
-        session.next_number = (number + 1) & _MASK
+        number = session.next_number & _MASK
+        session.next_number += 1
         link.credit -= 1
-        link.delivered = (link.delivered + 1) & _MASK
-        if token is not None and not settled:
+        link.delivered += 1
+        if not settled:
             session.unsettled[number] = token
         size = len(data)
         if link.lead and size <= self._payload_max and session.window > 0 and not session.blocked:
             session.window -= 1
-            session.outgoing = (session.outgoing + 1) & _MASK
+            session.outgoing += 1
             if not self._muted:
-                out = self._out
-                out.append(frames.transfer_head(link.lead, number, size, settled, False))
-                out.append(data)
+                self._out += (frames.transfer_head(link.lead, number, size, settled, False), data)
         else:
             most = self._payload_max
             for at in range(0, max(size, 1), most):
@@ -400,7 +407,7 @@ class Engine:
             if not link.lead:
                 continue
             session.window -= 1
-            session.outgoing = (session.outgoing + 1) & _MASK
+            session.outgoing += 1
             self._put(frames.transfer_head(link.lead, number, len(data), settled, more), data)
 
     def accept(self, link: ends.Link, number: int) -> None:

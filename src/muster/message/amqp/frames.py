@@ -8,7 +8,7 @@ up then.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from muster.message.amqp import sections
@@ -161,21 +161,28 @@ def _rest(words: bytes, count: int) -> Rest:
     return rest
 
 
-_SETTLED: Final = struct.Struct(">H8sIBI5s")  # from the channel on
-SETTLED_BYTES: Final = 6 + _SETTLED.size
+_SETTLED: Final = struct.Struct(">6sH8sIBI5s")
+SETTLED_BYTES: Final = _SETTLED.size
 SETTLED: Final = _U32.pack(SETTLED_BYTES) + b"\x02\x00"
 _SETTLED_BEFORE: Final = b"\x00\x53\x15\xc0\x11\x05\x41\x70"
 _SETTLED_AFTER: Final = b"\x41" + ACCEPTED_STATE
 
 
-def accepted(data: bytes, at: int) -> tuple[int, int] | None:
-    """Channel and number, where a frame that begins with `SETTLED` is a disposition that accepts one message
-    and settles it, as receivers mostly say; None: it may be anything.
+def accepted(data: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """Channels and numbers, as long as there are dispositions from ``at`` on that accept one message each and
+    settle it, as receivers mostly say.
     """
-    channel, before, first, kind, last, after = _SETTLED.unpack_from(data, at + 6)
-    if first == last and before == _SETTLED_BEFORE and kind == 0x70 and after == _SETTLED_AFTER:
-        return channel, first
-    return None
+    end = at + (len(data) - at) // SETTLED_BYTES * SETTLED_BYTES
+    for lead, channel, before, first, kind, last, after in _SETTLED.iter_unpack(memoryview(data)[at:end]):
+        if (
+            first != last
+            or lead != SETTLED
+            or before != _SETTLED_BEFORE
+            or after != _SETTLED_AFTER
+            or kind != 0x70
+        ):
+            return
+        yield channel, first
 
 
 def code_of(state: bytes | None) -> int:

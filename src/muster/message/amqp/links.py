@@ -6,9 +6,11 @@ Each is told when its client grants credit, drains or goes, and hands messages t
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import proton
@@ -231,6 +233,12 @@ class Heard(listening.Heard):
                 self._expires_ms = sections.expires_ms(self.amqp, _now_ms())
         return self._expires_ms
 
+    def has_expired(self) -> bool:
+        try:
+            return 0 < self.expires_ms <= _now_ms()
+        except (errors.MusterError, ValueError):
+            return False  # whoever has to read it finds out
+
 
 class Tap(Outlet):
     """Listens to a topic on the bus."""
@@ -308,9 +316,8 @@ class Tap(Outlet):
                 self.dropped += 1
 
     def _transmit(self, data: bytes) -> None:
-        self._sent += 1
-        self.engine.send(self.link, data, (self, "", self._sent, data), settled=self.presettled)
-        self.bridge.flush_soon()
+        self._sent = number = self._sent + 1
+        self.engine.send(self.link, data, (self, "", number, data), settled=self.presettled)
 
     def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
         if code == frames.TRANSACTIONAL:
@@ -350,6 +357,7 @@ class Tap(Outlet):
 
     def flowed(self) -> None:
         self._pump()
+        self.bridge.flush_soon()
         if not self.closed and self.link.drain:
             self.bridge.spawn(self.flow())
 
@@ -357,6 +365,7 @@ class Tap(Outlet):
         self._pump()
         if not self.closed and self.link.drain and self._ears is not None:
             await self._ears.bus.flush()
+            self.bridge.tell_listeners(sys.maxsize)
             self._pump()
             self._drained()
 
@@ -366,6 +375,12 @@ class Tap(Outlet):
             await self._ears.remove(self._key, self)
         if self._asked.shared:
             await self.bridge.jms.detach(self.number, {})
+
+
+def pass_on(taps: Sequence[listening.Tap[Heard]], heard: Heard) -> None:
+    """Those of one connection hear it when that has its turn."""
+    ours = cast("Sequence[Tap]", taps)
+    ours[0].bridge.hear(ours, heard)
 
 
 class Browser(Outlet):

@@ -1,19 +1,21 @@
 """The gateway: listens, and gives each connection a bridge of its own.
 
-A message may be heard by many bridges: what the first of them has to say goes out while the next makes its
-own, so that clients read while the others' is made.  What else comes in the same turn of the loop goes out at
-its end, one write for each connection.
+Bridges take turns: in one a bridge gives its listeners a few of the messages that they have to hear, and
+writes what it has to say.  Who has more then waits for another turn, of which there is one in each turn of
+the loop.  So clients read while the next bridge makes its own, and a connection with few listeners does not
+wait until one with many has all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Self
 
 from muster.message import desk
-from muster.message.amqp import bridge, sasl, trunks
+from muster.message.amqp import bridge, lulls, sasl, trunks
 
 
 class Gateway:
@@ -21,7 +23,8 @@ class Gateway:
 
     ``may`` says which topics an identity may send to: the broker refuses what it must not, but tells no one.
     Who is silent for ``idle_s`` is taken for gone.  ``quiet`` connects without hearing oneself, for clients
-    that do not want what they say themselves: then no copy of it travels to be dropped.
+    that do not want what they say themselves: then no copy of it travels to be dropped.  ``share_port``:
+    others that say so too may listen on the same port, and each client comes to one of them.
     """
 
     def __init__(
@@ -33,13 +36,14 @@ class Gateway:
         name: str = "muster",
         host: str = "127.0.0.1",
         port: int = 0,
+        share_port: bool = False,
         tls: ssl.SSLContext | None = None,
         may: desk.May = desk.anything,
         idle_s: float = 30.0,
         quiet: trunks.Connect | None = None,
     ) -> None:
         self.connect = connect
-        self.trunks = trunks.Trunks(connect, self._flush_due, self._lost)
+        self.trunks = trunks.Trunks(connect, self._turns, self._lost)
         self.quiet = quiet
         self.verifiers = verifiers
         self.anonymous = anonymous
@@ -48,9 +52,12 @@ class Gateway:
         self.name = name
         self.host = host
         self.port = port
+        self._share_port = share_port
         self.bridges: set[bridge.Bridge] = set()
-        self._due: list[bridge.Bridge] = []  # those who have something to say
-        self._flushed: set[bridge.Bridge] = set()  # in this turn of the loop
+        self._due: list[bridge.Bridge] = []  # those who have something to say,
+        self._behind: deque[bridge.Bridge] = deque()  # and who had their turn, and have more
+        self._turning = False  # they are called soon
+        self.lulls = lulls.Lulls()
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,19 +68,28 @@ class Gateway:
         task.add_done_callback(self._tasks.discard)
 
     def flush_soon(self, one: bridge.Bridge) -> None:
-        """When another has something to say; from the second time on at the end of this turn of the loop."""
-        if not self._due:
-            asyncio.get_running_loop().call_soon(self._flush_due)
-        elif (last := self._due[-1]) not in self._flushed:
-            self._flushed.add(last)
-            last.flush_due()
         self._due.append(one)
+        self._turns_soon()
 
-    def _flush_due(self) -> None:
+    def _turns_soon(self) -> None:
+        if not self._turning:
+            self._turning = True
+            asyncio.get_running_loop().call_soon(self._turns_came)
+
+    def _turns_came(self) -> None:
+        self._turning = False
+        self._turns()
+        if self._behind:
+            one = self._behind.popleft()
+            if one.take_turn():
+                self._behind.append(one)
+            self._turns_soon()
+
+    def _turns(self) -> None:
         due, self._due = self._due, []
-        self._flushed.clear()
-        for one in due:
-            one.flush_due()
+        self._behind += [one for one in due if one.take_turn()]
+        if self._behind:
+            self._turns_soon()
 
     def _lost(self, trunk: trunks.Trunk) -> None:
         """Its clients have to log in again."""
@@ -84,7 +100,11 @@ class Gateway:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: bridge.Bridge(self), self.host, self.port, ssl=self._tls
+            lambda: bridge.Bridge(self),
+            self.host,
+            self.port,
+            ssl=self._tls,
+            reuse_port=self._share_port or None,
         )
         self.port = self._server.sockets[0].getsockname()[1]
 

@@ -50,7 +50,7 @@ class Trunks:
             async with trunk.making:
                 if trunk.ears is None:
                     bus = trunk.bus = await self._connect(login)
-                    trunk.ears = listening.Ears(bus, links.Heard)
+                    trunk.ears = listening.Ears(bus, links.Heard, links.pass_on)
                     bus.on_little(self._on_little)
                     bus.on_state(lambda state: self._changed(trunk, state))
         except BaseException:

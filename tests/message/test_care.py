@@ -9,7 +9,17 @@ import pytest
 
 from muster.bus import api, streams
 from muster.core import errors, subjects
-from muster.message import client, consuming, delivering, destinations, ledger, messages, protocol, service
+from muster.message import (
+    client,
+    consuming,
+    delivering,
+    destinations,
+    dispatcher,
+    ledger,
+    messages,
+    protocol,
+    service,
+)
 from muster.testing import eventually, fixtures
 from muster.trust import roles
 from tests.message import conftest
@@ -66,8 +76,15 @@ async def test_what_cannot_be_moved_stays_with_its_consumers(dial: conftest.Dial
         await connection.close()
 
 
-async def test_queues_tell_their_rates(dispatcher: service.Service, dial: conftest.Dial):
-    connection = await dial()
+async def test_queues_tell_their_rates(
+    monkeypatch: pytest.MonkeyPatch, connect: fixtures.Connect, dial: conftest.Dial
+):
+    monkeypatch.setattr(dispatcher, "WATCH_S", 0.1)
+    async with conftest.serving(connect):
+        await _rates(await dial())
+
+
+async def _rates(connection: client.Connection) -> None:
     session = connection.session()
     producer = session.producer(ORDERS)
     consumer = await session.consumer(ORDERS)
@@ -79,6 +96,7 @@ async def test_queues_tell_their_rates(dispatcher: service.Service, dial: confte
         return bool(row["in_a_second"] > 0 and row["out_a_second"] > 0)
 
     await eventually.eventually(in_and_out, timeout_s=30)
+    await connection.close()
 
 
 async def test_a_confirmed_acknowledgement_counts_though_somebody_else_has_got_the_message_since(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from muster.core import errors
-from muster.message import client, destinations, dispatcher, journal, outbox, protocol, service
+from muster.message import client, destinations, dispatcher, journal, messages, outbox, protocol, service
 from muster.testing import eventually, fixtures
 from tests.message import conftest
 
@@ -44,8 +44,9 @@ async def test_a_full_log_holds_senders_until_something_is_consumed(
 
 
 async def test_a_full_log_has_room_again_when_a_queue_that_nobody_consumes_is_purged(
-    dial: conftest.Dial, connect: fixtures.Connect
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(dispatcher, "WATCH_S", 0.1)
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
         connection.outbox.full_s = 60
@@ -60,7 +61,8 @@ async def test_a_full_log_has_room_again_when_a_queue_that_nobody_consumes_is_pu
 async def test_what_expired_and_nobody_consumes_does_not_fill_the_log(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dispatcher, "SWEEP_S", 0.2)
+    monkeypatch.setattr(dispatcher, "WATCH_S", 0.1)
+    monkeypatch.setattr(dispatcher, "SWEEP_S", 0.1)
     async with conftest.serving(connect, max_bytes=2 << 20):
         connection = await dial()
         connection.outbox.full_s = 60
@@ -74,6 +76,40 @@ async def test_what_expired_and_nobody_consumes_does_not_fill_the_log(
         while (message := await consumer.receive(30)) is not None and message.body() != "it lives":
             continue
         assert message is not None
+        await connection.close()
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+async def test_what_nobody_takes_does_not_keep_all_behind_it_in_the_log(
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    monkeypatch.setattr(dispatcher, "WATCH_S", 0.1)
+    monkeypatch.setattr(dispatcher, "SWEEP_S", 0.1)
+    async with conftest.serving(connect, max_bytes=2 << 20):
+        connection = await dial("reader")
+        connection.outbox.full_s = 60
+        session = connection.session()
+        if kind == "queue":
+            kept, busy = ORDERS, ORDERS
+            consumer = await session.consumer(ORDERS, "n = 1")
+        else:
+            kept, busy = destinations.topic("kept"), destinations.topic("busy")
+            await (await session.durable_consumer(kept, "away")).close()
+            consumer = await session.durable_consumer(busy, "here")
+        await session.producer(kept).send(messages.TextMessage("kept", properties={"n": 0}))
+        producer = session.producer(busy)
+        for number in range(120):
+            await producer.send(messages.BytesMessage(bytes(20_000), properties={"n": 1}))
+            assert await consumer.receive(30) is not None, f"only {number} came"
+        await consumer.close()
+    async with conftest.serving(connect, "second"):
+        if kind == "topic":
+            consumer = await session.durable_consumer(kept, "away")
+        else:
+            consumer = await session.consumer(ORDERS)
+        message = await consumer.receive(30)
+        assert message is not None
+        assert message.body() == "kept"
         await connection.close()
 
 

@@ -120,6 +120,10 @@ class Backlog:
             or sequence in self.done
         )
 
+    def is_over(self, sequence: int, head: int) -> bool:
+        """Whether nobody needs it here any more; ``head`` is the end of the log."""
+        return self.is_done(sequence) or (self.live and sequence <= head and sequence not in self.entries)
+
     def arrive(self, sequence: int, meta: messages.Meta, raw: str, data: bytes) -> None:
         """A message of the log. Those of one batch may come out of order, where several topics are ours."""
         self.position = max(self.position, sequence)

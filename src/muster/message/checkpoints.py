@@ -1,14 +1,17 @@
 """Checkpoints: from time to time the sum of all records is written, and the log cut where nobody needs it.
 
 Whatever is cut lies before the checkpoint's head: a page after it may hold a record that a successor needs.
+
+A cut goes up to the first message that somebody still needs.  One that nobody selects, or a subscription
+whose client is away, so keeps all behind it; where that fills the log, a `sweep` takes out single pages.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from muster.core import errors, subjects
-from muster.message import desk, destinations, journal, ledger, messages, pages, protocol
+from muster.core import errors, subjects, topics
+from muster.message import backlog, desk, destinations, journal, ledger, messages, pages, protocol
 
 
 async def recover(over: desk.Desk) -> None:
@@ -30,7 +33,8 @@ async def recover(over: desk.Desk) -> None:
         async for page in over.read(last.sequence - chunks + 1, protocol.CHECKPOINT):
             found += _chunks(page.sequence, page.data)
         over.ledger.restore(found)
-        start = found[0].head + 1
+        over.summed = found[0].head
+        start = over.summed + 1
     async for page in over.read(start):
         if (record := pages.record_of(page.sequence, page.data)) is not None:
             over.ledger.apply(record, pages.end(page.sequence))
@@ -38,6 +42,31 @@ async def recover(over: desk.Desk) -> None:
     over.ledger.suspect()
     for subscription in over.ledger.subscriptions.values():
         over.patterns.add(subscription.topic)
+
+
+async def sweep(over: desk.Desk) -> None:
+    """Delete the pages that nobody needs between those that somebody does: a reading of the whole log."""
+    queues: dict[str, list[backlog.Backlog]] = {}
+    by_pattern: dict[str, list[backlog.Backlog]] = {}
+    for key, one in over.ledger.backlogs.items():
+        if (subscription := over.ledger.subscriptions.get(key)) is not None:
+            by_pattern.setdefault(subscription.topic, []).append(one)
+        else:
+            queues[protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))] = [one]
+    mark = protocol.topic_subject("")
+    async for page in over.read(1):
+        if page.sequence > over.summed:
+            break
+        needed_by = queues.get(page.subject)
+        if needed_by is None and page.subject.startswith(f"{mark}{subjects.TOPIC_PREFIX}."):
+            topic = topics.Topic.from_subject(page.subject.removeprefix(mark))
+            needed_by = [one for text in over.patterns.matching(topic) for one in by_pattern.get(text, [])]
+        if needed_by is not None and all(
+            one.is_over(number, over.ledger.end)
+            for number, _ in pages.read(page.sequence, page.data)
+            for one in needed_by
+        ):
+            await over.stream.delete(page.sequence)
 
 
 def _chunks(sequence: int, data: bytes) -> list[ledger.Checkpoint]:
@@ -61,6 +90,7 @@ async def write(over: desk.Desk) -> None:
     records = over.records
     first = pages.sequence_of((await over.store(journal.Item(copies)))[0])
     over.records -= records
+    over.summed = head
     over.ledger.dropped -= dropped
     purge = over.stream.purge
     await purge(subject=protocol.CHECKPOINT, before=first)

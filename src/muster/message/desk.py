@@ -78,6 +78,7 @@ class Desk:
         self.patterns = ledger.Patterns()
         self.indexes: dict[str, selectors.Index[str]] = {}  # live subscriptions by pattern
         self.records = 0  # since the last checkpoint
+        self.summed = 0  # the head that it is the sum up to
         self.max_bytes = max_bytes
         self.used_bytes = 0  # of the log: as it was last seen, and what was sent since
         self.refused_at = -math.inf  # for want of room in it

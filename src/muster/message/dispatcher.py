@@ -34,7 +34,7 @@ from muster.message import (
 events = log.Events("message")
 
 RECORDS_BYTES: Final = 64 << 20  # a checkpoint after so many bytes, so that a successor reads no more
-WATCH_S: Final = 1.0
+WATCH_S = 1.0
 SWEEP_S = 30.0  # between looks at a full log for what has expired
 
 
@@ -137,6 +137,7 @@ class Dispatcher:
             if self._desk.was_short(SWEEP_S):
                 with contextlib.suppress(errors.LimitExceeded):  # not a byte more fits: the next time
                     await self._caring.sweep()
+                    await checkpoints.sweep(self._desk)
 
     async def _look_at_the_log(self) -> None:
         here = self._desk

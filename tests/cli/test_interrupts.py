@@ -21,15 +21,12 @@ GOOD = (0, 130, -signal.SIGINT)
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("interrupted") / "home"
-    assert driver.run("init", "--port", "0", home=home).code == 0
-    return home
+    return driver.init(tmp_path_factory.mktemp("interrupted") / "home", settings="")
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory):
-    home = tmp_path_factory.mktemp("shared") / "home"
-    assert driver.run("init", "--port", "0", home=home).code == 0
+    home = driver.init(tmp_path_factory.mktemp("shared") / "home")
     assert driver.run("up", "--detach", home=home).code == 0
     yield home
     assert driver.run("down", home=home).code == 0
@@ -101,7 +98,29 @@ main.main()
 """
 
 
+WRAPPED = """
+import signal, sys
+from muster.cli import main
+import click
+
+class Loud:
+    def __set_name__(self, owner, name):
+        signal.raise_signal(signal.SIGINT)  # here Python raises a RuntimeError from it
+
+main.COMMANDS = {"makes": main.Entry("x", "x", "x")}
+makes = click.Command("makes", callback=lambda: type("C", (), {"x": Loud()}))
+main.Root.get_command = lambda self, ctx, name: makes
+sys.argv = ["muster", "makes"]
+main.main()
+"""
+
+
+async def test_a_press_while_a_class_is_made_counts():
+    async with await process.start(sys.executable, "-c", WRAPPED) as child:
+        assert await child.wait(timeout_s=30) == 130, child.tail()
+
+
 async def test_a_press_that_python_swallowed_still_counts():
     async with await process.start(sys.executable, "-c", SWALLOWED) as child:
-        assert await child.wait(timeout_s=20) == 130
+        assert await child.wait(timeout_s=30) == 130
         assert any("Exception ignored" in line for line in child.lines)

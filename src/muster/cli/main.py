@@ -202,6 +202,10 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
         _report(invocation, told.code, message, told.hint)
         return told.exit_code
     except Exception as error:
+        if isinstance(
+            error.__cause__, KeyboardInterrupt
+        ):  # Python wraps one that comes while a class is made
+            return INTERRUPTED
         if invocation.debug:
             raise
         broken = errors.InvariantBroken(f"{type(error).__name__}: {error}")

@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 QUICK  ?=
+WORKERS ?= $(shell expr $$(nproc) + 1)# tests wait now and then: one more than there are cores
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOCK   := uv pip compile pyproject.toml --generate-hashes --universal --python-version 3.11 \
           --no-emit-index-url --no-emit-find-links --no-header --quiet
@@ -49,11 +50,11 @@ demo: setup $(VENV)/.spark ## a fleet, a worm and the whole loop, live (FLEET=10
 
 test: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## all checks and all tests but the slow ones
 	@$(MAKE) --no-print-directory check
-	@$(BIN)/pytest -n 2
+	@$(BIN)/pytest -n $(WORKERS)
 
 test-all: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## the slow tests as well
 	@$(MAKE) --no-print-directory check
-	@$(BIN)/pytest -n 2 -m "slow or not slow"
+	@$(BIN)/pytest -n $(WORKERS) -m "slow or not slow"
 
 check: setup $(VENV)/.spark ## lint, types and architecture
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

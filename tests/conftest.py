@@ -11,7 +11,10 @@ import pytest
 from tests import debian
 
 # Installed, Muster brings this plugin by its entry point of the same name, and pytest loads it once.
-pytest_plugins = ["muster.testing.plugin", "pytester"]
+pytest_plugins = ["muster.testing.plugin", "pytester", "tests.spreading"]
+
+# Spark's Java lives for seconds here: most of what its compiler would make is never used.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # Random tests judge answers, not speed: a busy machine must not fail them.
 hypothesis.settings.register_profile(

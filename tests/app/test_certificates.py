@@ -14,7 +14,7 @@ from muster.trust import roles
 def served(port: int, bundle: Path) -> int:
     """The serial number of the certificate that a broker shows to its clients."""
     context = ssl.create_default_context(cafile=str(bundle))
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as plain:
         plain.recv(4096)  # the broker's greeting comes before TLS
         with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
             shown = secure.getpeercert(binary_form=True)

@@ -89,7 +89,7 @@ async def test_a_killed_broker_comes_back_and_so_do_its_clients(made):
             (now,) = (await running.status())["brokers"]
             return now["restarts"] == 1 and now["state"] == "running" and running.ready
 
-        await eventually(back, timeout_s=20)
+        await eventually(back, timeout_s=30)
         await bus.flush()
         assert running.metrics.value("muster_broker_restarts", broker="local-1") == 1
 

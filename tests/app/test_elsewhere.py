@@ -33,7 +33,7 @@ async def test_a_domain_on_a_broker_of_somebody_else(tmp_path: Path):
     (tmp_path / "nats.conf").write_text(CONFIG.format(port=port, folder=tmp_path))
     program = (await binary.find()).path
     async with await process.start(program, "-c", tmp_path / "nats.conf") as server:
-        await server.line("Server is ready", timeout_s=20)
+        await server.line("Server is ready", timeout_s=30)
         wanted = settings.load(catalogue.Settings, file=place.settings_file)
         async with domain.Domain(wanted, parts=catalogue.parts(wanted)) as running:
             assert running.ready

@@ -72,7 +72,7 @@ def test_a_killed_holder_leaves_nothing_that_is_in_the_way(tmp_path):
         folder.announce(RUNNING)
         assert folder.holder() == holder.pid
         holder.kill()
-        holder.wait(timeout=10)
+        holder.wait(timeout=30)
     assert folder.running_file.exists()  # stale…
     assert folder.running() is None  # …and not believed
     with folder.hold():

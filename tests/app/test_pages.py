@@ -42,9 +42,8 @@ async def read(url: str) -> tuple[int, dict[str, object]]:
 @pytest.mark.parametrize("without", [SLOW, pytest.param(set(), marks=pytest.mark.slow, id="all")])
 async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str]):
     pytest.importorskip("proton", reason="the AMQP gateway's engine is not installed")
-    place = tmp_path / "home"
+    place = await asyncio.to_thread(driver.init, tmp_path / "home", settings="")
     env = {**driver.environment(place), "PYTHONPATH": str(driver.SOURCE)}
-    assert (await asyncio.to_thread(driver.run, "init", "--port", "0", home=place)).code == 0
     wanted = ["manage.enabled=true", "manage.registries=1", "manage.managers=1"]
     wanted += [] if "pipeline" in without else ["pipeline.enabled=true"]
     beside = {name: words for name, words in BESIDE.items() if name not in without}

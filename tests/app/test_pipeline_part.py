@@ -19,8 +19,7 @@ from tests.cli import driver
 
 @pytest.mark.timeout(300)
 async def test_a_pipeline_that_is_killed_is_started_again_and_ends_with_its_domain(tmp_path: Path):
-    place = tmp_path / "home"
-    assert (await asyncio.to_thread(driver.run, "init", "--port", "0", home=place)).code == 0
+    place = await asyncio.to_thread(driver.init, tmp_path / "home")
     env = driver.environment(place)
     wanted = ("--set", "pipeline.enabled=true", "--set", "manage.enabled=false")
     async with await process.start_muster("up", *wanted, env=env) as up:

@@ -762,7 +762,7 @@ class KeyValues:
     async def test_keys_expire_and_watchers_hear_of_it(self, connect: Connect):
         bus = await connect("one")
         bucket = await bus.key_value(api.KeyValueSettings("b"))
-        revision = await bucket.create("k", b"1", ttl_s=1)
+        revision = await bucket.create("k", b"1", ttl_s=2)
         async with await bucket.watch() as watch:
             assert [e and e.value for e in await take(watch, 2)] == [b"1", None]
             (gone,) = await take(watch, 1)
@@ -773,10 +773,10 @@ class KeyValues:
     async def test_an_update_renews_the_time_to_live(self, connect: Connect):
         bus = await connect("one")
         bucket = await bus.key_value(api.KeyValueSettings("b"))
-        revision = await bucket.create("k", b"1", ttl_s=1)
-        for _ in range(4):
-            await throughout(lambda: bucket.get("k"), for_s=0.5)
-            revision = await bucket.update("k", b"1", revision=revision, ttl_s=1)
+        revision = await bucket.create("k", b"1", ttl_s=2)
+        for _ in range(3):
+            await throughout(lambda: bucket.get("k"), for_s=0.8)
+            revision = await bucket.update("k", b"1", revision=revision, ttl_s=2)
         await bucket.update("k", b"for ever", revision=revision)
         await bucket.create("other", b"", ttl_s=1)
         await eventually(lambda: gone(bucket, "other"))

@@ -35,7 +35,7 @@ async def test_messages_streams_and_keys(broker: brokers.Broker):
                 bus.request("nobody", b"")
 
             questions = other.subscribe("echo")
-            server = threading.Thread(target=lambda: questions.next(timeout_s=10).respond(b"answer"))
+            server = threading.Thread(target=lambda: questions.next(timeout_s=30).respond(b"answer"))
             server.start()
             assert bus.request("echo", b"").data == b"answer"
             server.join()

@@ -61,7 +61,7 @@ async def test_a_mesh_of_three_starts_quickly_and_survives_the_loss_of_one(tmp_p
     began_s = time.monotonic()
     async with network.Network(network.members(3, tmp_path), supervise=supervision.NO_RESTART) as mesh:
         # The goal is 3 s on a machine that does nothing else; an election that is lost takes longer.
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 25
         assert ups(await mesh.links(), Kind.ROUTE) == [
             "route:broker-1=broker-2",
             "route:broker-1=broker-3",

@@ -85,8 +85,8 @@ async def test_stopping_with_a_drain_sends_clients_away_first(settings):
     await one.start()
     async with await client.connect([one.url]) as bus:
         began_s = time.monotonic()
-        await one.stop(drain_s=10)
-        assert time.monotonic() - began_s < 8  # it ended when its only client was gone, not when time was up
+        await one.stop(drain_s=30)
+        assert time.monotonic() - began_s < 25  # it ended when its only client was gone, not when time was up
         await eventually(lambda: bus.state is not api.ConnectionState.CONNECTED)
     assert "Entering lame duck mode" in one.config.log_path.read_text()
 

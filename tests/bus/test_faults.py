@@ -119,7 +119,7 @@ async def test_the_leader_killed_under_load_loses_nothing_and_clients_roam(clust
             await cluster[leader].kill()
             await eventually(lambda: bus.broker in cluster.brokers and bus.broker != leader)
             await bus.publish("news", b"roamed")
-            assert (await listening.next(timeout_s=10)).data == b"roamed"
+            assert (await listening.next(timeout_s=30)).data == b"roamed"
             await eventually(load.more(300), timeout_s=30)
         await load.check(stream)
         last = (await stream.state()).last_sequence

@@ -63,8 +63,8 @@ async def test_nothing_is_missed_over_cut_connections_and_a_killed_broker(broker
             there = {key: await bucket.get(key) for key in (f"k{n}" for n in range(7))}
             return values == {key: entry.value if entry else None for key, entry in there.items()}
 
-        await eventually(lambda: len(seen) >= 90, timeout_s=20)
-        await eventually(same, timeout_s=20)
+        await eventually(lambda: len(seen) >= 90, timeout_s=30)
+        await eventually(same, timeout_s=30)
         assert seen == list(range(1, 91))
         for task in tasks:
             task.cancel()

@@ -78,7 +78,7 @@ async def test_of_many_who_want_it_one_has_it(join):
     held: list[leases.Lease] = []
 
     async def turn(candidate: leases.Leases) -> None:
-        async with await candidate.acquire(NAME, timeout_s=20) as lease:
+        async with await candidate.acquire(NAME, timeout_s=30) as lease:
             assert not any(other.held for other in held)
             held.append(lease)
 

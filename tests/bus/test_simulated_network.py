@@ -108,7 +108,7 @@ async def test_an_unplugged_node_reaches_nobody_and_both_ends_give_up():
         await bus.flush(timeout_s=1)
     with pytest.raises(errors.NotConnected):
         await net.connect("another", node="bus")
-    assert f'"id": {before.number}' in (await reports.next(timeout_s=10)).data.decode()
+    assert f'"id": {before.number}' in (await reports.next(timeout_s=30)).data.decode()
     assert states == [api.ConnectionState.RECONNECTING]
     await asyncio.sleep(60)
     assert bus.connection is None

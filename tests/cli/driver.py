@@ -87,6 +87,15 @@ def quick(*arguments: str | Path, home: Path | None = None, stdin: str = "") -> 
     return Answer(code, out.getvalue(), err.getvalue())
 
 
+def init(home: Path, settings: str = "[web]\nenabled = false\n") -> Path:
+    """A home on free ports, without the web server unless told otherwise: that is half of a start."""
+    made = quick("init", "--port", "0", home=home)
+    assert made.code == 0, made.err
+    with (home / "muster.toml").open("a") as file:
+        file.write(f"\n{settings}")
+    return home
+
+
 class InProcess:
     """``muster`` called as a function, with its own streams and folders."""
 

@@ -65,8 +65,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Path]:
     """A home on free ports; whatever was started in it is stopped at the end."""
-    home = tmp_path / "home"
-    assert driver.run("init", "--port", "0", home=home).code == 0
+    home = driver.init(tmp_path / "home")
     yield home
     driver.quick("down", "--force", home=home)
 
@@ -74,8 +73,7 @@ def fresh(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A home whose domain runs, shared by tests that only use it."""
-    home = tmp_path_factory.mktemp("shared") / "home"
-    assert driver.run("init", "--port", "0", home=home).code == 0
+    home = driver.init(tmp_path_factory.mktemp("shared") / "home")
     answer = driver.run("up", "--detach", home=home)
     assert answer.code == 0, answer.err
     yield home

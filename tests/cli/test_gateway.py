@@ -30,10 +30,7 @@ BEGIN = (
 
 @pytest.mark.timeout(180)
 def test_the_doors_beside_a_domain(tmp_path: Path):
-    home = tmp_path / "home"
-    assert driver.quick("init", "--port", "0", home=home).code == 0
-    settings = home / "muster.toml"
-    settings.write_text(settings.read_text() + "\n[manage]\nenabled = false\n")
+    home = driver.init(tmp_path / "home", settings="[manage]\nenabled = false\n[web]\nenabled = false\n")
     refused = driver.quick("gateway", "wsman", home=home)
     assert refused.code == 5
     assert "is not running" in refused.err

@@ -69,9 +69,9 @@ def packet(kind: int, body: bytes) -> bytes:
 def test_mqtt_meets_ours(listeners: tuple[int, int], path: str) -> None:
     nats_port, mqtt_port = listeners
     with (
-        socket.create_connection(("127.0.0.1", nats_port), timeout=10) as nats,
+        socket.create_connection(("127.0.0.1", nats_port), timeout=30) as nats,
         nats.makefile("rb") as lines,
-        socket.create_connection(("127.0.0.1", mqtt_port), timeout=10) as mqtt,
+        socket.create_connection(("127.0.0.1", mqtt_port), timeout=30) as mqtt,
     ):
         nats.sendall(b'CONNECT {"verbose":false}\r\nSUB > 1\r\nPING\r\n')
         while lines.readline() != b"PONG\r\n":

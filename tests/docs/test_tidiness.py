@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from collections.abc import Iterator
@@ -81,7 +82,9 @@ def test_no_file_is_large():
     assert [str(path) for path in ours if path.stat().st_size > BYTES_MAX] == []
 
 
-PYTHON = {path: ast.parse(text) for path, text in TEXTS.items() if path.suffix == ".py"}
+@functools.cache
+def python() -> dict[Path, ast.Module]:
+    return {path: ast.parse(text) for path, text in TEXTS.items() if path.suffix == ".py"}
 
 
 def test_no_test_sleeps():
@@ -89,7 +92,7 @@ def test_no_test_sleeps():
     one that sets the pace of a workload says so: ``# pace``."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path, tree in PYTHON.items()
+        for path, tree in python().items()
         if path.is_relative_to(ROOT / "tests") and not re.search("virtual_time|run_virtual", TEXTS[path])
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
@@ -104,7 +107,7 @@ def test_nothing_is_raised_in_a_star_handler():
     """Python 3.11.0 to 3.11.3 wrap it in a group, and callers who expect one of our errors miss it."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path, tree in PYTHON.items()
+        for path, tree in python().items()
         for tried in ast.walk(tree)
         if isinstance(tried, ast.TryStar)
         for handler in tried.handlers
@@ -118,7 +121,7 @@ def test_a_packages_first_file_is_only_the_sign_on_the_door():
     allowed = ROOT / "src" / "muster" / "__init__.py"  # the public names
     wordy = [
         str(path.relative_to(ROOT))
-        for path, tree in PYTHON.items()
+        for path, tree in python().items()
         if path.name == "__init__.py"
         and path.is_relative_to(ROOT / "src")
         and path != allowed
@@ -130,7 +133,7 @@ def test_a_packages_first_file_is_only_the_sign_on_the_door():
 def test_every_module_says_what_it_is():
     silent = [
         str(path.relative_to(ROOT))
-        for path, tree in PYTHON.items()
+        for path, tree in python().items()
         if (path.is_relative_to(ROOT / "src") or path.is_relative_to(ROOT / "benchmarks"))
         and ast.get_docstring(tree) is None
     ]

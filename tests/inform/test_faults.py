@@ -81,7 +81,7 @@ async def test_kill_of_the_primary_a_holder_and_an_initiator_loses_nothing(node_
     async def know_each_other() -> bool:
         return len(await contexts.nodes()) == 4
 
-    await eventually(know_each_other, timeout_s=20)
+    await eventually(know_each_other, timeout_s=30)
     await contexts.put("k", b"first", ack="replicated")
     heard: dict[int, bytes | None] = {}
     watching = asyncio.create_task(watched(client.Client(await connect("watch")), heard))

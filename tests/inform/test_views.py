@@ -67,7 +67,7 @@ async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, i
         for number in range(40):
             await inform.put(f"k{number}", b"x" * 2_000)
         assert (await inform.get("k39")).value == b"x" * 2_000
-        await eventually(lambda: node.view_failure is not None, timeout_s=20)
+        await eventually(lambda: node.view_failure is not None, timeout_s=30)
         assert len(node.desk.unsaved) > 20
         assert node.failure() is None
         await node.close()

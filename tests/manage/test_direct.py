@@ -77,7 +77,7 @@ async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
             rows = await lines.client.get()
             return all(row["manager"] != victim and row["state"] == "up" for row in rows)
 
-        await eventually(moved, timeout_s=20)
+        await eventually(moved, timeout_s=30)
         assert await lines.client.execute("r1", "echo", {"text": "still"}) == "still"
         # Epochs fence over a line as over the bus.
         late = protocol.Operation(

@@ -271,7 +271,7 @@ async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling)
         lambda: all(owner.manager != victim.name for owner in rolling.reg.processor.owners.values())
     )
     Slow.let_go.set()
-    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=20)
+    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=30)
     assert (found["state"], found["counts"]) == ("done", {"done": 3})
     assert sorted(Slow.begun) == ["r1", "r2", "r3"], "each was carried out once"
 
@@ -283,7 +283,7 @@ async def test_a_rollout_whose_registry_dies_goes_on_and_repeats_nothing(rolling
     await rolling.reg.stop()
     await second.acting.wait()
     Slow.let_go.set()
-    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=20)
+    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=30)
     assert (found["state"], found["counts"]) == ("done", {"done": 3})
     assert sorted(Slow.begun) == ["r1", "r2", "r3"]
 
@@ -309,7 +309,7 @@ async def test_a_rollout_that_is_paused_begins_no_batch_until_it_is_resumed(roll
     await throughout(one_is_done, for_s=0.5)
     assert Slow.begun == ["r1"]
     assert (await rolling.client.resume(began["id"]))["state"] == "running"
-    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=20)
+    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=30)
     assert (found["state"], found["counts"]) == ("done", {"done": 3})
     assert sorted(Slow.begun) == ["r1", "r2", "r3"]
     with pytest.raises(errors.Conflict, match="is done"):
@@ -325,7 +325,7 @@ async def test_a_rollout_that_is_paused_begins_no_batch_until_it_is_resumed(roll
         ]
         return sorted(found[3:]) == [("ann", "pause", "refused"), ("registry-2", "rollout", "done")]
 
-    await eventually(is_audited, timeout_s=20)
+    await eventually(is_audited, timeout_s=30)
 
 
 async def test_a_step_whose_agent_died_in_it_is_in_doubt_and_not_repeated(rolling):

@@ -88,7 +88,7 @@ async def test_a_ring_is_deployed_mended_and_torn_down(fleet):
     await eventually(lambda: passes(1, 3))  # the other way round
 
     os.kill(host.hosted["t-2"].seen.properties["pid"], signal.SIGKILL)
-    await eventually(lambda: passes(2, 4), timeout_s=20)
+    await eventually(lambda: passes(2, 4), timeout_s=30)
 
     await fleet.client.delete(*(f"t-{number}" for number in range(1, 5)))
     await fleet.client.wait_gone(*(f"t-{number}" for number in range(1, 5)))

@@ -35,7 +35,7 @@ async def test_what_a_vanished_client_had_comes_again_marked(gateway: server.Gat
         raw.socket.close()
 
     await asyncio.to_thread(vanish)
-    message = await (await session.consumer(destinations.queue("orders"))).receive(10)
+    message = await (await session.consumer(destinations.queue("orders"))).receive(30)
     assert message is not None
     assert (message.body(), message.redelivered) == ("one", True)
 
@@ -73,7 +73,7 @@ async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: server
             one.open()
         transport = proton.Transport()
         transport.bind(made)
-        with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as over:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as over:
             over.sendall(raw_client.LOGIN)
             got = b""
             while b"\x00\x53\x44" not in got:

@@ -72,7 +72,7 @@ async def test_kill_9_of_dispatchers_loses_nothing_and_keeps_transactions_whole(
     assert [message.body() async for message in watching.browse(IN)] == []
     news: list[object] = []
     while len(set(news)) < total:
-        message = await durable.receive(10)
+        message = await durable.receive(30)
         assert message is not None, f"only {len(set(news))} of {total} came"
         news.append(message.body())
     assert list(dict.fromkeys(news)) == [f"n{number}" for number in range(total)], "in order"

@@ -53,7 +53,7 @@ class Mqtt:
         self._writer.write(bytes((kind, len(body))) + body)
 
     async def _read(self) -> tuple[int, bytes]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             kind, size = await self._reader.readexactly(2)
             if size >= 128:
                 size = size - 128 + 128 * (await self._reader.readexactly(1))[0]
@@ -103,13 +103,13 @@ async def test_what_one_says_on_a_topic_all_others_hear(
 
         def amqp() -> None:
             made = proton_utils.BlockingConnection(
-                f"amqp://127.0.0.1:{gateway.port}", timeout=20, allowed_mechs="ANONYMOUS"
+                f"amqp://127.0.0.1:{gateway.port}", timeout=30, allowed_mechs="ANONYMOUS"
             )
             receiver = made.create_receiver("topic:hall/seats")
             sender = made.create_sender("topic:hall/seats")
             loop.call_soon_threadsafe(said.set)
             for _ in range(4):
-                got = receiver.receive(timeout=20)
+                got = receiver.receive(timeout=30)
                 receiver.accept()
                 loop.call_soon_threadsafe(heard_amqp.put_nowait, got.body)
                 if got.body == "from plain":
@@ -120,7 +120,7 @@ async def test_what_one_says_on_a_topic_all_others_hear(
         await said.wait()
 
         async def all_hear(text: str) -> messages.Message:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 assert (await heard_plain.next()).data == text.encode()
                 assert await heard_amqp.get() == text
                 assert await mqtt.received() == ("topic/hall/seats", text.encode())

@@ -26,7 +26,7 @@ async def test_what_was_delivered_into_a_broken_connection_comes_again(
     consumer = await session.consumer(ORDERS)
     producer = sending.session().producer(ORDERS)
     await producer.send("held")
-    held = await consumer.receive(10)
+    held = await consumer.receive(30)
     assert held is not None
     receiving.bus._wire._transport._io_writer.transport.abort()  # type: ignore[attr-defined]
     await eventually.eventually(lambda: receiving.bus.state is api.ConnectionState.RECONNECTING)

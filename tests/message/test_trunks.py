@@ -37,7 +37,7 @@ class World:
     def client(self) -> proton_utils.BlockingConnection:
         """For threads."""
         url = f"amqp://127.0.0.1:{self.gateway.port}"
-        return proton_utils.BlockingConnection(url, timeout=20, allowed_mechs="ANONYMOUS", reconnect=False)
+        return proton_utils.BlockingConnection(url, timeout=30, allowed_mechs="ANONYMOUS", reconnect=False)
 
     def sent(self) -> list[int]:
         """How many messages each listener was sent."""
@@ -58,10 +58,10 @@ async def test_two_clients_have_one_connection_until_both_have_left(world: World
         receivers = [one.create_receiver("topic:hall") for one in (first, second)]
         sender = second.create_sender("topic:hall")
         sender.send(proton.Message(body="to both"))
-        heard = [one.receive(timeout=20).body for one in receivers]
+        heard = [one.receive(timeout=30).body for one in receivers]
         first.close()
         sender.send(proton.Message(body="to one"))
-        heard.append(receivers[1].receive(timeout=20).body)
+        heard.append(receivers[1].receive(timeout=30).body)
         second.close()
         return heard
 
@@ -110,7 +110,7 @@ async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: World):
         made = world.client()
         receiver = made.create_receiver("topic:hall")
         made.create_sender("topic:hall").send(proton.Message(body="here again"))
-        heard = receiver.receive(timeout=20).body
+        heard = receiver.receive(timeout=30).body
         made.close()
         return str(heard)
 

@@ -16,7 +16,7 @@ async def test_datagrams_arrive_forged_and_repeated_ones_do_not_and_loss_is_coun
         udp.Receiver(await dial(), TOPIC) as receiver,
         udp.Sender(await dial(), TOPIC) as sender,
     ):
-        await eventually.eventually(lambda: sender.receivers == 1, timeout_s=15)
+        await eventually.eventually(lambda: sender.receivers == 1, timeout_s=30)
         seen: list[bytes] = []
         taken = receiver.datagram_received
 

@@ -46,19 +46,19 @@ async def test_a_channel_killed_under_load_costs_nothing_that_is_counted_twice(m
         found = await monitor_client.recent(bus)
         return {facts.channel: facts for _, facts, _ in found}
 
-    await eventually(by_channel, timeout_s=20)
+    await eventually(by_channel, timeout_s=30)
     await victim.kill()
 
     async def moved():
         return "c2" in await by_channel()
 
-    await eventually(moved, timeout_s=20)
+    await eventually(moved, timeout_s=30)
     before = len(await rows(bus))
 
     async def more():
         return len(await rows(bus)) > before + 3
 
-    await eventually(more, timeout_s=20)
+    await eventually(more, timeout_s=30)
     found = await rows(bus)
     sequences = [row.sequence for row in found]
     missing = set(range(1, max(sequences))) - set(sequences)

@@ -38,7 +38,7 @@ async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
                 names = {name for batch, _ in found for name in batch["machine"].to_pylist()}
                 return names >= {"sensor", "web-7"}
 
-            await eventually(machines, timeout_s=20)
+            await eventually(machines, timeout_s=30)
             assert [one.name for one in await client.find(operator)] == ["channel"]
             # An agent reports as itself alone: the broker refuses the subject, the channel the name.
             await agent.publish(protocol.report("sensor", "channel"), b"{}")

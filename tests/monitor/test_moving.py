@@ -48,7 +48,7 @@ async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothin
         def moved() -> bool:
             return all(any(to == "c2" for _, to in heard[machine]) for machine in known)
 
-        await eventually(moved, timeout_s=20)
+        await eventually(moved, timeout_s=30)
         for machine, said in heard.items():
             first_new = next(n for n, to in said if to == "c2" and n > died_at[machine])
             assert first_new - died_at[machine] <= 2, (machine, said)
@@ -70,7 +70,7 @@ async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothin
         # The last one may have been on its way when the sensors were stopped.
         return {(name, n) for name, end in last.items() for n in range(1, end)} <= found
 
-    await eventually(all_there, timeout_s=20)
+    await eventually(all_there, timeout_s=30)
     now_ms = int(time.time() * 1000)
     known_fleet = fleet.Fleet(fleet.Plan(window_s=3600, delay_s=0, stale_after=1e9))
     arrivals = [

@@ -177,7 +177,7 @@ async def test_services_that_say_too_much_do_not_cost_the_heartbeat(connect, cha
         async def there():
             return [row for row in await rows(bus) if row.services]
 
-        found = await eventually(there, timeout_s=20)
+        found = await eventually(there, timeout_s=30)
     assert 0 < len(found[0].services) < 100
     assert running.services.dropped["service-too-much"] > 0
     assert "too-large" not in started.dropped

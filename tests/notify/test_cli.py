@@ -18,8 +18,7 @@ POLICY = "alert AND threat_level >= 4 AND sender._trust_level >= 2"
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory):
-    home = tmp_path_factory.mktemp("notify") / "home"
-    assert driver.run("init", "--port", "0", home=home).code == 0
+    home = driver.init(tmp_path_factory.mktemp("notify") / "home")
     started = driver.run("up", "--detach", home=home)
     assert started.code == 0, started.err
     (home / "models.txt").write_text(MODELS)

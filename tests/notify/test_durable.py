@@ -33,7 +33,7 @@ async def test_a_durable_event_is_kept_until_acknowledged_and_survives_its_notif
     await _define(mine)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
     await mine.sender("watch").send("alert", {"threat_level": 1}, durable=True)
-    assert (await web.next(timeout_s=5))["threat_level"] == 1  # received, not acknowledged
+    assert (await web.next(timeout_s=30))["threat_level"] == 1  # received, not acknowledged
     await first.stop()
 
     second = await notifier("n2")
@@ -44,7 +44,7 @@ async def test_a_durable_event_is_kept_until_acknowledged_and_survives_its_notif
     await eventually(lambda: second.counts["acknowledged"] == 1)
     assert all(not held.pending.owed for held in second.held.values())
     await mine.sender("watch").send("alert", {"threat_level": 2}, durable=True)
-    assert (await web.next(timeout_s=5))["threat_level"] == 2
+    assert (await web.next(timeout_s=30))["threat_level"] == 2
 
 
 async def test_matched_once_so_later_changes_do_not_change_who_gets_it(notifier, parties):
@@ -54,7 +54,7 @@ async def test_matched_once_so_later_changes_do_not_change_who_gets_it(notifier,
     web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
     await mine.advertise("late", "WebServer", STATE, policy="command", durable=True)
     await mine.sender("watch").send("alert", {"threat_level": 1}, durable=True)
-    await web.next(timeout_s=5)
+    await web.next(timeout_s=30)
     await web.policy("command")
     late = await mine.advertise("late", "WebServer", STATE, policy="alert", durable=True)
     await first.stop()
@@ -73,7 +73,7 @@ async def test_a_repeated_send_is_one_event(notifier, parties):
     web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
     for level in (1, 1, 2):
         await mine.sender("watch").send("alert", {"threat_level": level}, durable=True, id=f"e{level}")
-    assert [(await web.next(timeout_s=5))["threat_level"] for _ in range(2)] == [1, 2]
+    assert [(await web.next(timeout_s=30))["threat_level"] for _ in range(2)] == [1, 2]
     assert not web._queue
 
 
@@ -161,7 +161,7 @@ async def test_what_was_settled_is_not_remembered_for_ever(notifier, parties):
     web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
     for number in range(200):
         await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
-        assert (await web.next(timeout_s=10))["threat_level"] == number
+        assert (await web.next(timeout_s=30))["threat_level"] == number
         web.acknowledge()
         await eventually(functools.partial(_settled, served, number + 1))
     assert len(mine._receipts) < 20
@@ -191,7 +191,7 @@ async def test_a_slow_receiver_is_given_durable_events_again(notifier, parties):
     for number in range(12):
         await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
     await eventually(lambda: mine.counts["put-off"] > 0)
-    found = {(await web.next(timeout_s=10))["threat_level"] for _ in range(12)}
+    found = {(await web.next(timeout_s=30))["threat_level"] for _ in range(12)}
     assert found == set(range(12))
     assert not web.dropped
 
@@ -203,7 +203,7 @@ async def test_a_durable_event_reaches_a_transient_party_once(notifier, parties)
     web = await mine.advertise("web", "WebServer", STATE, policy="alert")
     for number in range(3):
         await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
-    assert [(await web.next(timeout_s=10))["threat_level"] for _ in range(3)] == [0, 1, 2]
+    assert [(await web.next(timeout_s=30))["threat_level"] for _ in range(3)] == [0, 1, 2]
     assert not web._queue
 
 

@@ -105,7 +105,7 @@ def test_a_snapshot_that_was_cut_short_is_passed_over(knows):
 async def test_the_log_of_a_large_shard_is_replaced_too(notifier, parties, connect, monkeypatch):
     """A snapshot of more messages than the broker takes at once."""
     monkeypatch.setattr(snapshots, "PARTIES", 1)
-    settings = settings_.Notify(lease_s=1.0, beat_s=0.1, snapshot_changes=10)
+    settings = settings_.Notify(lease_s=3.0, beat_s=0.1, snapshot_changes=10)
     first = await notifier("n1", settings)
     mine = await parties("farm")
     for model in MODELS:
@@ -139,7 +139,7 @@ async def test_the_log_of_a_large_shard_is_replaced_too(notifier, parties, conne
 
 
 async def test_a_full_log_refuses_changes_and_goes_on_when_there_is_room(notifier, parties):
-    settings = settings_.Notify(lease_s=1.0, beat_s=0.1, stream_bytes=200_000, snapshot_changes=100_000)
+    settings = settings_.Notify(lease_s=3.0, beat_s=0.1, stream_bytes=200_000, snapshot_changes=100_000)
     served = await notifier("n1", settings)
     mine = await parties("farm")
     for model in MODELS:

@@ -54,7 +54,7 @@ async def _reached(sites, boss) -> set[str]:
     await boss.sender("control").send("command", {"action": "end"})
     found = set()
     for name, site in sites.items():
-        while (await site.next(timeout_s=10))["action"] != "end":
+        while (await site.next(timeout_s=30))["action"] != "end":
             found.add(name)
         await site.policy(POLICY)
     return found

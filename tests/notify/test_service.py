@@ -49,7 +49,7 @@ async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, parties, 
     await sender.send("command", {"action": "before"})
     await boss.present(chain)
     await sender.send("command", {"action": "granted"})
-    assert (await web.next(timeout_s=5))["action"] == "granted"
+    assert (await web.next(timeout_s=30))["action"] == "granted"
     await boss.revoke(root.revoke({documents.serial_of(chain[0])}, number=1, now=now))
     await sender.send("command", {"action": "revoked"})
     soon_s = time.time() + 3 - now
@@ -60,7 +60,7 @@ async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, parties, 
     await sender.send("command", {"action": "expired"})
     await boss.present(root.grant("boss", {"_trust_level": 5}, tier=1, now=now, lifetime_s=3600))
     await sender.send("command", {"action": "again"})
-    assert (await web.next(timeout_s=5))["action"] == "again"
+    assert (await web.next(timeout_s=30))["action"] == "again"
 
 
 def test_a_grant_that_is_ahead_of_the_clock_counts_from_when_it_begins(root):
@@ -108,7 +108,7 @@ async def test_a_receivers_restricted_attribute_is_its_authoritys_too(notifier, 
     await mine.present(chain)
     assert served.engine.state_of("farm/one")["_trust_level"] == 4
     await mine.sender("s").send("command", {"action": "2"}, to="_trust_level > 1")
-    assert (await one.next(timeout_s=5))["action"] == "2"
+    assert (await one.next(timeout_s=30))["action"] == "2"
     served.beliefs.expire()
     assert served.engine.state_of("farm/one")["_trust_level"] == 4
     with monkeypatch.context() as later:
@@ -145,7 +145,7 @@ async def test_a_flood_from_one_sender_does_not_starve_another(notifier, parties
         await flood.publish(subject, noise)
     await flood.flush()
     await mine.sender("quiet").send("alert", {"threat_level": 1}, timeout_s=20)
-    assert (await web.next(timeout_s=5))["threat_level"] == 1
+    assert (await web.next(timeout_s=30))["threat_level"] == 1
     await eventually(lambda: served.counts["overloaded"] > 0)
 
 
@@ -157,7 +157,7 @@ async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifi
     for number in range(12):
         await mine.sender("s").send("alert", {"threat_level": number})
     await eventually(lambda: web.dropped == 7)
-    assert [(await web.next(timeout_s=1))["threat_level"] for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert [(await web.next(timeout_s=30))["threat_level"] for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
 # -- several notifiers
@@ -216,7 +216,7 @@ async def test_receivers_spread_move_and_come_back(notifier, parties, connect):
 
     async def everybody_hears(level: int) -> None:
         await mine.sender("s").send("alert", {"threat_level": level})
-        assert {(await web.next(timeout_s=5))["threat_level"] for web in webs} == {level}
+        assert {(await web.next(timeout_s=30))["threat_level"] for web in webs} == {level}
 
     await everybody_hears(1)
     async with asyncio.timeout(30):  # a question ends when every shard was spoken for
@@ -250,13 +250,13 @@ async def test_an_event_is_not_passed_to_a_notifier_where_it_cannot_match(notifi
     # What widens a summary is known to the others when it is acknowledged.
     await web.update(application="Apache")
     await mine.sender("s").send("alert", {"threat_level": 7}, to="application = 'Apache'")
-    assert (await web.next(timeout_s=5))["threat_level"] == 7
+    assert (await web.next(timeout_s=30))["threat_level"] == 7
     for number in range(20):
         other = await mine.advertise(
             f"o{number}", "WebServer", {"application": f"a{number}"}, policy="command"
         )
         await mine.sender(f"s{number}").send("command", {"action": "x"}, to=f"application = 'a{number}'")
-        assert (await other.next(timeout_s=5)).type == "command"
+        assert (await other.next(timeout_s=30)).type == "command"
 
 
 def test_a_summary_rules_out_only_what_cannot_match():
@@ -293,14 +293,14 @@ async def test_a_notifier_that_is_cut_off_decides_nothing():
         assert served.counts["delivered"] == 0
         net.heal()
         await mine.sender("s").send("alert", {"threat_level": 2})
-        assert (await web.next(timeout_s=10))["threat_level"] == 2
+        assert (await web.next(timeout_s=30))["threat_level"] == 2
 
 
 # -- what is kept
 
 
 async def test_a_log_is_replaced_by_a_snapshot_and_read_back(notifier, parties):
-    settings = settings_.Notify(lease_s=1.0, beat_s=0.1, snapshot_changes=10)
+    settings = settings_.Notify(lease_s=3.0, beat_s=0.1, snapshot_changes=10)
     first = await notifier("n1", settings)
     mine = await parties("farm")
     await _define(mine)
@@ -442,4 +442,4 @@ async def test_hostile_policies_are_refused_quickly(notifier, parties):
     await mine.sender("s").send("alert", {"threat_level": 1})
     await web.policy("alert")
     await mine.sender("s").send("alert", {"threat_level": 2})
-    assert (await web.next(timeout_s=5))["threat_level"] == 2
+    assert (await web.next(timeout_s=30))["threat_level"] == 2

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -253,20 +251,6 @@ async def _late(ask: pipeline_client.Client):
 async def _counted(ask: pipeline_client.Client):
     progress = await ask.progress()
     return progress if progress.total_rows >= 9 else None
-
-
-@pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("a file system can be mounted by root only")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True, capture_output=True)
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ async def test_a_server_that_crashes_under_use_loses_nothing_acknowledged(own_se
         follower = asyncio.create_task(follow(store))
         await eventually(lambda: len(acknowledged) == 10)
         await asyncio.to_thread(own_server.stop, signal.SIGQUIT)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await refused.wait()
         before = dict(acknowledged)
         await asyncio.to_thread(own_server.start)

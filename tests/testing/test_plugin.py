@@ -22,6 +22,10 @@ pythonpath = {src}
 addopts = -p muster.testing.plugin -p no:cacheprovider --strict-markers --strict-config
 """
 
+#: Plugins that stand beside ours in this environment, and take seconds to load.
+OTHERS = ("anyio", "hypothesispytest", "schemathesis", "timeout", "xdist")
+WITHOUT = [word for name in OTHERS for word in ("-p", f"no:{name}")]
+
 IMPORTS = """
 import asyncio, os, socket, subprocess, sys, threading, time
 import pytest, pytest_asyncio
@@ -38,7 +42,7 @@ def run(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / "src"))
         patch.setenv("CI", "true" if ci else "")
-        result = pytester.runpytest_subprocess("-rA", "-v")
+        result = pytester.runpytest_subprocess("-rA", "-v", *WITHOUT)
     outcomes: dict[str, str] = {}
     for line in result.outlines:
         words = line.split()
@@ -226,7 +230,7 @@ def test_it_can_be_had_without_pytest_asyncio(pytester: pytest.Pytester):
     pytester.makepyfile("def test_plain(fake_clock): pass")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / "src"))
-        result = pytester.runpytest_subprocess("-p", "muster.testing.plugin", "-p", "no:asyncio")
+        result = pytester.runpytest_subprocess("-p", "muster.testing.plugin", "-p", "no:asyncio", *WITHOUT)
     result.assert_outcomes(passed=1)
 
 
@@ -238,7 +242,17 @@ async def test_tests_that_a_shell_put_into_the_background_can_still_press_ctrl_c
         "def test_it():\n"
         "    assert subprocess.run(['bash', '-c', 'kill -INT $$']).returncode == -2\n"
     )
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "muster.testing.plugin", "test_it.py")
+    words = (
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "muster.testing.plugin",
+        *WITHOUT,
+        "test_it.py",
+    )
     async with await process.start(
         sys.executable, "-c", program, sys.executable, *words, cwd=tmp_path
     ) as child:

@@ -69,7 +69,7 @@ async def server(
     )
     running = Server(process, {})
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await running.line("Server is ready")
         for text in running.log:
             if found := re.search(r"Listening for (\w+) (?:clients|connections).*?:(\d+)\s*$", text):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+import pytest
+
 from muster.testing import process
 from tests.web import conftest
 
 
+@pytest.mark.timeout(300)
 async def test_pages_left_open_while_the_domain_restarts_recover_by_themselves(tmp_path, browser):
     """One served by the domain's own web process, which restarts with it, and one by `muster web serve`."""
     running = conftest.start(tmp_path / "home")

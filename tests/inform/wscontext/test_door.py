@@ -75,7 +75,7 @@ async def test_timeouts(doors):
     async def over() -> bool:
         return bool((await doors.ask("<getStatus/>", short)).text == "NO_ACTIVITY")
 
-    await eventually(over, timeout_s=20)
+    await eventually(over, timeout_s=30)
     assert await doors.fault("<complete/>", short) == "invalidActivityFault"
     assert await doors.fault("<getContents/>", short) == "unknownContextFault"
 

@@ -76,7 +76,7 @@ class Door:
         async def look() -> bool:
             return bool((await self.fleet.client.get(name))[0]["state"] == state)
 
-        await eventually(look, timeout_s=20)
+        await eventually(look, timeout_s=30)
 
     async def fault(self, *arguments: Any, **options: Any) -> tuple[str, str, str]:
         """Code, subcode and detail, without what stands before them."""
@@ -127,7 +127,7 @@ class Sink:
         await send({"type": "http.response.body", "body": body.encode()})
 
     async def next(self) -> envelope.Envelope:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             return await self.taken.get()
 
 

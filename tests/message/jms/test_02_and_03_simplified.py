@@ -142,11 +142,11 @@ async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing
                 await sending.bus.flush()  # others get their turn
 
     working = asyncio.create_task(send())
-    await eventually.eventually(lambda: sending.holds.held > 0, timeout_s=20)
+    await eventually.eventually(lambda: sending.holds.held > 0, timeout_s=30)
     assert sent < total, "the producer waits"
     found: list[object] = []
     while len(found) < total:
-        message = await consumer.receive(10)
+        message = await consumer.receive(30)
         assert message is not None, f"only {len(found)} of {total} came"
         found.append(message.body())
     await working

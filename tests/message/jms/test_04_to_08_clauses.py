@@ -18,7 +18,7 @@ NEWS = destinations.topic("news/sport")
 
 
 async def _text(consumer: consuming.Consumer) -> object:
-    message = await consumer.receive(10)
+    message = await consumer.receive(30)
     assert message is not None, "nothing came"
     return message.body()
 
@@ -104,7 +104,7 @@ async def test_4_2_and_6_2_7_topics_copies_wildcards_and_rollback(dial: conftest
     assert [await _text(second) for _ in range(3)] == ["0", "1", "2"]
     assert [await _text(first) for _ in range(2)] == ["0", "1"]
     await transacted.rollback()
-    again = [await first.receive(10) for _ in range(3)]
+    again = [await first.receive(30) for _ in range(3)]
     assert [(one.body(), one.redelivered) for one in again if one] == [("0", True), ("1", True), ("2", False)]
     await transacted.commit()
 

@@ -48,7 +48,7 @@ final class Clauses {
             JMSConsumer consumer = context.createConsumer(queue);
             Conformance.equal("kept", consumer.receiveBody(String.class, 5000));
             context.rollback();
-            Message again = consumer.receive(5000);
+            Message again = consumer.receive(30000);
             Conformance.equal("kept", again.getBody(String.class));
             Conformance.equal(true, again.getJMSRedelivered());
             context.commit();
@@ -60,7 +60,7 @@ final class Clauses {
             Queue queue = context.createQueue("c.contexts");
             Map<String, Object> map = Map.of("chairs", 4);
             context.createProducer().setDeliveryMode(DeliveryMode.PERSISTENT).setJMSCorrelationID("c").send(queue, map);
-            Message got = other.createConsumer(queue).receive(5000);
+            Message got = other.createConsumer(queue).receive(30000);
             Conformance.equal(4, ((MapMessage) got).getInt("chairs"));
             Conformance.equal("c", got.getJMSCorrelationID());
             other.acknowledge();
@@ -72,7 +72,7 @@ final class Clauses {
             Queue queue = context.createQueue("c.time");
             TextMessage sent = context.createTextMessage("late");
             context.createProducer().setDeliveryDelay(50).send(queue, sent);
-            Message got = context.createConsumer(queue).receive(5000);
+            Message got = context.createConsumer(queue).receive(30000);
             Conformance.equal(sent.getJMSDeliveryTime(), got.getJMSDeliveryTime());
             Conformance.equal(true, got.getJMSDeliveryTime() >= got.getJMSTimestamp() + 50);
         }
@@ -86,7 +86,7 @@ final class Clauses {
             session.commit();
             MessageConsumer consumer = session.createConsumer(queue);
             for (int count = 1; count <= 3; count++) {
-                Conformance.equal(count, consumer.receive(5000).getIntProperty("JMSXDeliveryCount"));
+                Conformance.equal(count, consumer.receive(30000).getIntProperty("JMSXDeliveryCount"));
                 if (count < 3) session.rollback();
             }
             session.commit();
@@ -108,8 +108,8 @@ final class Clauses {
                     producer.send(made);
                 }
             }
-            Conformance.equal("red3", Conformance.text(consumer.receive(5000)));
-            Conformance.equal("red4", Conformance.text(consumer.receive(5000)));
+            Conformance.equal("red3", Conformance.text(consumer.receive(30000)));
+            Conformance.equal("red4", Conformance.text(consumer.receive(30000)));
             Conformance.equal(null, consumer.receiveNoWait());
         }
     }
@@ -121,7 +121,7 @@ final class Clauses {
             Topic topic = first.createTopic("c/copies");
             List<MessageConsumer> all = List.of(first.createConsumer(topic), first.createConsumer(topic), second.createConsumer(topic));
             first.createProducer(topic).send(first.createTextMessage("to all"));
-            for (MessageConsumer each : all) Conformance.equal("to all", Conformance.text(each.receive(5000)));
+            for (MessageConsumer each : all) Conformance.equal("to all", Conformance.text(each.receive(30000)));
         }
     }
 
@@ -131,7 +131,7 @@ final class Clauses {
             MessageConsumer consumer = session.createConsumer(session.createTopic("c/wild/*"));
             session.createProducer(session.createTopic("c/other/1")).send(session.createTextMessage("no"));
             session.createProducer(session.createTopic("c/wild/1")).send(session.createTextMessage("yes"));
-            Message got = consumer.receive(5000);
+            Message got = consumer.receive(30000);
             Conformance.equal("yes", Conformance.text(got));
             Conformance.equal("c/wild/1", ((Topic) got.getJMSDestination()).getTopicName());
         }
@@ -146,7 +146,7 @@ final class Clauses {
             session.createProducer(queue).send(session.createTextMessage("later"));
             Conformance.equal(null, consumer.receive(100));
             connection.start();
-            Conformance.equal("later", Conformance.text(consumer.receive(5000)));
+            Conformance.equal("later", Conformance.text(consumer.receive(30000)));
         }
     }
 
@@ -157,7 +157,7 @@ final class Clauses {
             TemporaryTopic topic = first.createTemporaryTopic();
             MessageConsumer consumer = first.createConsumer(topic);
             second.createProducer(topic).send(second.createTextMessage("hello"));
-            Conformance.equal("hello", Conformance.text(consumer.receive(5000)));
+            Conformance.equal("hello", Conformance.text(consumer.receive(30000)));
             consumer.close();
             topic.delete();
         }
@@ -187,11 +187,11 @@ final class Clauses {
             MessageProducer producer = outside.createProducer(topic);
             producer.setDeliveryMode(DeliveryMode.NON_PERSISTENT);
             for (int number = 0; number < 5; number++) producer.send(outside.createTextMessage("" + number));
-            Conformance.equal("0", Conformance.text(consumer.receive(5000)));
-            Conformance.equal("1", Conformance.text(consumer.receive(5000)));
+            Conformance.equal("0", Conformance.text(consumer.receive(30000)));
+            Conformance.equal("1", Conformance.text(consumer.receive(30000)));
             session.rollback();
             for (int number = 0; number < 5; number++) {
-                Message again = consumer.receive(5000);
+                Message again = consumer.receive(30000);
                 Conformance.equal("" + number, Conformance.text(again));
                 Conformance.equal(number < 2, again.getJMSRedelivered());
             }
@@ -206,12 +206,12 @@ final class Clauses {
             Queue queue = session.createQueue("c.closed");
             session.createProducer(queue).send(session.createTextMessage("kept"));
             session.commit();
-            Conformance.equal("kept", Conformance.text(session.createConsumer(queue).receive(5000)));
+            Conformance.equal("kept", Conformance.text(session.createConsumer(queue).receive(30000)));
             session.createProducer(queue).send(session.createTextMessage("never"));
             session.close();
             Session next = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
             MessageConsumer consumer = next.createConsumer(queue);
-            Conformance.equal("kept", Conformance.text(consumer.receive(5000)));
+            Conformance.equal("kept", Conformance.text(consumer.receive(30000)));
             Conformance.equal(null, consumer.receiveNoWait());
         }
     }
@@ -224,7 +224,7 @@ final class Clauses {
                 MessageProducer producer = session.createProducer(destination);
                 producer.setDeliveryMode(DeliveryMode.NON_PERSISTENT);
                 for (int number = 0; number < 300; number++) producer.send(session.createTextMessage("" + number));
-                for (int number = 0; number < 300; number++) Conformance.equal("" + number, Conformance.text(consumer.receive(5000)));
+                for (int number = 0; number < 300; number++) Conformance.equal("" + number, Conformance.text(consumer.receive(30000)));
                 consumer.close();
             }
         }
@@ -237,7 +237,7 @@ final class Clauses {
             MessageProducer producer = session.createProducer(queue);
             for (int number = 0; number < 20; number++) producer.send(session.createTextMessage("" + number));
             MessageConsumer consumer = session.createConsumer(queue);
-            for (int number = 0; number < 20; number++) Conformance.equal("" + number, Conformance.text(consumer.receive(5000)));
+            for (int number = 0; number < 20; number++) Conformance.equal("" + number, Conformance.text(consumer.receive(30000)));
             session.close();
             Session next = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
             Conformance.equal(null, next.createConsumer(queue).receive(200));
@@ -251,12 +251,12 @@ final class Clauses {
             MessageProducer producer = session.createProducer(queue);
             for (int number = 0; number < 3; number++) producer.send(session.createTextMessage("" + number));
             MessageConsumer consumer = session.createConsumer(queue);
-            consumer.receive(5000);
-            consumer.receive(5000).acknowledge();
+            consumer.receive(30000);
+            consumer.receive(30000).acknowledge();
             session.close();
             Session next = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
             MessageConsumer rest = next.createConsumer(queue);
-            Conformance.equal("2", Conformance.text(rest.receive(5000)));
+            Conformance.equal("2", Conformance.text(rest.receive(30000)));
             Conformance.equal(null, rest.receiveNoWait());
         }
     }
@@ -316,7 +316,7 @@ final class Clauses {
             producer.setDeliveryDelay(1500);
             producer.send(session.createTextMessage("late"));
             Conformance.equal(false, session.createBrowser(queue).getEnumeration().hasMoreElements());
-            Conformance.equal("late", Conformance.text(session.createConsumer(queue).receive(10000)));
+            Conformance.equal("late", Conformance.text(session.createConsumer(queue).receive(30000)));
         }
     }
 
@@ -407,7 +407,7 @@ final class Clauses {
                 BytesMessage made = session.createBytesMessage();
                 made.writeBytes(content);
                 session.createProducer(destination).send(made);
-                BytesMessage got = (BytesMessage) consumer.receive(10000);
+                BytesMessage got = (BytesMessage) consumer.receive(30000);
                 byte[] found = new byte[(int) got.getBodyLength()];
                 got.readBytes(found);
                 Conformance.equal(true, Arrays.equals(content, found));

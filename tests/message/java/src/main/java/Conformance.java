@@ -91,7 +91,7 @@ public final class Conformance {
             sent.setBooleanProperty("z", true);
             sent.setStringProperty("t", "text");
             session.createProducer(queue).send(sent);
-            Message got = session.createConsumer(queue).receive(5000);
+            Message got = session.createConsumer(queue).receive(30000);
             equal("hello", text(got));
             equal(sent.getJMSMessageID(), got.getJMSMessageID());
             equal("c-1", got.getJMSCorrelationID());
@@ -123,11 +123,11 @@ public final class Conformance {
                 producer.send(made);
             }
             MessageConsumer some = session.createConsumer(queue, "n > 3");
-            equal("4", text(some.receive(5000)));
-            equal("5", text(some.receive(5000)));
+            equal("4", text(some.receive(30000)));
+            equal("5", text(some.receive(30000)));
             equal(null, some.receiveNoWait());
             some.close();
-            equal("0", text(session.createConsumer(queue).receive(5000)));
+            equal("0", text(session.createConsumer(queue).receive(30000)));
         }
     }
 
@@ -151,16 +151,16 @@ public final class Conformance {
             producer.send(session.createObjectMessage(new ArrayList<>(List.of("a", "b"))));
             producer.send(session.createMessage());
             MessageConsumer consumer = session.createConsumer(queue);
-            equal(7, ((BytesMessage) consumer.receive(5000)).readInt());
-            MapMessage gotMap = (MapMessage) consumer.receive(5000);
+            equal(7, ((BytesMessage) consumer.receive(30000)).readInt());
+            MapMessage gotMap = (MapMessage) consumer.receive(30000);
             equal(1, gotMap.getInt("one"));
             equal(2, gotMap.getBytes("raw").length);
             equal('x', gotMap.getChar("c"));
-            StreamMessage gotStream = (StreamMessage) consumer.receive(5000);
+            StreamMessage gotStream = (StreamMessage) consumer.receive(30000);
             equal(9L, gotStream.readLong());
             equal("nine", gotStream.readString());
-            equal(List.of("a", "b"), ((ObjectMessage) consumer.receive(5000)).getObject());
-            Message plain = consumer.receive(5000);
+            equal(List.of("a", "b"), ((ObjectMessage) consumer.receive(30000)).getObject());
+            Message plain = consumer.receive(30000);
             equal(false, plain instanceof TextMessage || plain instanceof BytesMessage);
         }
     }
@@ -175,7 +175,7 @@ public final class Conformance {
             for (Enumeration<?> all = session.createBrowser(queue).getEnumeration(); all.hasMoreElements(); )
                 seen.add(text((Message) all.nextElement()));
             equal(List.of("0", "1", "2"), seen);
-            equal("0", text(session.createConsumer(queue).receive(5000)));
+            equal("0", text(session.createConsumer(queue).receive(30000)));
         }
     }
 
@@ -208,18 +208,18 @@ public final class Conformance {
             for (int number = 0; number < 3; number++) feeding.send(outside.createTextMessage("" + number));
             MessageConsumer consumer = session.createConsumer(in);
             MessageProducer producer = session.createProducer(out);
-            equal("0", text(consumer.receive(5000)));
+            equal("0", text(consumer.receive(30000)));
             producer.send(session.createTextMessage("never"));
             session.rollback();
-            Message again = consumer.receive(5000);
+            Message again = consumer.receive(30000);
             equal("0", text(again));
             equal(true, again.getJMSRedelivered());
             producer.send(session.createTextMessage("done 0"));
             session.commit();
-            equal("1", text(consumer.receive(5000)));
+            equal("1", text(consumer.receive(30000)));
             session.commit();
             MessageConsumer results = outside.createConsumer(out);
-            equal("done 0", text(results.receive(5000)));
+            equal("done 0", text(results.receive(30000)));
             equal(null, results.receiveNoWait());
         }
     }
@@ -232,16 +232,16 @@ public final class Conformance {
             producer.send(session.createTextMessage("a"));
             producer.send(session.createTextMessage("b"));
             MessageConsumer consumer = session.createConsumer(queue);
-            equal("a", text(consumer.receive(5000)));
+            equal("a", text(consumer.receive(30000)));
             session.recover();
-            Message again = consumer.receive(5000);
+            Message again = consumer.receive(30000);
             equal("a", text(again));
             equal(true, again.getJMSRedelivered());
             again.acknowledge();
             session.close();
             Session next = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
             MessageConsumer rest = next.createConsumer(queue);
-            Message last = rest.receive(5000);
+            Message last = rest.receive(30000);
             equal("b", text(last));
             equal(false, last.getJMSRedelivered());
         }
@@ -256,9 +256,9 @@ public final class Conformance {
             question.setJMSReplyTo(answers);
             session.createProducer(session.createQueue("j.service")).send(question);
             Session other = serving.createSession(false, Session.AUTO_ACKNOWLEDGE);
-            Message asked = other.createConsumer(other.createQueue("j.service")).receive(5000);
+            Message asked = other.createConsumer(other.createQueue("j.service")).receive(30000);
             other.createProducer(asked.getJMSReplyTo()).send(other.createTextMessage("four"));
-            equal("four", text(consumer.receive(5000)));
+            equal("four", text(consumer.receive(30000)));
             consumer.close();
             answers.delete();
         }
@@ -272,11 +272,11 @@ public final class Conformance {
             MessageProducer producer = session.createProducer(topic);
             producer.setDeliveryMode(DeliveryMode.NON_PERSISTENT);
             producer.send(session.createTextMessage("light"));
-            Message light = consumer.receive(5000);
+            Message light = consumer.receive(30000);
             equal(DeliveryMode.NON_PERSISTENT, light.getJMSDeliveryMode());
             producer.setDeliveryMode(DeliveryMode.PERSISTENT);
             producer.send(session.createTextMessage("heavy"));
-            equal(DeliveryMode.PERSISTENT, consumer.receive(5000).getJMSDeliveryMode());
+            equal(DeliveryMode.PERSISTENT, consumer.receive(30000).getJMSDeliveryMode());
         }
     }
 
@@ -290,7 +290,7 @@ public final class Conformance {
             producer.setTimeToLive(0);
             producer.send(session.createTextMessage("long"));
             Thread.sleep(50);
-            equal("long", text(session.createConsumer(queue).receive(5000)));
+            equal("long", text(session.createConsumer(queue).receive(30000)));
         }
     }
 
@@ -303,7 +303,7 @@ public final class Conformance {
             producer.setDeliveryDelay(400);
             long before = System.currentTimeMillis();
             producer.send(session.createTextMessage("late"));
-            equal("late", text(consumer.receive(5000)));
+            equal("late", text(consumer.receive(30000)));
             equal(true, System.currentTimeMillis() - before >= 400);
         }
     }
@@ -332,9 +332,9 @@ public final class Conformance {
                 producer.send(session.createTextMessage("" + priority));
             }
             MessageConsumer consumer = session.createConsumer(queue);
-            equal("9", text(consumer.receive(5000)));
-            equal("5", text(consumer.receive(5000)));
-            equal("1", text(consumer.receive(5000)));
+            equal("9", text(consumer.receive(30000)));
+            equal("5", text(consumer.receive(30000)));
+            equal("1", text(consumer.receive(30000)));
         }
     }
 
@@ -346,7 +346,7 @@ public final class Conformance {
             session.createProducer(topic).send(session.createTextMessage("mine"));
             Session others = other.createSession(false, Session.AUTO_ACKNOWLEDGE);
             others.createProducer(topic).send(others.createTextMessage("theirs"));
-            equal("theirs", text(consumer.receive(5000)));
+            equal("theirs", text(consumer.receive(30000)));
         }
     }
 
@@ -378,7 +378,7 @@ public final class Conformance {
         try (Connection connection = connect("j.durable")) {
             Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
             MessageConsumer consumer = session.createDurableConsumer(topic, "sub");
-            equal("while away", text(consumer.receive(5000)));
+            equal("while away", text(consumer.receive(30000)));
             consumer.close();
             session.unsubscribe("sub");
             try {
@@ -514,7 +514,7 @@ public final class Conformance {
             TextMessage next = session.createTextMessage("for the new one");
             next.setIntProperty("n", 2);
             producer.send(next);
-            equal("for the new one", text(consumer.receive(5000)));
+            equal("for the new one", text(consumer.receive(30000)));
             consumer.close();
             session.unsubscribe("sub");
         }
@@ -570,7 +570,7 @@ public final class Conformance {
             MessageConsumer without = waiting.createConsumer(queue);
             Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
             session.createProducer(queue).send(session.createTextMessage("one"));
-            equal("one", text(session.createConsumer(queue).receive(5000)));
+            equal("one", text(session.createConsumer(queue).receive(30000)));
             equal(null, without.receive(100));
         }
     }
@@ -584,7 +584,7 @@ public final class Conformance {
             Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
             Queue queue = session.createQueue("j.sasl." + mechanism);
             session.createProducer(queue).send(session.createTextMessage("in"));
-            equal("in", text(session.createConsumer(queue).receive(5000)));
+            equal("in", text(session.createConsumer(queue).receive(30000)));
         }
     }
 }

@@ -13,6 +13,7 @@ import pytest
 from muster.app import backups, catalogue, domain, home
 from muster.bus import api
 from muster.core import errors, settings
+from muster.testing.eventually import eventually
 from muster.trust import roles
 from tests.cli import driver
 
@@ -42,6 +43,18 @@ async def fill(running: domain.Domain) -> None:
         bucket = await bus.key_value(api.KeyValueSettings("facts", max_bytes=1 << 20))
         for number in range(5):
             await bucket.put("a.b", b"%d" % number)
+        await bucket.put("brief", b"as leases are", ttl_s=1.0)
+
+
+async def outlive(running: domain.Domain) -> None:
+    """A backup is restored long after it was made: what had a time to live is not in it any more then."""
+    async with await running.connect("admin", roles.Role.OPERATOR) as bus:
+        bucket = await bus.key_value(api.KeyValueSettings("facts"))
+
+        async def is_gone() -> bool:
+            return await bucket.get("brief") is None
+
+        await eventually(is_gone)
 
 
 async def check(running: domain.Domain) -> None:
@@ -68,6 +81,8 @@ async def test_what_was_backed_up_is_there_again(place: home.Home, tmp_path: Pat
         identity = running.trust.broker().operator_jwt
         await (await running.connect("alice", roles.Role.USER)).close()
         made = await backups.backup(loaded(place), place, file) if runs else None
+        if runs:
+            await outlive(running)
     made = made or await backups.backup(loaded(place), place, file)
     assert {one.name for one in made.streams} == {"orders", "KV_facts"}
     assert file.stat().st_mode & 0o077 == 0

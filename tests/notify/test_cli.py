@@ -115,6 +115,10 @@ def test_explain_tells_people_the_side_the_clause_the_value_since_when_and_by_wh
     assert "near miss: admin/web" in near.out
     listed = driver.quick("authority", "list", home=up)
     assert "audience" in listed.out
+    listener.terminate()
+    listener.communicate(timeout=30)
+    assert listener.returncode == 130
+    assert driver.quick("notify", "parties", "-o", "json", home=up).json() == []  # it has left
 
 
 @pytest.mark.parametrize("form", ["yaml", "json", "notation", "xml"])

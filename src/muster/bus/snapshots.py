@@ -60,7 +60,7 @@ async def restore(
     async for piece in pieces:
         _check(name, (await bus.request(to, piece, timeout_s=SILENT_S)).data)
     _check(name, (await bus.request(to, b"", timeout_s=SILENT_S)).data)
-    await _settled(bus, name, state["messages"])
+    await _settled(bus, name, state["last_seq"])
 
 
 def _check(name: str, answer: bytes) -> None:
@@ -69,11 +69,14 @@ def _check(name: str, answer: bytes) -> None:
         raise jetstream.error_of(report["error"], f"restoring {name}")
 
 
-async def _settled(bus: client.Client, name: str, messages: int) -> None:
-    """Until the stream says that it holds all of them."""
+async def _settled(bus: client.Client, name: str, last: int) -> None:
+    """Until the stream says that it reaches as far.
+
+    How many it holds does not tell: leases, and what else was to live for a time, have ended since.
+    """
+    stream = await bus.open_stream(name)
     async with asyncio.timeout(SILENT_S):
         while True:
-            found = (await (await bus.open_stream(name)).state()).messages
-            if found >= messages:
+            if (await stream.state()).last_sequence >= last:
                 return
             await asyncio.sleep(0.05)

@@ -66,5 +66,6 @@ def restore(invocation: base.Invocation, file: Path) -> None:
             "streams": len(made.streams),
         },
         f"{place.root} is the domain {settings.domain.name} with {made.records} records and "
-        f"{len(made.streams)} streams; start it with `muster up`",
+        f"{len(made.streams)} streams; start it with `muster up"
+        + (f" --home {base.shown(place.root)}`" if invocation.home else "`"),
     )

@@ -7,19 +7,23 @@ pressed anything.  So the press is also remembered, and looked at before anythin
 1. While the first modules are loaded (`muster.__main__`) nothing has been begun: the signal ends the process.
 2. From `listen` on, a press raises, and is remembered should the exception be swallowed.
 3. While an event loop runs (`heeding`), the first press cancels what runs, which then ends in order; the
-   second raises.  A command that stays (`muster up`) takes the signal over from there.
+   second raises.  A command that stays (`muster up`) takes the signal over from there.  Being told to end
+   (SIGTERM), or the terminal that is closed (SIGHUP), is a press there too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
+
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 _pressed = False
 _running: asyncio.Task[object] | None = None
@@ -57,6 +61,10 @@ def heeding() -> Iterator[None]:
         raise KeyboardInterrupt
     task = asyncio.current_task()
     _running = task
+    in_front = threading.current_thread() is threading.main_thread()
+    heard = [one for one in _ENDS if in_front and signal.getsignal(one) is signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, _hear)
     try:
         yield
     except asyncio.CancelledError:
@@ -65,3 +73,5 @@ def heeding() -> Iterator[None]:
         raise
     finally:
         _running = None
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)

@@ -160,17 +160,21 @@ async def test_a_connection_with_few_listeners_does_not_wait_for_one_with_many()
             self.written = len(heard_by)
 
     gateway = server.Gateway(_nobody, None)
-    many, few = Bridge(gateway), Bridge(gateway)
+    many, few, alone = Bridge(gateway), Bridge(gateway), Bridge(gateway)
     crowd: Any = (Tap("many"),) * bridge.TURN_DELIVERIES
-    alone: Any = (Tap("few"),)
+    some: Any = (Tap("few"),) * (bridge.FEW + 1)
+    single: Any = (Tap("alone"),)
     said: Any = _Said()
     heard = links.Heard(said)
     for _ in range(3):
         many.hear(crowd, heard)
-        few.hear(alone, heard)
+        few.hear(some, heard)
+    alone.hear(single, heard)
+    assert heard_by == ["alone"], "at once"
     await asyncio.sleep(0)
-    assert heard_by[: len(crowd) + 3] == ["many"] * len(crowd) + ["few"] * 3
-    total = 3 * len(crowd) + 3
+    turns = ["many"] * len(crowd) + ["few"] * 3 * len(some)
+    assert heard_by[1 : len(turns) + 1] == turns
+    total = 3 * (len(crowd) + len(some)) + 1
     await eventually.eventually(lambda: len(heard_by) == total and many.written == total, timeout_s=30)
 
 
@@ -182,6 +186,7 @@ async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch
         def offer(self, heard: links.Heard) -> None:
             told.append(heard)
 
+    monkeypatch.setattr(bridge, "FEW", 0)
     taps: Any = (Tap(),)
     made = bridge.Bridge(server.Gateway(_nobody, None))
     said: Any = _Said()

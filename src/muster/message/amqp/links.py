@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import proton
@@ -379,7 +379,7 @@ class Tap(Outlet):
 
 def pass_on(taps: Sequence[listening.Tap[Heard]], heard: Heard) -> None:
     """Those of one connection hear it when that has its turn."""
-    ours = cast("Sequence[Tap]", taps)
+    ours: Sequence[Tap] = taps  # type: ignore[assignment]
     ours[0].bridge.hear(ours, heard)
 
 

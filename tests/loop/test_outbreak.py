@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.app import catalogue, domain, outbreak
+from muster.app import catalogue, domain, outbreak, stage
 from muster.core import settings
 from muster.simulate import worm
 
@@ -15,10 +15,10 @@ from muster.simulate import worm
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(tmp_path: Path):
     plan = worm.Plan(servers=600, first_infected=6, attempts_s=0.05, seed=3)
-    wishes = outbreak.Wishes(plan=plan, farms=2, period_s=4.0, delay_s=6.0, start_s_max=480.0)
-    outbreak.prepare(tmp_path)
+    wishes = stage.Wishes(plan=plan, farms=2, period_s=4.0, delay_s=6.0, start_s_max=480.0)
+    stage.prepare(tmp_path)
     flags = {
-        **outbreak.flags(tmp_path, wishes),
+        **stage.flags(tmp_path, wishes),
         "domain.data_dir": str(tmp_path / "data"),
         "pipeline.master": "local[1]",
     }

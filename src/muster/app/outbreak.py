@@ -17,35 +17,21 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from muster.app import certificates, controllers, domain, identities
+from muster.app import certificates, controllers, domain, identities, stage
 from muster.app import manage as manage_part
 from muster.bus import api
-from muster.core import errors, messages, subjects, topics
+from muster.core import errors, messages, topics
 from muster.manage import protocol as manage
 from muster.manage import requests
 from muster.notify import client as notify
-from muster.notify import model as models
 from muster.pipeline import client as pipeline
 from muster.pipeline import fleet
-from muster.predicates import types
 from muster.simulate import webfarm, worm
 from muster.trust import documents, grants, nkeys, roles
 
-RULES = f"""\
-rules:
-  - name: {controllers.RULE}
-    level: group                       # the servers of a region that run one version
-    when: own.infected_mean > 0.005
-    until: own.infected_mean = 0
-    severity: critical
-    summary: "{{value:.1%}} of {{about}} are infected"
-"""
-RULES_NAME = "outbreak-rules.yaml"
 HOUR_S = 3600.0
 ROUND_S = 1.0
 TOLD_S, WAITING_S = 3.0, 8.0  # between two lines on the fleet: while it is attacked, and before
@@ -56,26 +42,7 @@ TRUST_MANAGER = "trust-manager"
 STOP_S = 5.0
 NEARLY_ALL = 0.95  # of the fleet: a report or two of a window may be late
 
-SERVER = models.Model(
-    webfarm.MODEL,
-    dict.fromkeys(("application", "application_version", "region", "condition"), types.STRING),
-)
-CONTROLLER = models.Model("Controller", {"_command_region": types.STRING, "_trust_level": types.INT})
-COMMAND = models.Model("command", {"operation": types.STRING}, models.Kind.EVENT)
-
 DROPS = (fleet.FUTURE, fleet.LATE, fleet.UNUSABLE)
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    plan: worm.Plan = field(default_factory=worm.Plan)
-    farms: int = 2
-    brokers: int = 3
-    period_s: float = 5.0
-    delay_s: float = 3.0  # for which reports may be on their way to Spark
-    kill: bool = True
-    start_s_max: float = 240.0
-    contain_s_max: float = 300.0
 
 
 @dataclass
@@ -104,33 +71,10 @@ class Summary:
         return self.unhindered - self.fallen
 
 
-def flags(folder: Path, wishes: Wishes) -> dict[str, Any]:
-    """The settings of the domain that the story is played in."""
-    return {
-        "bus.port": 0,
-        "bus.brokers": wishes.brokers,
-        "channel.enabled": True,
-        "channel.hold_s": "500ms",
-        "manage.enabled": True,
-        "manage.managers": 2,
-        "manage.agent": False,
-        "pipeline.enabled": True,
-        "pipeline.trigger_s": "2s",
-        "pipeline.window_s": f"{wishes.period_s:g}s",
-        "pipeline.delay_s": f"{wishes.delay_s:g}s",
-        "pipeline.rules": str(folder / RULES_NAME),
-    }
-
-
-def prepare(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RULES_NAME).write_text(RULES)
-
-
 class Outbreak:
     """``async with Outbreak(running, wishes, say) as story: await story.run()``"""
 
-    def __init__(self, running: domain.Domain, wishes: Wishes, say: controllers.Say) -> None:
+    def __init__(self, running: domain.Domain, wishes: stage.Wishes, say: controllers.Say) -> None:
         self._running = running
         self._wishes = wishes
         self._say = say
@@ -187,7 +131,7 @@ class Outbreak:
     async def _qualify(self) -> None:
         """A trust manager ranks the controllers; without that, no server would listen to them."""
         async with notify.Parties(self._admin) as parties:
-            for model in (SERVER, CONTROLLER, COMMAND):
+            for model in stage.MODELS:
                 await parties.define(model)
         root = await asyncio.to_thread(self._running.trust.root_authority)
         key, now = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT), time.time()
@@ -234,7 +178,7 @@ class Outbreak:
                 farms=shares,
                 period_s=wishes.period_s,
                 channel=self._running.settings.channel.name,  # type: ignore[attr-defined]
-                policies={region: policy(region) for region in plan.regions},
+                policies={region: stage.policy(region) for region in plan.regions},
             )
             log = await asyncio.to_thread((self._running.folder.logs / f"{name}.log").open, "ab")
             with log:
@@ -481,13 +425,6 @@ class Outbreak:
 
     async def _connect(self, identity: str, role: roles.Role) -> api.Bus:
         return await self._stack.enter_async_context(await self._running.connect(identity, role))
-
-
-def policy(region: str) -> str:
-    """What a server of a region accepts, in the paper's notation."""
-    return (
-        f'{{ command AND (sender: (_command_region == "{subjects.token(region)}" AND _trust_level >= 2)) }}'
-    )
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -150,20 +150,20 @@ def _suggest(printer: output.Printer, place: home.Home, commands: Sequence[str],
 def _worm(invocation: base.Invocation, place: home.Home, fleet: int, *, stay: bool) -> None:
     import asyncio
 
-    from muster.app import catalogue, domain, outbreak, process
+    from muster.app import catalogue, domain, outbreak, process, stage
     from muster.simulate import worm
 
     _expect_spark()
     printer = invocation.printer
-    wishes = outbreak.Wishes(
+    wishes = stage.Wishes(
         plan=worm.Plan(servers=fleet),
         farms=2 if fleet <= 20_000 else 4,
         period_s=5.0 if fleet <= 20_000 else 10.0,
         start_s_max=240.0 + fleet / 100,
         contain_s_max=300.0 + fleet / 200,
     )
-    settings = _fresh(place, outbreak.flags(place.root, wishes))
-    outbreak.prepare(place.root)
+    settings = _fresh(place, stage.flags(place.root, wishes))
+    stage.prepare(place.root)
     if printer.for_people:
         printer.note(f"starting {wishes.brokers} brokers, 2 managers and Spark in {base.shown(place.root)}")
     running = domain.Domain(settings, parts=catalogue.parts(settings))

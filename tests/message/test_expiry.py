@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import time
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from muster.message import destinations  # noqa: E402
-from muster.message.amqp import bridge, engine, links, server  # noqa: E402
+from muster.message.amqp import bridge, engine, links, sections, server  # noqa: E402
 from muster.testing import eventually  # noqa: E402
 from tests.message import conftest, raw_client  # noqa: E402
 
@@ -104,6 +105,25 @@ async def test_a_client_that_does_not_read_is_handed_no_more_than_its_socket_tak
     assert outlet.expired > count // 4
     if address.startswith("topic"):
         assert outlet.expired == count - len(got) + 1
+
+
+def test_when_a_message_expires_is_read_as_proton_reads_it():
+    chance = random.Random(7)
+
+    def sometimes(choices: list[Any]) -> Any:
+        return chance.choice([None, None, *choices])
+
+    for _ in range(1000):
+        made = proton.Message(body="x", id=sometimes(["a", "ID:" + "y" * chance.randrange(300), 7]))
+        made.creation_time = sometimes([chance.randrange(1, 1 << 40) / 1000]) or 0
+        # A time whose last byte looks like a null, too.
+        made.expiry_time = sometimes([1.6e9, (chance.randrange(1 << 30) << 8 | 0x40) / 1000]) or 0
+        made.ttl = sometimes([chance.randrange(1, 10**6) / 1000]) or 0
+        made.group_id, made.content_type = sometimes(["g"]), sometimes(["text/plain"])
+        made.annotations = sometimes([{proton.symbol("x"): "z" * chance.randrange(400)}])
+        wanted = round(made.expiry_time * 1000) or (5 + round(made.ttl * 1000) if made.ttl else 0)
+        assert sections.expires_ms(bytes(made.encode()), 5) == wanted, made
+    assert sections.expires_ms(b"", 5) == sections.expires_ms(b"\0Sp\xc0", 5) == 0
 
 
 async def test_how_long_a_message_still_lives_is_told(gateway: server.Gateway, dial: conftest.Dial):

@@ -21,6 +21,7 @@ HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUEN
 MALFORMED: Final = (ValueError, IndexError, struct.error, OverflowError)  # what reading may raise
 _DEPTH_MAX: Final = 32
 _FIXED: Final = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
+_SMALL: Final = (0xC0, 0xC1)  # a list or map of up to 255 bytes
 _U32: Final = struct.Struct(">I")
 _K: Final = values.Kind
 _PRIMITIVES: Final = {
@@ -207,18 +208,43 @@ def entries(data: bytes, value: int) -> dict[str, Any]:
     return found
 
 
+_lives: dict[bytes, int] = {}  # ms, by header section: there are few different ones
+
+
 def expires_ms(data: bytes, now_ms: int) -> int:
     """When a message that comes now expires; 0: never, or it does not say it as it should."""
     at, ttl_ms = 0, 0
     try:
         while (code := data[at + 2]) < PROPERTIES:
+            end = at + 5 + data[at + 4] if data[at + 3] in _SMALL else skip(data, at)
             if code == HEADER:
-                ttl_ms = _number(data, at + 3, 2)
-            at = skip(data, at)
-        said_ms = _number(data, at + 3, 8) if code == PROPERTIES else 0
+                header = data[at:end]
+                found = _lives.get(header)
+                ttl_ms = _life(header) if found is None else found
+            at = end
+        said_ms = 0
+        if code == PROPERTIES:
+            # The quick way of most: of ten properties the ninth is null, and the last, when it was made, is 9
+            # bytes.  A ninth that is a time would be 9 bytes as well, and could end as a null looks.
+            last = at + 5 + data[at + 4] - 9
+            if (
+                data[at + 3] != 0xC0
+                or data[at + 5] != 10
+                or data[last] != 0x83
+                or data[last - 1] != 0x40
+                or data[last - 9] == 0x83
+            ):
+                said_ms = _number(data, at + 3, 8)
     except MALFORMED:
         return 0
     return said_ms or (now_ms + ttl_ms if ttl_ms else 0)
+
+
+def _life(header: bytes) -> int:
+    if len(_lives) > 4096:
+        _lives.clear()
+    found = _lives[header] = _number(header, 3, 2)
+    return found
 
 
 def _number(data: bytes, value: int, place: int) -> int:

@@ -197,10 +197,10 @@ class Client:
             overflow=overflow,
             counts=self._counts,
         )
-        accept, over = subscription.accept, self._wire
+        accept, message, over = subscription.accept, received.Message, self._wire
 
         def read(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-            accept(received.Message(subject.decode(), reply.decode() or None, data, headers, over))
+            accept(message(subject.decode(), reply.decode() or None, data, headers, over))
 
         number = await over.listen(subject, group or "", read, timeout_s=api.DEFAULT_TIMEOUT_S)
         self._subscriptions[number] = subscription

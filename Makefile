@@ -58,7 +58,7 @@ test-all: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## the slow tests a
 
 check: setup $(VENV)/.spark ## lint, types and architecture
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(BIN)/mypy --num-workers 2
 	@PYTHONPATH=src $(BIN)/lint-imports --no-cache
 
 format: setup ## put the code into one form

@@ -107,7 +107,11 @@ async def test_a_damaged_file_or_a_home_in_use_change_nothing(place: home.Home, 
         await backups.restore(file, place)
     elsewhere = home.Home(tmp_path / "new")
     with tarfile.open(file) as archive:
-        archive.extractall(tmp_path / "x", filter="data")
+        for member in filter(tarfile.TarInfo.isfile, archive.getmembers()):  # Debian's 3.11 has no filters
+            path, held = tmp_path / "x" / member.name, archive.extractfile(member)
+            assert held is not None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(held.read())
     (tmp_path / "x" / "store.jsonl").write_text("{}\n")
     with tarfile.open(tmp_path / "changed.tar.gz", "w:gz") as archive:
         for one in (tmp_path / "x").iterdir():

@@ -132,13 +132,14 @@ def test_units_name_commands_that_exist_and_are_confined(unit: Path):
     (line,) = re.findall(r"^ExecStart=/opt/muster/bin/muster (.*)$", text, re.MULTILINE)
     words = line.replace("%H", "h").replace("%i", "i").split()
     command: click.Command = main.muster
-    context = click.Context(command)
+    context = click.Context(command, **command.context_settings)
     while words and isinstance(command, click.Group):
         found = command.get_command(context, words[0])
         if found is None:
             break
         command, words = found, words[1:]
-    made = command.make_context(command.name, words, resilient_parsing=False)
+    # Below the root: a command keeps the names of its help from the first time that it is asked.
+    made = command.make_context(command.name, words, parent=context, resilient_parsing=False)
     assert made.command is command
     for word in ("NoNewPrivileges=yes", "CapabilityBoundingSet=\n", "PrivateTmp=yes", "UMask=0077"):
         assert word in text

@@ -39,7 +39,7 @@ async def classpath(tmp_path: Path) -> str:
         project = tmp_path / "java"
         await asyncio.to_thread(shutil.copytree, SOURCE, project, ignore=shutil.ignore_patterns("target"))
         code, said = await output(
-            "mvn",
+            *("env", f"MAVEN_OPTS=-Duser.home={Path.home()}", "mvn"),  # Java asks the system, not $HOME
             *("-q", "-B", "compile", "dependency:build-classpath", "-Dmdep.outputFile=classpath"),
             cwd=project,
         )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +111,7 @@ const header = id =>
 
 def npm_soap() -> Path | None:
     """The folder of the installed package, kept from run to run; None where it cannot be had."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", tempfile.gettempdir())) / "muster-tests-npm-soap-1.13.0"
+    folder = Path.home() / ".cache" / "muster" / "npm-soap-1.13.0"
     if not (folder / "node_modules" / "soap" / "package.json").exists():
         if shutil.which("npm") is None or shutil.which("node") is None:
             return None

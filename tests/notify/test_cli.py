@@ -119,6 +119,13 @@ def test_explain_tells_people_the_side_the_clause_the_value_since_when_and_by_wh
     listener.communicate(timeout=30)
     assert listener.returncode == 130
     assert driver.quick("notify", "parties", "-o", "json", home=up).json() == []  # it has left
+    # A durable party stays, until somebody ends it.
+    kept = ("--as", "kept", "--model", "WebServer", "--policy", "alert", "--durable", "--timeout", "0")
+    assert driver.quick("notify", "listen", *kept, home=up).code == errors.TimedOut.exit_code
+    left = driver.quick("notify", "leave", "admin/kept", home=up)
+    assert left.code == 0, left.err
+    assert driver.quick("notify", "parties", "-o", "json", home=up).json() == []
+    assert driver.quick("notify", "leave", "kept", home=up).code == errors.NotFound.exit_code
 
 
 @pytest.mark.parametrize("form", ["yaml", "json", "notation", "xml"])

@@ -180,6 +180,35 @@ def listen(
     base.run(work())
 
 
+@notify.command(
+    acts=("leave", "{party}"),
+    examples=[("muster notify leave web-1", "nothing is kept for it any more")],
+)
+@click.argument("party")
+@connection.options
+@base.pass_invocation
+def leave(invocation: base.Invocation, party: str, to: connection.Options) -> None:
+    """End a party of yours whose process is gone, and throw away what waits for it.
+
+    A durable one stays until it is ended; so does any whose process was killed.
+    """
+
+    async def ask(bus: api.Bus) -> str:
+        from muster.core import errors
+        from muster.notify import asking, client, protocol
+
+        name = party.removeprefix(f"{bus.identity}/")
+        full = protocol.party_id(bus.identity, name)
+        if full not in [one["party"] for one in (await asking.parties(bus, prefix=full)).parties]:
+            raise errors.NotFound(f"there is no party {full[:160]}", hint="see `muster notify parties`")
+        async with client.Parties(bus) as mine:
+            await mine.change([protocol.Leave(party=name)])
+        return full
+
+    left = base.run(_with(invocation, to, ask))
+    invocation.printer.done({"party": left}, f"there is no party {left} any more")
+
+
 def shown_time(seconds: float) -> str:
     import datetime
 

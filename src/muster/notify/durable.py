@@ -63,7 +63,7 @@ class Durable:
         if self._members.is_full:
             raise errors.Overloaded(
                 f"{OWING_MAX:,} acknowledgements are owed already",
-                hint="receivers that stay away should leave (muster notify parties)",
+                hint="receivers that stay away should leave (muster notify leave)",
             )
         await self._room.acquire()
         self._common.spawn(self._store(message, process, event))

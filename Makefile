@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 QUICK  ?=
-WORKERS ?= $(shell expr $$(nproc) + 1)# tests wait now and then: one more than there are cores
+WORKERS ?= 3# for two cores: tests wait now and then; each worker may start a Spark, a browser and a domain
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOCK   := uv pip compile pyproject.toml --generate-hashes --universal --python-version 3.11 \
           --no-emit-index-url --no-emit-find-links --no-header --quiet

@@ -91,7 +91,7 @@ async def test_qpid_jms_conforms(gateway: server.Gateway, tmp_path: Path):
             "&transport.trustStorePassword=believed&transport.storeType=PKCS12"
         )
         code, said = await java_project.output(
-            *("java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", classpath),
+            *("java", "-cp", classpath),
             *("Conformance", url, secure),
             cwd=tmp_path,
         )

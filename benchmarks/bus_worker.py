@@ -58,6 +58,7 @@ class Side:
             subject, cb=handler, pending_msgs_limit=1_000_000, pending_bytes_limit=BACKLOG_BYTES
         )
         await self.bus.flush()
+        await self.bus.flush()  # the first one's ping may have overtaken the subscription
         return subscription.unsubscribe  # type: ignore[no-any-return]
 
     async def durable(self, name: str) -> Callable[[str, bytes], Awaitable[Any]]:

@@ -73,7 +73,7 @@ async def memory(receivers: int, policies: int) -> list[harness.Row]:
 
 async def _held_by(notifier: measure.Worker) -> dict[str, Any]:
     notifier.tell("count")
-    told: dict[str, Any] = await asyncio.to_thread(notifier.hear, timeout_s=120)
+    told: dict[str, Any] = await asyncio.to_thread(notifier.hear, timeout_s=180)
     return told
 
 

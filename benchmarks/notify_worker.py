@@ -65,10 +65,10 @@ async def notifier(url: str) -> None:
 async def steady() -> int:
     """The memory of this process, once it has given back all that it gives back."""
     before, now = 0, measure.resident_bytes(os.getpid())
-    for _ in range(8):
+    for _ in range(4):
         if abs(now - before) < 0.002 * now:
             break
-        await asyncio.sleep(shards.QUIET_S + 2)
+        await asyncio.sleep(2 * shards.QUIET_S + 2)  # it looks whether a whole such time was quiet
         before, now = now, measure.resident_bytes(os.getpid())
     return now
 

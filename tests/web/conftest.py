@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,9 +214,7 @@ class Visit:
         await eventually(holds, timeout_s=timeout_s)
 
     async def keep(self, name: str) -> None:
-        """A picture of the whole page, to be looked at by whoever asks for it: ``MUSTER_PICTURES=1``."""
-        if not os.environ.get("MUSTER_PICTURES"):
-            return
+        """A picture of the whole page, to be looked at."""
         ARTEFACTS.mkdir(parents=True, exist_ok=True)
         await self.page.screenshot(path=str(ARTEFACTS / f"{name}.png"), full_page=True)
 

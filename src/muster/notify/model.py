@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from muster.core import errors
+from muster.notify import checked
 from muster.predicates import ast, check, cost, limits, normal, parser, types
 from muster.predicates import text as text_
 
 ATTRIBUTES_MAX: Final = 256
 CONJUNCTIONS_MAX: Final = 64
-REMEMBERED_MAX: Final = 64 << 20  # characters: each shard may have all policies there are, and is told alone
+REMEMBERED_MAX: Final = 32 << 20  # bytes: each shard may have all policies there are, and is told alone
 JUST_CHECKED_MAX: Final = 2_000  # trees take twenty times the memory of their text
 EVENT_BYTES_MAX: Final = 256 << 10  # so that there is room beside it for the names of its receivers
 
@@ -135,8 +136,7 @@ class Vocabulary:
         self.parties: dict[str, Model] = {}
         self.events: dict[str, Model] = {}
         self._policies: list[types.Model] | None = None
-        self._checked: dict[str, str] = {}  # policies, and as they are kept; most are those of many parties
-        self._remembered = 0  # characters
+        self._checked = checked.Checked()
 
     def add(self, model: Model) -> None:
         known = self.of_kind(model.kind)
@@ -180,16 +180,14 @@ class Vocabulary:
             if len(_just_checked) >= JUST_CHECKED_MAX:
                 _just_checked.clear()
             _just_checked[kept] = condition
-            self._remembered += len(text) + len(kept)
-            if self._remembered > REMEMBERED_MAX:
+            if self._checked.bytes > REMEMBERED_MAX:
                 self.forget()
-            self._checked[text] = kept
+            self._checked.add(text, kept)
         return kept
 
     def forget(self) -> None:
         """Policies that were checked: of use while many join, and a lot of memory afterwards."""
-        self._checked.clear()
-        self._remembered = 0
+        self._checked.forget()
         _just_checked.clear()
 
     def address(self, text: str) -> ast.Condition:

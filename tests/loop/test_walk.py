@@ -67,6 +67,7 @@ def wanted(folder: Path) -> catalogue.Settings:
         flags={
             "domain.data_dir": str(folder / "data"),
             "bus.port": 0,
+            "manage.enabled": False,  # it has a registry of its own here, and would act in turn with ours
             "channel.enabled": True,
             "channel.hold_s": "200ms",
             "sensor.enabled": True,

@@ -13,7 +13,6 @@ answer that is due is lost.  So one asks again under the same name, and it is an
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ import msgspec
 
 from muster.app import context as context_
 from muster.app import team
-from muster.bus import api
+from muster.bus import api, wire
 from muster.core import errors, subjects
 from muster.manage import requests
 from muster.trust import roles
@@ -39,20 +38,14 @@ Verb = Callable[..., Awaitable[Any]]
 async def ask(bus: api.Bus, verb: str, **arguments: Any) -> Any:
     """What the domain answers; raises what it refused with."""
     subject = subjects.said_by(PART, bus.identity, KIND, verb)
-    data, headers = msgspec.json.encode(arguments), requests.name()
-    deadline = time.monotonic() + TIMEOUT_S
-    message: api.Message | None = None
-    while message is None:
-        try:
-            message = await bus.request(subject, data, headers=headers, timeout_s=AGAIN_S)
-        except errors.TimedOut:
-            if time.monotonic() >= deadline:
-                raise errors.TimedOut(f"no answer from the domain's process in {TIMEOUT_S:g} s") from None
-        except errors.Unavailable as error:
-            raise errors.Unavailable(
-                "no domain's process listens on this bus", hint="is it `muster up` that runs these brokers?"
-            ) from error
-    return requests.result_of(message)
+    try:
+        return await requests.ask(
+            bus, subject, patience_s=TIMEOUT_S, try_s=AGAIN_S, named=True, waits=False, **arguments
+        )
+    except wire.NobodyListens as error:
+        raise errors.Unavailable(
+            "no domain's process listens on this bus", hint="is it `muster up` that runs these brokers?"
+        ) from error
 
 
 class Control:

@@ -180,8 +180,7 @@ class Outbreak:
                 channel=self._running.settings.channel.name,  # type: ignore[attr-defined]
                 policies={region: stage.policy(region) for region in plan.regions},
             )
-            log = await asyncio.to_thread((self._running.folder.logs / f"{name}.log").open, "ab")
-            with log:
+            with (self._running.folder.logs / f"{name}.log").open("ab") as log:
                 started = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",

@@ -189,8 +189,7 @@ class WebPart:
         )
         while True:
             path = context.folder.logs / "web.log"
-            output = await asyncio.to_thread(path.open, "ab")
-            with output:
+            with path.open("ab") as output:  # not in a thread, which a cancellation would leave with it
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",

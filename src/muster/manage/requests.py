@@ -29,12 +29,13 @@ async def ask(
     patience_s: float = 30.0,
     try_s: float | None = None,
     named: bool = False,
+    waits: bool = True,
     **arguments: Any,
 ) -> Any:
     """The answer; raises what was refused. While nobody acts (a take-over) it asks again.
 
     ``try_s``: what was not answered in so long is asked again; for what may be done twice, or is asked of one
-    who knows what is ``named`` again.
+    who knows what is ``named`` again.  Without ``waits`` it is told at once that nobody listens.
     """
     data, headers = msgspec.json.encode(arguments), name() if named else None
     loop = asyncio.get_running_loop()
@@ -50,6 +51,8 @@ async def ask(
                 continue
             raise errors.TimedOut(f"no answer in {patience_s:g} s; it may have been done") from None
         except errors.Unavailable as error:
+            if not waits:
+                raise
             if loop.time() + RETRY_S > deadline:
                 raise errors.Unavailable(
                     "no registry acts on this bus", hint="is management enabled in the domain's settings?"

@@ -156,7 +156,12 @@ class Broker:
 
     async def reserve(self) -> None:
         """Settle its ports, before it starts. `start` does it too; a network needs to know earlier."""
-        self.config = await asyncio.to_thread(ports.hold, self.config, self._held)
+        holding = asyncio.create_task(asyncio.to_thread(ports.hold, self.config, self._held))
+        try:
+            self.config = await asyncio.shield(holding)
+        except asyncio.CancelledError:
+            await asyncio.wait([holding])  # its thread would bind more after all were released
+            raise
 
     async def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """When this returns, the broker accepts clients."""
@@ -333,7 +338,8 @@ class Broker:
             command = ["/bin/sh", "-c", _GUARDED, "muster-broker", *command]
         self._log_offset = await asyncio.to_thread(files.size, self.config.log_path)
         try:
-            output = await asyncio.to_thread(self.config.output_path.open, "wb")
+            # Not in a thread: whoever is cancelled meanwhile would leave it open.
+            output = self.config.output_path.open("wb")
         except OSError as error:
             raise faults.unwritable(self.name, error) from error
         far_end, self._leash = os.pipe()

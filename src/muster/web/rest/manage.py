@@ -297,7 +297,7 @@ async def _control(
         subject = subjects.said_by("bus", bus.identity, "brokers", verb)
         # Named, and asked again: a broker that is reloaded for it forgets who may answer whom.
         found: dict[str, Any] = await requests.ask(
-            bus, subject, patience_s=60.0, try_s=3.0, named=True, **arguments
+            bus, subject, patience_s=60.0, try_s=3.0, named=True, waits=False, **arguments
         )
         return found
 

@@ -75,6 +75,7 @@ class Desk:
         self.ledger = ledger.Ledger(window=wanted.window, max_deliveries=wanted.max_deliveries)
         self.journal = journal.Journal(stream, 0, self._applied)
         self.connections: dict[str, Connection] = {}
+        self.clients: dict[str, str] = {}  # client id -> connection
         self.patterns = ledger.Patterns()
         self.indexes: dict[str, selectors.Index[str]] = {}  # live subscriptions by pattern
         self.records = 0  # since the last checkpoint
@@ -99,10 +100,10 @@ class Desk:
 
     def quiet_sender(self, meta: messages.Meta) -> Connection | None:
         """Who can say a delayed message again without hearing it."""
-        if meta.mark is None:
+        if meta.mark is None or meta.origin is None:
             return None
-        every = self.connections.values()
-        return next((one for one in every if one.quiet and one.origin == meta.origin), None)
+        found = self.connections.get(self.clients.get(meta.origin, meta.origin))
+        return found if found is not None and found.quiet and found.origin == meta.origin else None
 
     def _applied(self, record: ledger.Record, sequence: int) -> None:
         end = pages.end(sequence)

@@ -56,7 +56,6 @@ class Dispatcher:
         self._caring = caring.Caring(self._desk, self._deliver)
         self._settings = wanted
         self._checkpoint_bytes = 0  # the log's size after the last checkpoint
-        self._clients: dict[str, str] = {}  # client id -> connection
         self._working: dict[tuple[str, int], list[desk.Answer]] = {}
         self._cut_off = False
         self._began_at = self._desk.loop.time()
@@ -247,7 +246,7 @@ class Dispatcher:
             raise errors.InvalidInput(
                 f"version {asked.version} of the protocol is not spoken here: {protocol.VERSION} is"
             )
-        other = self._clients.get(asked.client_id) if asked.client_id else None
+        other = self._desk.clients.get(asked.client_id) if asked.client_id else None
         if other is not None and other != asked.connection:
             raise faults.InvalidClientId(f"the client id {asked.client_id!r} is in use by another connection")
         at = api.ConnectionId(asked.broker, asked.number) if asked.broker else None
@@ -263,7 +262,7 @@ class Dispatcher:
                 asked.connection, sender, asked.client_id, self._desk.loop.time(), at, quiet=asked.quiet
             )
         if known.client_id:
-            self._clients[known.client_id] = known.name
+            self._desk.clients[known.client_id] = known.name
         known.heard_at = self._desk.loop.time()
 
     def _known(self, sender: str, name: str) -> desk.Connection:
@@ -278,7 +277,7 @@ class Dispatcher:
             self._attaching.detach(connection, number, {} if clean else None)
         self._desk.connections.pop(connection.name, None)
         if connection.client_id:
-            self._clients.pop(connection.client_id, None)
+            self._desk.clients.pop(connection.client_id, None)
 
     def _closed(self, message: api.Message) -> None:
         """A broker's report of a closed connection."""

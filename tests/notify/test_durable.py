@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from muster.notify import client, protocol, service
+from muster.core import errors
+from muster.notify import client, durable, holding, protocol, service
 from muster.notify import settings as settings_
 from muster.testing import process
 from muster.testing.eventually import eventually
@@ -227,3 +228,38 @@ async def test_shards_that_are_behind_by_more_and_less_all_catch_up(notifier, pa
     await eventually(lambda: {held.pending.position for held in served.held.values()} == {20})
     assert list(served.held[far].pending.owed) == list(range(6, 21))
     assert list(served.held[near].pending.owed) == list(range(11, 21))
+
+
+def test_one_who_stays_away_keeps_nothing_from_one_who_returns():
+    """However much it is owed: what was delivered again a moment ago lets pass what is behind it."""
+    held = holding.Holding(3, None)  # type: ignore[arg-type]  # no lease is asked
+    for sequence in range(1, 101):
+        held.pending.match(sequence, ["farm/away", "farm/back"])
+    held.recorded = 90
+    came: set[int] = set()
+    for turn in range(1, 30):  # each as long as a fifth of the time to acknowledge
+        for sequence in held.due(turn - 5, 10):
+            held.sent_at[sequence] = turn
+            held.pending.acknowledge(sequence, "farm/back")
+            came.add(sequence)
+    assert came == set(range(1, 91))
+
+
+async def test_an_event_that_cannot_be_read_at_once_ends_nothing(notifier, parties, monkeypatch):
+    """It was put out of mind, and its stream does not answer for a moment."""
+    monkeypatch.setattr(durable, "EVENTS_REMEMBERED", 0)
+    served = await notifier()
+    mine = await parties("farm")
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="alert")
+    real = served._durable._events.get
+
+    async def away(sequence: int) -> Any:
+        monkeypatch.setattr(served._durable._events, "get", real)
+        raise errors.TimedOut("no answer")
+
+    monkeypatch.setattr(served._durable._events, "get", away)
+    for number in range(2):
+        await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
+    assert (await web.next(timeout_s=30))["threat_level"] == 1
+    assert not served.counts["internal-error"]

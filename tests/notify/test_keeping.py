@@ -221,3 +221,13 @@ async def test_shards_that_are_read_while_others_are_shortened_are_not_lost(noti
     second = await notifier("n2")
     assert second.counts["shard-lost"] == 0
     assert len(second.engine) == 200
+
+
+def test_policies_that_were_checked_take_bounded_memory_however_they_are_written(knows, monkeypatch):
+    """Blanks make many long texts of one short policy."""
+    monkeypatch.setattr(models, "REMEMBERED_MAX", 50_000)
+    for number in range(100):
+        assert knows.vocabulary.policy_text(f"alert{' ' * (1000 + number)}") == knows.vocabulary.policy_text(
+            "alert"
+        )
+        assert len(knows.vocabulary._checked._texts) < 70

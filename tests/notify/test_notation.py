@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 from typing import Any
@@ -63,9 +64,14 @@ def test_the_papers_notation_is_read():
     vocabulary.policy(document.policies["web"])
 
 
+ENDS = notation.State("web-2", "Elsewhere", {"text": "a\x85b\u2028c\rd\ne", "words": frozenset({"f\x85"})})
+
+
 @pytest.mark.parametrize("form", ["yaml", "json", "notation", "xml"])
 def test_every_form_reads_back_as_the_same(form):
-    document = notation.read(PAPER.encode())
+    """Also what some take for the end of a line."""
+    paper = notation.read(PAPER.encode())
+    document = dataclasses.replace(paper, states=(*paper.states, ENDS))
     text = notation.write(document, form)
     assert notation.read(text.encode()) == document
 
@@ -74,7 +80,7 @@ NAMES = strategies.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 KEYS = strategies.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True)
 TEXT = strategies.text(
     strategies.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\ufffe\uffff")
-    | strategies.sampled_from("\t\r\n"),
+    | strategies.sampled_from("\t\r\n\x85"),
     max_size=12,
 )
 WORDS = TEXT.map(lambda text: re.sub("[,{}]", "", text).strip()).filter(bool)
@@ -147,12 +153,22 @@ def test_the_xml_keeps_to_its_schema():
         f"""{{"models": [{{"name": "W", "attributes": {{"load": "float"}}}}],
             "states": [{{"party": "w", "model": "W", "values": {{"load": {"9" * 400}}}}}]}}""",
         "policies: {a b: alert}",
+        "states: [{party: w, model: a b, values: {}}]",
+        "states: [{party: w, model: W, values: {'a=1; b': 2}}]",
+        "states: [{party: w, model: W, values: {load: .inf}}]",
     ],
 )
 def test_what_is_malformed_or_hostile_is_refused_with_a_reason(text):
     with pytest.raises((errors.InvalidInput, errors.LimitExceeded)) as refused:
         notation.read(text.encode())
     assert refused.value.message
+
+
+def test_a_policy_that_the_notation_cannot_hold_is_not_written_in_it():
+    document = notation.Document(policies={"odd": "a = 'x"})
+    assert notation.read(notation.write(document, "xml").encode()) == document
+    with pytest.raises(errors.InvalidInput, match="policy odd"):
+        notation.write(document, "notation")
 
 
 def test_a_state_must_fit_a_model_that_stands_beside_it():

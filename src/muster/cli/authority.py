@@ -165,9 +165,15 @@ def revoke(
                     f"nobody was granted anything under {', '.join(missing)}",
                     hint="see `muster authority list`; --unseen for an authority that granted nothing yet",
                 )
-            number, before = await asking.revoked(bus, signer.key.public)
-            sealed = signer.revoke({*before, *serials}, number=number + 1, now=time.time())
-            await mine.revoke(sealed)
+            while True:
+                number, before = await asking.revoked(bus, signer.key.public)
+                try:
+                    await mine.revoke(signer.revoke({*before, *serials}, number=number + 1, now=time.time()))
+                    break
+                except errors.Refused:
+                    # Somebody else revoked something in the same moment: that is to stay revoked too.
+                    if (await asking.revoked(bus, signer.key.public))[0] == number:
+                        raise
             return {one["serial"]: one["status"] for one in await asking.granted(bus)}
 
     known = base.run(work())

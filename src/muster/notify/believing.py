@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ class Believing:
         self._members = others
         self._history = past
         self._revision = 0
+        self._revisions: dict[str, int] = {}  # by key
         self._changed = asyncio.Event()
         self._next_end = float("inf")
         self.version = 0  # of the vocabulary
@@ -66,7 +67,7 @@ class Believing:
                 self.version += 1
                 for held in common.known.vocabulary.parties.values():
                     common.engine.define(held)
-                self._revision = entry.revision
+                self._revision = self._revisions[entry.key] = entry.revision
                 self._changed.set()
 
     def _take(self, key: str, value: bytes) -> None:
@@ -82,8 +83,8 @@ class Believing:
     async def _defined(self, message: api.Message) -> None:
         async def work() -> int:
             define = messages.decode(message.data, protocol.Define)
-            key = self._common.known.model_key(define)
-            revision = await self._bucket.put(key, messages.encode(define))
+            value = messages.encode(define)
+            revision = await self._put(lambda: (self._common.known.model_key(define), value))
             self._history.defined(define)
             return revision
 
@@ -93,14 +94,25 @@ class Believing:
         async def work() -> int:
             knows = self._common.known
             present = messages.decode(message.data, protocol.Present)
-            if present.revocations:
-                key, value = knows.revocation_key(present.revocations), present.revocations.encode()
-            else:
-                key = knows.grant_key(present.chain, now=time.time())
-                value = _JSON.encode(present.chain)
-            return await self._bucket.put(key, value)
+
+            def judged() -> tuple[str, bytes]:
+                if present.revocations:
+                    return knows.revocation_key(present.revocations), present.revocations.encode()
+                return knows.grant_key(present.chain, now=time.time()), _JSON.encode(present.chain)
+
+            return await self._put(judged)
 
         await self._kept(message, work)
+
+    async def _put(self, judged: Callable[[], tuple[str, bytes]]) -> int:
+        """Keep what was judged by what is known; if another notifier kept something since, it is again."""
+        while True:
+            key, value = judged()
+            try:
+                return await self._bucket.update(key, value, revision=self._revisions.get(key, 0))
+            except errors.Conflict:
+                if (held := await self._bucket.get(key)) is not None:
+                    await self._until_known(held.revision)
 
     async def _kept(self, message: api.Message, work: Any) -> None:
         process = subjects.sender_of(message.subject)

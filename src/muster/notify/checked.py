@@ -20,6 +20,7 @@ class Checked:
     def forget(self) -> None:
         self._texts = names.Names(plain)
         self._kept = bytearray()
+        self.bytes = 0  # of all this
         self._ends = array.array("q", [0])
 
     def get(self, text: str) -> str | None:
@@ -31,8 +32,5 @@ class Checked:
         self._texts.add([text], np.array([len(self._ends) - 1]))
         self._kept += kept.encode()
         self._ends.append(len(self._kept))
-
-    @property
-    def bytes(self) -> int:
-        """Of what is kept of them."""
-        return len(self._kept)
+        # Of what was said too: blanks make a long text of what is kept as a short one.
+        self.bytes += len(text) + len(kept)

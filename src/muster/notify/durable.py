@@ -14,7 +14,7 @@ import asyncio
 import collections
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from muster.bus import api
 from muster.core import errors, messages, subjects
@@ -190,7 +190,7 @@ class Durable:
             dirty = [
                 held
                 for held in self._common.held.values()
-                if held.lease.held and (held.unstored or held.pending.is_dirty)
+                if held.lease.held and (held.unstored or held.passing or held.pending.is_dirty)
             ]
             await asyncio.gather(*(self._record(held) for held in dirty))
             await asyncio.sleep(0)
@@ -230,9 +230,9 @@ class Durable:
                 await self._deliver(held, sequence, [party for party in matched if party in owing])
 
     async def _deliver_once(self, sequence: int, parties: list[str]) -> None:
-        event = await self._event(sequence)
-        if event is not None:
-            with contextlib.suppress(errors.Unavailable):
+        with contextlib.suppress(errors.MusterError):
+            event = await self._event(sequence)
+            if event is not None:
                 await self._deciding.deliver(event, parties)
 
     async def _deliver(self, held: holding.Holding, sequence: int, parties: list[str]) -> None:
@@ -302,10 +302,11 @@ class Durable:
                     self._common.count("acknowledged")
         self._dirty.set()
 
-    def joined(self, held: holding.Holding, party: str) -> None:
-        """It may have come back: what it is owed is due now."""
+    def joined(self, held: holding.Holding, parties: Iterable[str]) -> None:
+        """They may have come back: what they are owed is due now."""
+        some = frozenset(parties)
         for sequence, owing in held.pending.owed.items():
-            if party in owing:
+            if not owing.isdisjoint(some):
                 held.sent_at.pop(sequence, None)
 
     def left(self, held: holding.Holding, party: str) -> None:
@@ -320,12 +321,7 @@ class Durable:
             for held in list(self._common.held.values()):
                 if not held.lease.held:
                     continue
-                due = [
-                    seq
-                    for seq in held.pending.owed
-                    if seq <= held.recorded and held.sent_at.get(seq, 0.0) <= limit
-                ]
-                for sequence in due[:REDELIVERED_AT_ONCE]:
+                for sequence in held.due(limit, REDELIVERED_AT_ONCE):
                     if owing := held.pending.owed.get(sequence):
                         self._common.count("redelivered", len(owing))
                         await self._deliver(held, sequence, sorted(owing))

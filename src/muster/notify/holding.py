@@ -8,6 +8,7 @@ that was deposed without knowing it cannot store anything any more.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,20 @@ class Holding:
         if len(self.answered) >= ANSWERED_MAX:
             del self.answered[next(iter(self.answered))]
         self.answered[key] = answer
+
+    def due(self, before: float, count: int) -> list[int]:
+        """Events that are to be delivered again, so many at most, because it was last done before then.
+
+        What waits longest: else the first that one who stays away is owed would come again and again, and
+        whoever returns would never get what is behind them.
+        """
+        sent_at = self.sent_at
+        found = (
+            (at, seq)
+            for seq in self.pending.owed
+            if seq <= self.recorded and (at := sent_at.get(seq, 0.0)) <= before
+        )
+        return [seq for _, seq in heapq.nsmallest(count, found)]
 
     @property
     def subject(self) -> str:

@@ -96,19 +96,20 @@ class Known:
     def model_key(self, define: protocol.Define) -> str:
         """`errors.Conflict` if it is not what is known under that name, or has become more."""
         draft = model_of(define)
-        held = self.vocabulary.of_kind(draft.kind).get(draft.name)
-        self.vocabulary.add(draft)  # raises before it changes anything
-        if held is not None:
-            self.vocabulary.of_kind(draft.kind)[draft.name] = held
+        self.vocabulary.require_growth(draft)
         return f"model.{draft.kind.value}.{draft.name}"
 
     def grant_key(self, chain: tuple[str, ...], *, now: float) -> str:
-        """`errors.Forbidden` if nobody would believe it."""
+        """`errors.Forbidden` if nobody would believe it, now or when it begins, if that is soon.
+
+        Its authority's clock may be ahead of ours; until it begins here it is not believed here.
+        """
         try:
             grant, serial = documents.open_sealed(chain[0] if chain else "", documents.Grant)
         except documents.No as no:
             raise errors.InvalidInput(f"this is no grant: {no.detail}") from None
-        found = self._verify(chain, self._anywhere(grant), now)
+        begins = min(grant.issued_at, now + grants.SKEW_S)
+        found = self._verify(chain, self._anywhere(grant), max(now, begins))
         if isinstance(found, grants.Refusal):
             raise errors.Forbidden(f"the grant is not believed ({found.reason}): {found.detail}")
         return f"grant.{serial}"

@@ -70,10 +70,7 @@ class Model:
         if len(self.attributes) > ATTRIBUTES_MAX:
             raise errors.LimitExceeded(f"a model has at most {ATTRIBUTES_MAX} attributes")
         for name in (self.name, *self.attributes):
-            if not _NAME.match(name):
-                raise errors.InvalidInput(
-                    f"{name[:80]!r} cannot be a name here: a letter, then letters, digits and _"
-                )
+            require_name(name)
         if self.kind is Kind.EVENT and any(map(restricted, self.attributes)):
             raise errors.InvalidInput(
                 f"the event {self.name} has a restricted attribute: an event's content is its sender's word"
@@ -98,11 +95,19 @@ class Model:
                     hint=check.nearest(name, self.attributes)
                     or f"there are {', '.join(sorted(self.attributes)[:20])}",
                 )
-            _require_sayable(name, value)
+            require_sayable(name, value)
             if not declared.accepts(value):
                 raise errors.InvalidInput(f"{name} is of type {declared}, and {value!r:.80} is not")
             values[name] = _fitting(declared, value)
         return values
+
+
+def require_name(name: str) -> None:
+    """Of a model or an attribute."""
+    if not _NAME.match(name):
+        raise errors.InvalidInput(
+            f"{name[:80]!r} cannot be a name here: a letter, then letters, digits and _"
+        )
 
 
 def require_finite(name: str, values: Collection[object]) -> None:
@@ -111,7 +116,7 @@ def require_finite(name: str, values: Collection[object]) -> None:
         raise errors.InvalidInput(f"{name} is infinite", hint="say a large number, or nothing")
 
 
-def _require_sayable(name: str, value: types.Value) -> None:
+def require_sayable(name: str, value: types.Value) -> None:
     """Every number that is kept or sent: whole ones have 64 bits, the others are finite."""
     if value.__class__ is int and not types.INT_MIN <= value <= types.INT_MAX:
         raise errors.InvalidInput(f"{name} is a whole number of more than 64 bits")
@@ -139,8 +144,14 @@ class Vocabulary:
         self._checked = checked.Checked()
 
     def add(self, model: Model) -> None:
-        known = self.of_kind(model.kind)
-        held = known.get(model.name)
+        self.require_growth(model)
+        self.of_kind(model.kind)[model.name] = model
+        self._policies = None
+        self.forget()
+
+    def require_growth(self, model: Model) -> None:
+        """`errors.Conflict` if it is not what is known under that name, or has become more."""
+        held = self.of_kind(model.kind).get(model.name)
         if held is not None:
             for name, declared in held.attributes.items():
                 if model.attributes.get(name) != declared:
@@ -148,9 +159,6 @@ class Vocabulary:
                         f"{model.name} has {name} as {declared}: a model can only grow",
                         hint="give the changed model another name",
                     )
-        known[model.name] = model
-        self._policies = None
-        self.forget()
 
     def of_kind(self, kind: Kind) -> dict[str, Model]:
         return self.parties if kind is Kind.PARTY else self.events
@@ -211,7 +219,7 @@ class Vocabulary:
         for name, value in content.items():
             if not _NAME.match(name) or restricted(name):
                 raise errors.InvalidInput(f"{name[:80]!r} cannot be an attribute of an event")
-            _require_sayable(name, value)
+            require_sayable(name, value)
             if not types.is_null(value) and types.kind_of(value) is None:
                 raise errors.InvalidInput(f"{name} has a value of no type: {value!r:.80}")
         return dict(content)

@@ -32,6 +32,7 @@ _TYPES: Final = {"string": "String", "int": "int", "float": "float", "bool": "bo
 _TOKEN: Final = re.compile(
     r"""(?P<space>(?:\s|//[^\n]*)+)|(?P<string>"(?:[^"\\]|\\.)*")|(?P<mark>[{}=;,])|(?P<word>[^\s{}=;,"]+)"""
 )
+_EXPRESSION: Final = re.compile(r"""(?:[^;'"]|'[^']*'|"[^"]*")*""")
 _PLAIN: Final = re.compile(r"[\w.-]+(?: [\w.-]+)*\Z")
 _WHOLE: Final = re.compile(r"[+-]?\d+\Z")
 _DIGITS_MAX: Final = 40
@@ -56,6 +57,9 @@ class Document:
             subjects.token(name)
         known = {model.name: model for model in self.models if model.kind is models.Kind.PARTY}
         for state in self.states:
+            for name, held in ((state.model, None), *state.values.items()):
+                models.require_name(name)
+                models.require_sayable(name, held)
             if state.model in known:
                 known[state.model].require(state.values)
 
@@ -267,7 +271,7 @@ class _Notation:
 
     def _expression(self) -> str:
         """Up to the semicolon, which the language of predicates does not have outside of strings."""
-        found = re.compile(r"""(?:[^;'"]|'[^']*'|"[^"]*")*""").match(self._text, self._at)
+        found = _EXPRESSION.match(self._text, self._at)
         assert found is not None
         self._at = found.end()
         return found[0].strip()
@@ -325,6 +329,7 @@ def _tree(document: Document) -> dict[str, Any]:
                 "values": {
                     name: sorted(held) if isinstance(held, frozenset) else held
                     for name, held in one.values.items()
+                    if not types.is_null(held)
                 },
             }
             for one in document.states
@@ -336,7 +341,15 @@ def _tree(document: Document) -> dict[str, Any]:
 def _yaml(document: Document) -> str:
     import yaml
 
-    made: str = yaml.safe_dump(_tree(document), sort_keys=False, allow_unicode=True)
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, held: str) -> yaml.ScalarNode:
+        # This one is read as a line's end, and comes back as a blank, unless it is escaped.
+        return dumper.represent_scalar("tag:yaml.org,2002:str", held, style='"' if "\x85" in held else None)
+
+    Dumper.add_representer(str, text)
+    made: str = yaml.dump(_tree(document), Dumper=Dumper, sort_keys=False, allow_unicode=True)
     return made
 
 
@@ -352,10 +365,16 @@ def _notation(document: Document) -> str:
         lines.append(f"{event}{model.name} = {{\n{inside}\n}}")
     for state in document.states:
         inside = ";\n".join(
-            f"  {name} = {written(held)}" for name, held in state.values.items() if held is not None
+            f"  {name} = {written(held)}" for name, held in state.values.items() if not types.is_null(held)
         )
         lines.append(f"state {state.party} = {state.model} {{\n{inside}\n}}")
-    lines += [f"policy {name} = {text};" for name, text in document.policies.items()]
+    for name, text in document.policies.items():
+        if not _EXPRESSION.fullmatch(text):
+            raise errors.InvalidInput(
+                f"the policy {name} cannot be written here: a quote stands alone, or a semicolon",
+                hint="use another form",
+            )
+        lines.append(f"policy {name} = {text};")
     return "\n".join(lines) + "\n"
 
 

@@ -248,8 +248,7 @@ class Shards:
         if self._beliefs.moved(process, change):
             self._beliefs.believe(snapshots.parties_of(process, change))
         if isinstance(change, protocol.Join | protocol.Joins):
-            for party in snapshots.parties_of(process, change):
-                self._durable.joined(held, party)
+            self._durable.joined(held, snapshots.parties_of(process, change))
         elif isinstance(change, protocol.Leave):
             self._durable.left(held, protocol.party_id(process, change.party))
 

@@ -58,7 +58,8 @@ def read(text: str) -> notation.Document:
                     raise errors.InvalidInput(f"a model is of a party or an event, not of {of[:80]!r}")
                 found.append(models.Model(child.get("name"), declared, models.Kind(of)))
             case "state":
-                values = {one.get("name"): _value(one) for one in child.named("value")}
+                said = ((one.get("name"), _value(one)) for one in child.named("value"))
+                values = {name: held for name, held in said if not types.is_null(held)}
                 states.append(notation.State(child.get("party"), child.get("model"), values))
             case "policy":
                 policies[child.get("name")] = child.text.strip()
@@ -145,7 +146,7 @@ def write(document: notation.Document) -> str:
         lines.append(f"  <state party={_quoted(state.party)} model={_quoted(state.model)}>")
         for name, held in state.values.items():
             kind = types.kind_of(held)
-            if kind is None:
+            if kind is None or types.is_null(held):
                 continue  # NULL is not written
             if isinstance(held, frozenset):
                 lines.append(_element("value", name, "set", tuple(sorted(held))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import pathlib
@@ -17,7 +18,7 @@ from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config
 from muster.core import errors
 from muster.inform import client, service, services
-from muster.inform.mounts import kinds
+from muster.inform.mounts import etcd, kinds
 from muster.inform.uddi import ports, registry
 from muster.soap import asgi, door, serving
 from tests.inform import conftest
@@ -114,6 +115,46 @@ async def test_what_answers_nonsense_is_said(start_node, inform):
         found = await inform.find("a = 1")
         assert [one.key for one in found.contexts] == ["k"]
         assert set(found.failed) == {"a", "b"}
+
+
+async def test_one_value_that_cannot_travel_hides_nothing_else(start_node, inform):
+    def packed(text: str) -> str:
+        return base64.b64encode(text.encode()).decode()
+
+    values = {
+        "deep": "[" * 100_000,
+        "half": r'{"name": "\ud800", "floor": 2}',
+        "long": json.dumps({"number": 10**30, "floor": 2}),
+        "plain": '{"floor": 2}',
+    }
+    kvs = [{"key": packed(key), "value": packed(value)} for key, value in values.items()]
+    deep, far = "[" * 100_000, {"kvs": [{"key": packed("k"), "mod_revision": str(10**30)}]}
+    answers = {
+        "/good": http.json_response({"kvs": kvs}),
+        "/deep": http.text(deep),
+        "/far": http.json_response(far),
+    }
+    doors = {f"{path}/v3/kv/range": lambda _, one=one: one for path, one in answers.items()}
+    async with await http.serve({}, doors=doors) as server:
+        mounts = [kinds.Mount(name=path[1:], kind="etcd", url=server.url + path) for path in answers]
+        await start_node("n1", mounts=tuple(mounts))
+        await inform.put("ours", b"v", attributes={"floor": 2})
+        found = await inform.find("floor = 2 OR key LIKE 'mount/%'")
+        assert [one.key for one in found.contexts] == [*(f"mount/good/{key}" for key in values), "ours"]
+        assert set(found.failed) == {"deep", "far"}
+        assert found.contexts[1].attributes["floor"] == 2
+
+
+async def test_a_fault_in_a_back_end_is_no_reason_to_find_nothing(start_node, inform, monkeypatch):
+    async def entries(_: object) -> None:
+        raise ZeroDivisionError("by its author")
+
+    monkeypatch.setattr(etcd.Etcd, "entries", entries)
+    await start_node("n1", mounts=(_down(),))
+    await inform.put("k", b"v", attributes={"a": 1})
+    found = await inform.find("a = 1")
+    assert [one.key for one in found.contexts] == ["k"]
+    assert found.failed == {"down": "ZeroDivisionError: by its author"}
 
 
 def test_a_mount_says_what_is_wrong_with_it():

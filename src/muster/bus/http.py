@@ -48,7 +48,7 @@ class Response:
     def json(self) -> Any:
         try:
             return json.loads(self.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise errors.InvalidInput(f"the answer is not JSON: {self.body[:80]!r}") from error
 
 

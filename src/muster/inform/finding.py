@@ -96,8 +96,8 @@ class Finder:
         )
         found, failed = [], {}
         for name, one in zip(theirs, told, strict=True):
-            if isinstance(one, errors.MusterError):
-                failed[name] = one.message
+            if isinstance(one, Exception):  # a fault in a back end, too, is no reason to find nothing
+                failed[name] = getattr(one, "message", "") or f"{type(one).__name__}: {one}"
                 desk.events.warning("mount-failed", mount=name, error=one)
             elif isinstance(one, BaseException):
                 raise one

@@ -309,6 +309,66 @@ async def test_relations_count_when_both_have_said_them(uddi):
     assert len((await uddi.ask(related)).children) == 2
 
 
+async def test_what_is_written_by_hand_is_not_taken_for_anothers_word(uddi):
+    """Anybody of the domain may write contexts, under the prefixes of UDDI as well."""
+    token, other = await published(uddi), await uddi.token("bob")
+    saved = await uddi.ask(
+        f"<save_business>{other}<businessEntity><name>Paper</name></businessEntity></save_business>"
+    )
+    paper = saved.children[0].get("businessKey")
+    said = (
+        f"<publisherAssertion><fromKey>uddi:example.org:b1</fromKey><toKey>{paper}</toKey>"
+        '<keyedReference tModelKey="uddi:uddi.org:relationships" keyName="buys" keyValue="peer-peer"/>'
+        "</publisherAssertion>"
+    )
+    await uddi.say(f"<add_publisherAssertions>{token}{said}</add_publisherAssertions>")
+    service = (
+        '<businessService xmlns="{}" serviceKey="{}" businessKey="uddi:example.org:b1"><name>forged</name>'
+    )
+    forged = {
+        "service/h": ("service", service.format(U, "uddi:h") + "</businessService>"),  # in ann's business
+        "service/i": ("service", service.format(U, "uddi:example.org:s1") + "</businessService>"),
+        "service/j": ("service", "no XML"),
+        "uddi/business/uddi:h": (
+            "business",
+            f'<businessEntity xmlns="{U}" businessKey="uddi:example.org:b1"><name>forged</name>'
+            "</businessEntity>",
+        ),
+        "uddi/assertion/a/bob": ("assertion", said.replace("Assertion>", f'Assertion xmlns="{U}">', 1)),
+        "uddi/assertion/b/bob": ("assertion", "no XML"),
+        "uddi/assertion/c/bob": ("assertion", f'<name xmlns="{U}">forged</name>'),
+    }
+    words = {"business": "uddi:example.org:b1", "from_business": "uddi:example.org:b1", "publisher": "bob"}
+    for key, (kind, value) in forged.items():
+        await uddi.contexts.put(key, value.encode(), attributes={**words, "kind": kind, "uddi": True})
+    await uddi.services.save(services.Entry(id="k", name="lost", metadata={"lon": "west", "lat": 1}))
+
+    anything = (
+        "<findQualifiers><findQualifier>approximateMatch</findQualifier></findQualifiers><name>%</name>"
+    )
+    box = "".join(
+        f'<keyedReference tModelKey="uddi:muster:boundingbox" keyName="{side}" keyValue="1"/>'
+        for side in ("minX", "minY", "maxX", "maxY")
+    )
+    group = f'<keyedReferenceGroup tModelKey="uddi:muster:boundingbox">{box}</keyedReferenceGroup>'
+    business = "<businessKey>uddi:example.org:b1</businessKey>"
+    assert await found(uddi, f"<find_service>{anything}</find_service>") == ["uddi:example.org:s1", "uddi:k"]
+    assert await found(uddi, f"<find_service><categoryBag>{group}</categoryBag></find_service>") == []
+    for asked in (
+        f"<find_business>{anything}</find_business>",
+        f"<get_businessDetail>{business}</get_businessDetail>",
+    ):
+        assert "forged" not in str(await uddi.ask(asked))
+    for key in ("h", "i", "j"):
+        asked = f"<get_serviceDetail><serviceKey>uddi:{key}</serviceKey></get_serviceDetail>"
+        assert await uddi.fault(asked) == "E_invalidKeyPassed"
+    related = await uddi.ask(f"<find_relatedBusinesses>{business}</find_relatedBusinesses>")
+    assert paper not in str(related), "bob has not said it"
+    report = await uddi.ask(f"<get_assertionStatusReport>{token}</get_assertionStatusReport>")
+    assert [one.get("completionStatus") for one in report.children] == ["status:toKey_incomplete"]
+    assert await uddi.say(f"<delete_business>{token}{business}</delete_business>") is None
+
+
 async def test_owners_keys_and_tokens(uddi):
     token, other = await published(uddi), await uddi.token("bob")
     save = "<save_business>{}<businessEntity{}><name>x</name></businessEntity></save_business>"

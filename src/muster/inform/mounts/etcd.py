@@ -68,7 +68,10 @@ def _end(prefix: bytes) -> bytes:
 def _found(one: dict[str, Any]) -> base.Found:
     value = base64.b64decode(one.get("value", ""))
     key = base64.b64decode(one["key"]).decode(errors="replace")
-    return base.Found(key, value, _attributes(value), int(one.get("mod_revision", 0)))
+    revision = int(one.get("mod_revision", 0))
+    if not 0 <= revision < 1 << 63:
+        raise ValueError(f"a revision of {revision}")
+    return base.Found(key, value, _attributes(value), revision)
 
 
 def _attributes(value: bytes) -> protocol.Attributes:
@@ -79,12 +82,22 @@ def _attributes(value: bytes) -> protocol.Attributes:
     found: protocol.Attributes = {"text": text[:_TEXT_MAX]}
     try:
         members = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or brackets without end
         return found
     if isinstance(members, dict):
-        for name, member in members.items():
-            if isinstance(member, str | int | float | bool) or (
-                isinstance(member, list) and all(isinstance(each, str) for each in member)
-            ):
-                found[name] = member
+        found |= {name: member for name, member in members.items() if _is_attribute(name, member)}
     return found
+
+
+def _is_attribute(name: str, member: Any) -> bool:
+    """JSON may say what no message of ours can: half a character, a number of any length."""
+    if isinstance(member, list):
+        if not all(isinstance(each, str) for each in member):
+            return False
+    elif not isinstance(member, str | int | float | bool):
+        return False
+    try:
+        protocol.encode((name, member))
+    except errors.InvalidInput:
+        return False
+    return True

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from muster.core import errors
 from muster.inform.uddi import entities, faults, qualifiers
 
 KEYWORDS = "uddi:uddi.org:categorization:general_keywords"
@@ -128,7 +129,8 @@ def bag_matches(
         model, references = one
         held = [inner for name, inner in there.groups if name == model]
         if model == BOX:
-            return any(boxes_meet(box(references), box(inner)) for inner in held)
+            wanted_box = box(references)
+            return any(boxes_meet(wanted_box, each) for each in map(_box_of, held) if each is not None)
         return any(
             all(any(_same_reference(each, other, same) for other in inner) for each in references)
             for inner in held
@@ -180,6 +182,14 @@ def box(references: Iterable[entities.Reference]) -> Box:
             faults.Code.INVALID_VALUE, f"{(west, south, east, north)} is no box of the earth, in degrees"
         )
     return west, south, east, north
+
+
+def _box_of(references: Iterable[entities.Reference]) -> Box | None:
+    """Of what is held: a plain entry may say anything of its place."""
+    try:
+        return box(references)
+    except errors.Refused:
+        return None
 
 
 def boxes_meet(one: Box, other: Box) -> bool:

@@ -283,7 +283,7 @@ class Publication:
     # Assertions.
 
     async def _own_assertions(self, publisher: registry.Publisher) -> list[registry.Assertion]:
-        return await self._registry.assertions(f"publisher = {registry.quoted(publisher.name)}")
+        return await self._registry.assertions(f"writer = {registry.quoted(publisher.name)}")
 
     async def _asserted(self, asked: xml.Element, publisher: registry.Publisher) -> list[registry.Assertion]:
         """What is to be said, each by somebody who owns one of its businesses."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from muster.core import errors
 from muster.inform import protocol, services
-from muster.inform.uddi import entities, matching, schema
+from muster.inform.uddi import entities, keys, matching, schema
 from muster.soap import datatypes, xml
 
 U = schema.UDDI
@@ -30,6 +30,7 @@ DOMAIN_NAME = "Muster"
 _KINDS = {"business": "businessEntity", "service": "businessService", "tmodel": "tModel"}
 _KEYS = {"business": "businessKey", "service": "serviceKey", "tmodel": "tModelKey"}
 _FOREIGN = re.compile(r"[^a-z0-9:_.,;!~*'()+\-$@=/]")
+_YEAR_9999_S = 253_370_764_800
 _OWN = frozenset({"names", "identifiers", "models", "bindings", "business", "created", "deleted", "uddi"})
 
 
@@ -162,11 +163,17 @@ def held(context: protocol.Context) -> Held:
         element = from_entry(services.from_context(context))
     else:
         element = xml.parse(context.value, xml.Limits(bytes=XML_BYTES_MAX))
+    key = element.get(_KEYS[kind]) or ""
+    # Anybody may write a context by hand: what stands in it is not to be taken for another's entity.
+    if element.name != element_name(kind) or context_key(kind, key) != context.key:
+        raise errors.InvalidInput(f"{context.key!r} holds the entity of another key")
+    if len(key) > keys.LENGTH_MAX:
+        raise errors.InvalidInput(f"{context.key!r} has no room in a key of UDDI")
     if context.expires_at_ns:
         element = _with_lease(element, context.expires_at_ns)
     return Held(
         kind,
-        element.get(_KEYS[kind]) or "",
+        key,
         element,
         context.writer,
         _seconds(context.attributes.get("created"), context.stamp_time),
@@ -174,12 +181,14 @@ def held(context: protocol.Context) -> Held:
         context.version,
         bool(context.attributes.get("deleted")),
         context.expires_at_ns,
-        element.get("businessKey") or "",
+        (element.get("businessKey") or "") if kind == "service" else "",
     )
 
 
 def _seconds(created: object, stamp_time: int) -> float:
-    return float(created) if isinstance(created, int | float) else (stamp_time >> 16) / 1000
+    if isinstance(created, int | float) and 0 <= created < _YEAR_9999_S:
+        return float(created)
+    return (stamp_time >> 16) / 1000
 
 
 def from_entry(entry: services.Entry) -> xml.Element:
@@ -203,7 +212,7 @@ def from_entry(entry: services.Entry) -> xml.Element:
     groups = [_point(entry.metadata)] if {"lon", "lat"} <= set(entry.metadata) else []
     return xml.Element(
         U("businessService"),
-        xml.Element(U("name"), entry.name[:255]),
+        xml.Element(U("name"), entry.name[:255].strip() or "-"),
         xml.Element(U("bindingTemplates"), *bindings) if bindings else None,
         xml.Element(U("categoryBag"), *references, *groups) if references or groups else None,
         attributes={"serviceKey": key, "businessKey": DOMAIN_KEY},

@@ -70,10 +70,16 @@ class Registry:
         try:
             async with self._as(self._reader) as contexts:
                 context = await contexts.get(records.context_key(kind, key), max_staleness_s=0.0)
+            found = records.held(context)
         except (errors.NotFound, errors.InvalidInput):
             return None
-        found = records.held(context)
-        return found if found.key == key else None
+        if found.key != key:
+            return None
+        if found.business not in ("", records.DOMAIN_KEY):
+            parent = await self.get("business", found.business)
+            if parent is not None and parent.owner != found.owner:
+                return None
+        return found
 
     async def each(self, kind: str, keys: Sequence[str]) -> list[records.Held]:
         """All of them in their order, or the fault that names one that is not there."""
@@ -97,6 +103,10 @@ class Registry:
                 continue
         if kind == "business" and not condition:
             held.append(records.Held("business", records.DOMAIN_KEY, records.domain_business()))
+        if any(one.business not in ("", records.DOMAIN_KEY) for one in held):
+            # A service that was written by hand into another's business is none of it.
+            owner = {one.key: one.owner for one in await self.find("business")} | {records.DOMAIN_KEY: None}
+            held = [one for one in held if owner.get(one.business) in (None, one.owner)]
         return held
 
     async def _found(self, kind: str, prefix: str, condition: str) -> list[protocol.Context]:
@@ -116,10 +126,8 @@ class Registry:
         return found.contexts
 
     async def services_of(self, business: str) -> list[records.Held]:
-        if business == records.DOMAIN_KEY:
-            found = await self.find("service")
-            return [one for one in found if one.business == business]
-        return await self.find("service", f"business = {quoted(business)}")
+        condition = "" if business == records.DOMAIN_KEY else f"business = {quoted(business)}"
+        return [one for one in await self.find("service", condition) if one.business == business]
 
     async def service_with(self, binding: str) -> records.Held | None:
         """The service that has a binding of this key."""
@@ -161,8 +169,11 @@ class Registry:
     # Assertions: each publisher's own word, one context for each.
 
     async def assertions(self, condition: str = "") -> list[Assertion]:
-        found = await self._found("assertion", _ASSERTIONS, condition)
-        return [Assertion.of(context) for context in found]
+        said = []
+        for context in await self._found("assertion", _ASSERTIONS, condition):
+            with contextlib.suppress(errors.InvalidInput):  # as in `find`
+                said.append(Assertion.of(context))
+        return said
 
     async def say(self, publisher: Publisher, said: Assertion) -> None:
         async with self._as(publisher) as contexts:
@@ -171,7 +182,6 @@ class Registry:
                 xml.write(said.element, schema.PREFIXES),
                 attributes={
                     "kind": "assertion",
-                    "publisher": publisher.name,
                     "from_business": said.source,
                     "to_business": said.target,
                 },
@@ -198,7 +208,11 @@ class Assertion:
 
     @classmethod
     def of(cls, context: protocol.Context) -> Assertion:
-        return cls(str(context.attributes.get("publisher", "")), xml.parse(context.value))
+        """Whose word it is, is who wrote it. `errors.InvalidInput` where the context is none."""
+        element = schema.checked(xml.parse(context.value))
+        if element.name != U("publisherAssertion"):
+            raise errors.InvalidInput(f"{context.key!r} is no assertion")
+        return cls(context.writer, element)
 
     @property
     def identity(self) -> tuple[str, str, entities.Reference]:

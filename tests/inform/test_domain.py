@@ -91,6 +91,44 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
 
 
 @pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_a_node_beside_the_domain_keeps_its_rules_and_its_log(tmp_path, start_process):
+    """A client does not know which node it asks."""
+    text = """[inform]
+history = 40
+refresh_s = "300ms"
+[[inform.rules]]
+keys = "ops/*"
+read = ["role:operator"]
+write = ["role:operator"]
+"""
+    place = await asyncio.to_thread(driver.init, tmp_path / "home", settings=text)
+    made = settings.load(catalogue.Settings, file=place / "muster.toml")
+    async with (
+        domain.Domain(made, parts=[part.InformationNodes(made.inform)]) as running,
+        await running.connect("bob", roles.Role.USER) as bob,
+        await running.connect("olga", roles.Role.OPERATOR) as olga,
+    ):
+        child = await start_process(
+            *driver.command_line("inform", "node", "--name", "beside", "--store", "sqlite::memory:"),
+            env={"MUSTER_HOME": str(place), "NO_COLOR": "1"},
+        )
+        await child.line("is up", timeout_s=60)
+        by_bob, by_olga = client.Client(bob, node="beside"), client.Client(olga, node="beside")
+        for number in range(20):
+            await by_olga.put("ops/1", b"%d" % number)
+        assert len((await by_olga.history("ops/1")).changes) == 20, (
+            "the log keeps what the domain's settings say"
+        )
+        for refused in (by_bob.get("ops/1"), by_bob.put("ops/1", b"x"), by_bob.put("ops/2", b"x")):
+            with pytest.raises(errors.Forbidden):
+                await refused
+        entry = await services.Services(by_olga).save(services.Entry(name="maps"))
+        with pytest.raises(errors.Forbidden):
+            await services.Services(by_bob).delete(entry.id)
+        await child.terminate()
+
+
+@pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_the_command(broker, start_node, tmp_path):
     await start_node("n1")
 

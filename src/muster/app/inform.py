@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from muster.app import context as context_
 from muster.app import team
-from muster.core import errors, health
+from muster.core import errors, ground, health
 from muster.inform import service, settings
 from muster.trust import keyring, roles
 
@@ -26,7 +27,6 @@ class InformationNodes:
         self.nodes: list[service.Node] = []
 
     async def start(self, context: context_.Context) -> None:
-        budget = context.settings.retention.contexts
         for number in range(1, self._wanted.nodes + 1):
             bus = await context.connect(
                 f"{PREFIX}{context.settings.domain.zone}-{number}", roles.Role.INFORMATION_NODE
@@ -36,10 +36,7 @@ class InformationNodes:
                 bus,
                 settings=self._wanted,
                 store=context.store,
-                max_bytes=budget.max_bytes,
-                replicas=context.settings.bus.replicas,
-                role_of=functools.lru_cache(1024)(functools.partial(_role_of, context.trust)),
-                zone=context.settings.domain.zone,
+                **as_of_domain(context.settings, context.trust),
             )
             self._stack.push_async_callback(node.close)
             self.nodes.append(node)
@@ -59,6 +56,16 @@ class InformationNodes:
             if age_s > 3 * self._wanted.timeout_s:
                 return team.Health(health.State.LATE, f"{node.name} has not heard the log for {age_s:.0f} s")
         return team.Health()
+
+
+def as_of_domain(settings: ground.Ground, trust: keyring.Trust) -> dict[str, Any]:
+    """What every node of a domain is started with, in whichever process: its log, and who may do what."""
+    return {
+        "max_bytes": settings.retention.contexts.max_bytes,
+        "replicas": settings.bus.replicas,
+        "role_of": functools.lru_cache(1024)(functools.partial(_role_of, trust)),
+        "zone": settings.domain.zone,
+    }
 
 
 def _role_of(trust: keyring.Trust, identity: str) -> str | None:

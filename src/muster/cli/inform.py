@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import sys
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import base, connection, contexts, inform_entries, monitoring
+from muster.cli import config as config_
 
 if TYPE_CHECKING:
     from muster.inform import protocol
@@ -300,7 +302,9 @@ def nodes(invocation: base.Invocation, node: str | None, to: connection.Options)
 )
 @click.option("--name", default="inform", show_default=True, help="Identity of the node.")
 @click.option("--store", "url", metavar="URL", help="Where its view lies (default: sqlite:NAME.db).")
-@click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="A setting of [inform].")
+@click.option(
+    "--set", "given", multiple=True, metavar="NAME=VALUE", help="A setting of [inform], over the home's."
+)
 @connection.options
 @base.pass_invocation
 def node(
@@ -321,8 +325,9 @@ async def _run_node(
     from muster.store import database
     from muster.trust import roles
 
+    own, options = await _of_domain(invocation, to, joins="history" not in given)
     try:
-        wanted = msgspec.convert(given, settings.Inform, strict=False)
+        wanted = msgspec.convert({**own, **given}, settings.Inform, strict=False)
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"--set: {error}") from error
     log.configure(sys.stderr, level="warning")
@@ -331,7 +336,7 @@ async def _run_node(
         await monitoring.connect_as(invocation, to, name, roles.Role.INFORMATION_NODE, measure) as bus,
         await database.open(url) as store,
         monitoring.serving(invocation, bus, measure) as asked,
-        await service.start(bus, name=name, settings=wanted, store=store) as running,
+        await service.start(bus, name=name, settings=wanted, store=store, **options) as running,
     ):
         held = running.desk.copies.permanent
         invocation.printer.item(
@@ -339,3 +344,21 @@ async def _run_node(
             f"information node {running.name} is up with {held} contexts; Ctrl-C ends it",
         )
         await asked.wait()
+
+
+async def _of_domain(
+    invocation: base.Invocation, to: connection.Options, *, joins: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the domain's own nodes, and what else they are started with, as far as it is known."""
+    import msgspec
+
+    if to.servers and to.creds is None:  # a bus without trust
+        return {}, {"joins": joins}
+    if to.servers or to.creds or invocation.profile:  # another machine's domain: nobody's role is known here
+        return {}, {"joins": joins, "role_of": lambda _: None}
+    from muster.app import identities
+    from muster.app import inform as part
+
+    domain = config_.load(invocation)
+    trust = await asyncio.to_thread(identities.open_, domain)
+    return msgspec.to_builtins(domain.inform), part.as_of_domain(domain, trust)

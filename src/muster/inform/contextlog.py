@@ -7,6 +7,7 @@ append by somebody who does not know the last entry fails.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from typing import NamedTuple
@@ -35,8 +36,17 @@ class ContextLog:
 
     @classmethod
     async def open(
-        cls, bus: api.Bus, *, history: int = 16, max_bytes: int = MAX_BYTES, replicas: int = 1
+        cls,
+        bus: api.Bus,
+        *,
+        history: int = 16,
+        max_bytes: int = MAX_BYTES,
+        replicas: int = 1,
+        joins: bool = False,
     ) -> ContextLog:
+        if joins:
+            with contextlib.suppress(errors.NotFound):
+                return cls(await bus.open_stream(protocol.STREAM))
         stream = await bus.stream(
             api.StreamSettings(
                 protocol.STREAM,

@@ -38,17 +38,19 @@ async def start(
     store: database.Store | None = None,
     max_bytes: int = contextlog.MAX_BYTES,
     replicas: int = 1,
+    joins: bool = False,
     now_ns: Callable[[], int] = time.time_ns,
     role_of: desk.RoleOf | None = None,
     zone: str = "default",
 ) -> Node:
     """A node that serves: it has read its view and all the log there was. ``name``: or the bus's identity.
 
-    ``role_of``: None where identities have no roles: on a bus without trust, where everybody may be anybody.
+    ``joins``: a log that is there stays as it is, whatever the settings say of it.  ``role_of``: None where
+    identities have no roles: on a bus without trust, where everybody may be anybody.
     """
     name = subjects.token(name or bus.identity)
     log = await contextlog.ContextLog.open(
-        bus, history=settings.history, max_bytes=max_bytes, replicas=replicas
+        bus, history=settings.history, max_bytes=max_bytes, replicas=replicas, joins=joins
     )
     view = views.View(store, name) if store is not None else None
     shared = desk.Desk(

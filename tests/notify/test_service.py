@@ -5,16 +5,29 @@ import time
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from muster.bus.memory import network
 from muster.core import errors, messages, subjects
-from muster.notify import asking, client, fair, history, known, plain, protocol, service, shards, summaries
+from muster.notify import (
+    asking,
+    client,
+    fair,
+    history,
+    known,
+    plain,
+    protocol,
+    questions,
+    service,
+    shards,
+    summaries,
+)
 from muster.notify import settings as settings_
 from muster.predicates import parser
 from muster.testing.eventually import eventually
 from muster.trust import documents, grants, nkeys
-from tests.notify.conftest import MODELS, QUICK
+from tests.notify.conftest import MODELS, QUICK, WEB_SERVER
 
 STATE: dict[str, Any] = {"application": "IIS", "load": 0.5}
 
@@ -447,3 +460,13 @@ async def test_hostile_policies_are_refused_quickly(notifier, parties):
     await web.policy("alert")
     await mine.sender("s").send("alert", {"threat_level": 2})
     assert (await web.next(timeout_s=30))["threat_level"] == 2
+
+
+async def test_more_parties_than_an_answer_holds_are_refused_before_they_are_read(notifier, monkeypatch):
+    """To read a million takes longer than a lease holds."""
+    served = await notifier(serving=False)
+    names = [f"farm/web-{number}" for number in range(20_000)]
+    served.engine.join_many(names, WEB_SERVER, {}, [""], np.zeros(len(names), np.int64))
+    monkeypatch.setattr(questions, "_shown", None)
+    with pytest.raises(errors.LimitExceeded, match="20,000 of 20,000 parties"):
+        questions.answer(served, "parties", protocol.Ask(limit=10**9))

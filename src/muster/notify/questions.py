@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from muster.core import errors
+from muster.core import errors, messages
 from muster.notify import model as models
 from muster.notify import protocol, scopes
 from muster.predicates import explain, types
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NEAR_MISSES = 5
 LOOKED_AT = 2000
+PARTY_BYTES, NAME_BYTES = 64, 16  # at the least, in an answer
 
 
 def answer(notifier: service.Notifier, question: str, ask: protocol.Ask) -> protocol.Told:
@@ -74,8 +75,15 @@ def _parties(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
     else:
         found = notifier.engine.parties()
     chosen = [party for party in found if party.startswith(ask.party)]
+    _require_room(ask, len(chosen), PARTY_BYTES)
     listed = tuple(_shown(notifier, party) for party in heapq.nsmallest(ask.limit, chosen))
     return protocol.Told(notifier=notifier.name, count=len(chosen), parties=listed)
+
+
+def _require_room(ask: protocol.Ask, count: int, each: int) -> None:
+    """Before they are put together: a million that no answer holds would keep everybody else waiting."""
+    if min(ask.limit, count) * each > messages.MAX_BYTES:
+        raise messages.TooLarge(f"{min(ask.limit, count):,} of {count:,} parties do not fit into an answer")
 
 
 def _who(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
@@ -85,6 +93,7 @@ def _who(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
     meant = engine.means(address)
     event = _event(notifier, ask) if ask.event is not None else None
     reached = meant if event is None else engine.names(scopes.find(engine, event, address))
+    _require_room(ask, len(reached), NAME_BYTES)
     near: list[dict[str, Any]] = []
     taken = {*meant, *reached}
     if event is not None:

@@ -139,6 +139,7 @@ def test_the_xml_keeps_to_its_schema():
         "<notify",
         "WebServer = { String }",
         "WebServer = { Strange x }",
+        'WebServer = { DomainedSet{docs, "a,b"} x }',
         "state web = WebServer { load = }",
         '{"models": [{"name": "A"}]}',
         "models: &a [*a]",

@@ -228,7 +228,9 @@ class _Notation:
         while self._peek() != "}":
             kind = self._take("word")
             if self._peek() == "{":
-                kind += f"{{{', '.join(self._set())}}}"
+                words = self._set()
+                types.set_of(*words)  # one with a comma would be two from here on
+                kind += f"{{{', '.join(words)}}}"
             found[self._take("word")] = kind
             if self._peek() != "}":
                 self._mark(";")

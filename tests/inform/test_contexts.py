@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from muster.core import errors
-from muster.inform import client, protocol
+from muster.inform import client, protocol, rights
 from muster.store import database
 from muster.testing.eventually import eventually
 
@@ -148,6 +149,57 @@ async def test_a_watcher_that_fell_behind_is_told(start_node, inform):
     changes = inform.watch("k", after_version=first.version)
     with pytest.raises(errors.NotFound, match="are gone"):
         await anext(changes)
+
+
+async def test_a_deletion_that_was_forgotten_is_told_to_who_has_not_heard_it(start_node, inform):
+    node = await start_node(tombstone_s=0.3)
+    written = await inform.put("k", b"1")
+    heard = inform.watch("k")
+    assert (await anext(heard)).value == b"1"
+    await inform.delete("k")
+    assert (await anext(heard)).reason == "delete"
+
+    async def is_forgotten() -> bool:
+        return await node.desk.log.last("k") is None
+
+    await eventually(is_forgotten, timeout_s=30)
+    with pytest.raises(errors.NotFound, match="are gone"):
+        await anext(inform.watch("k", after_version=written.version))
+    await inform.put("k", b"2")
+    assert (await asyncio.wait_for(anext(heard), 30)).value == b"2", "who heard of it has missed nothing"
+    await heard.aclose()
+
+
+async def test_who_owns_a_key_does_not_read_what_another_had_there(start_node, connect):
+    await start_node(rules=(rights.Rule("own/*", read=("owner",), write=("owner",)),), role_of=lambda _: None)
+    ann, bob = client.Client(await connect("ann")), client.Client(await connect("bob"))
+    await ann.put("own/1", b"ann's")
+    await ann.delete("own/1")
+    await bob.put("own/1", b"bob's")
+    assert [one.value for one in (await bob.history("own/1")).changes] == [b"bob's"]
+    assert (await anext(bob.watch("own/1"))).value == b"bob's"
+    mine = await ann.history("own/1")
+    assert [one.value for one in mine.changes] == [b"ann's", None]
+    with pytest.raises(errors.Forbidden):
+        await ann.history("own/1", after_version=mine.changes[-1].version)
+
+
+async def test_a_context_stamped_by_a_clock_that_ran_ahead_is_written_on(start_node, inform):
+    day_ns = 86_400_000_000_000
+    wrong = await start_node(now_ns=lambda: time.time_ns() + day_ns)
+    ahead = await inform.put("k", b"1")
+    await wrong.close()
+    node = await start_node()
+    written = await inform.put("k", b"2")
+    assert written.stamp > ahead.stamp, "its stamps only grow"
+    other = await inform.put("other", b"1")
+    assert other.stamp < ahead.stamp, "and nobody else's follow them"
+    await inform.delete("k")
+    await inform.put("k", b"3", lease_s=0.3)
+    await eventually(
+        lambda: node.upkeep.moved["expired"] == 1 and "k" in node.desk.copies.index, timeout_s=30
+    )
+    await eventually(lambda: node.desk.copies.index["k"].deleted, timeout_s=30)
 
 
 async def test_a_node_starts_with_its_view_and_reads_on(start_node, inform, tmp_path):

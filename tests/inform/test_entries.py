@@ -88,6 +88,8 @@ async def test_activities_begin_nest_hold_contents_and_complete(start_node, info
     assert await activities.status("never begun") is sessions.Status.NO_ACTIVITY
     with pytest.raises(sessions.InvalidState):
         await activities.begin(parent=outer.id)
+    with pytest.raises(sessions.TimeoutOutOfRange):
+        await activities.begin(timeout_s=0)
     assert len((await inform.find("kind = 'session' AND status = 'COMPLETED'")).contexts) == 2
 
 

@@ -59,6 +59,39 @@ async def test_a_node_starts_again_with_its_view(store, start_node, inform):
     assert again.reader.local("k7").value == b"7"
 
 
+@pytest.mark.parametrize(
+    ("collection", "key", "value"),
+    [("inform.node.n1", "k3", b"\0" * 8 + b"rubbish"), ("inform.positions", "n1", b"rubbish")],
+)
+async def test_a_damaged_view_is_made_again_from_the_log(
+    start_node, inform, tmp_path, collection, key, value
+):
+    async with await database.open(f"sqlite:{tmp_path}/damaged.db") as store:
+        first = await start_node("n1", store=store)
+        for number in range(10):
+            await inform.put(f"k{number}", b"%d" % number)
+        await first.close()
+        async with store.transaction() as tx:
+            tx.put(collection, key, value)
+        again = await start_node("n1", store=store)
+        assert [again.reader.local(f"k{number}").value for number in range(10)] == [
+            b"%d" % number for number in range(10)
+        ]
+        await again.close()
+        kept = await views.View(store, "n1").value("k3")
+        assert kept is not None
+        assert kept.record.value == b"3"
+
+
+async def test_nodes_whose_long_names_begin_alike_have_views_of_their_own(tmp_path):
+    async with await database.open(f"sqlite:{tmp_path}/long.db") as store:
+        one, other = views.View(store, "n" * 60 + "1"), views.View(store, "n" * 60 + "2")
+        await one.save({"a": entry("a", 1)}, 1, 77)
+        await other.save({"a": None}, 2, 78)
+        assert await one.value("a") == entry("a", 1)
+        assert await one.position() == (1, 77)
+
+
 async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, inform, tmp_path):
     """The view is behind then; the log has everything, and a node that starts again reads on from there."""
     small = api.Settings(bytes_max=20_000)

@@ -153,6 +153,31 @@ def test_bytes_that_are_no_text_travel_in_base_64(olga):
     assert olga.put("/contexts/bytes", json={"value": "a", "value_base64": "YQ=="}).status_code == 400
 
 
+def test_a_watch_of_a_context_goes_on_where_it_was(olga):
+    versions = [
+        olga.put("/contexts/watched/1", json={"value": text}).json()["version"] for text in ("a", "b", "c")
+    ]
+
+    def heard(headers: dict[str, str], count: int, **params: int) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        id = ""
+        with olga.stream("GET", "/watch-context/watched/1", headers=headers, params=params) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    id = line[4:]
+                elif line.startswith("data: "):
+                    found.append((id, json.loads(line[6:])["value"]))
+                    if len(found) == count:
+                        return found
+        raise AssertionError(found)
+
+    a, b, c = map(str, versions)
+    assert heard({}, 3) == [(a, "a"), (b, "b"), (c, "c")]
+    assert heard({"Last-Event-ID": a}, 2) == [(b, "b"), (c, "c")]
+    assert heard({"Last-Event-ID": b}, 1, after_version=versions[0]) == [(c, "c")]
+    assert olga.get("/watch-context/watched/1", headers={"Last-Event-ID": "x"}).status_code == 400
+
+
 def test_a_service_entry_is_saved_and_found(olga):
     entry = {"name": "maps", "access": ["http://127.0.0.1:1"], "metadata": {"lang": "en"}}
     assert olga.put("/services/maps-1", json=entry).status_code == 200

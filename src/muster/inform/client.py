@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
 from muster.bus import api
@@ -24,6 +24,25 @@ TIMEOUT_S = 30.0  # a write waits out a silent primary and the selection of anot
 FOUND_BYTES_MAX = 32 << 20  # of values, in what one search brings
 RETRY_S = 0.2
 WAIT_S = 5.0  # a node that dies while we wait there is noticed so late
+
+
+async def watch(
+    connected: Callable[[], Awaitable[Client]], key: str, *, after_version: int = 0
+) -> AsyncIterator[protocol.Change]:
+    """As `Client.watch`, each step over a client that is good at that moment."""
+    position, is_deleted = after_version, False
+    while True:
+        inform = await connected()
+        try:
+            changes = await inform.changes(key, after_version=position)
+        except errors.NotFound:
+            if not is_deleted:
+                raise
+            position = 0  # its deletion was heard and has been forgotten: all that is there came after it
+            continue
+        for change in changes:
+            position, is_deleted = change.version, change.value is None
+            yield change
 
 
 class Client:
@@ -115,11 +134,12 @@ class Client:
 
         `errors.NotFound` if it fell behind further than the log reaches back.
         """
-        position = after_version
-        while True:
-            for change in await self.changes(key, after_version=position):
-                position = change.version
-                yield change
+
+        async def always() -> Client:
+            return self
+
+        async for change in watch(always, key, after_version=after_version):
+            yield change
 
     async def changes(self, key: str, *, after_version: int = 0) -> Sequence[protocol.Change]:
         """One step of `watch`: what came after that version, or nothing when some seconds have passed."""

@@ -208,6 +208,13 @@ class Desk:
             role = self.role_of(identity) if self.role_of is not None else None
             rule.check(key, act, identity=identity, role=role, owner=owner)
 
+    def may_read(self, identity: str, key: str, writer: str) -> bool:
+        try:
+            self.check(identity, "read", key, writer)
+        except errors.Forbidden:
+            return False
+        return True
+
     def mounted(self, key: str) -> mounts.Mounted:
         """The registry that a key under `mounts.PREFIX` is of."""
         name = key.removeprefix(mounts.PREFIX).partition("/")[0]

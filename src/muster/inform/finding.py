@@ -67,7 +67,7 @@ class Finder:
         found = [one for each in answers for one in each.contexts if not unfinished or one.key <= reached]
         # While a primary moves, the old one and the new one may each take themselves for it.
         newest = {one.key: one for one in sorted(found, key=lambda one: (one.key, one.version))}
-        found = [one for one in newest.values() if self._may_read(identity, one.key, one.writer)]
+        found = [one for one in newest.values() if shared.may_read(identity, one.key, one.writer)]
         shown = protocol.fitting(found[: asked.limit])
         if len(shown) < len(found):
             reached = shown[-1].key
@@ -84,7 +84,7 @@ class Finder:
         self, asked: protocol.Find, plan: plans.Plan
     ) -> tuple[list[protocol.FoundHere], dict[str, str]]:
         """What the other registries have, and which of them could not be asked."""
-        may_read = functools.partial(self._may_read, asked.reader)
+        may_read = functools.partial(self._desk.may_read, asked.reader)
         theirs = {
             name: one
             for name, one in self._desk.mounts.items()
@@ -104,13 +104,6 @@ class Finder:
             else:
                 found.append(one)
         return found, failed
-
-    def _may_read(self, identity: str, key: str, writer: str) -> bool:
-        try:
-            self._desk.check(identity, "read", key, writer)
-        except errors.Forbidden:
-            return False
-        return True
 
     # Here.
 
@@ -137,7 +130,7 @@ class Finder:
                 matching, after = self._slice(plan, reached)
                 await asyncio.sleep(0)
             for key, selected in matching:
-                if asked.reader and not self._may_read(asked.reader, key, selected.writer):
+                if asked.reader and not shared.may_read(asked.reader, key, selected.writer):
                     continue
                 if len(found) == asked.limit:
                     return protocol.FoundHere(shared.name, found, True, found[-1].key)

@@ -23,16 +23,23 @@ class Keeper:
 
     async def load(self) -> None:
         view, shared = self._view, self._desk
-        position, saved_at_ns = await view.position()
-        kept_ns = shared.settings.tombstone_s * 1e9
-        if position and (saved_at_ns + kept_ns < shared.now_ns() or position > await shared.log.ends_at()):
-            desk.events.warning("view-too-old", node=shared.name, position=position)
+        try:
+            position, saved_at_ns = await view.position()
+            kept_ns = shared.settings.tombstone_s * 1e9
+            if position and (
+                saved_at_ns + kept_ns < shared.now_ns() or position > await shared.log.ends_at()
+            ):
+                desk.events.warning("view-too-old", node=shared.name, position=position)
+                await view.clear()
+                position = 0
+            if position:
+                async for page in view.load():
+                    shared.restore(page)
+                    await asyncio.sleep(0)
+        except errors.InvalidInput as error:  # what could be read of it is true, and the log has the rest
+            desk.events.error("view-damaged", node=shared.name, error=error)
             await view.clear()
             position = 0
-        if position:
-            async for page in view.load():
-                shared.restore(page)
-                await asyncio.sleep(0)
         self._saved = shared.position = position
 
     async def run(self) -> None:

@@ -127,13 +127,15 @@ class Reader:
 
     # What happened to it.
 
-    async def history(self, key: str, after_version: int = 0) -> protocol.History:
-        """Its changes after that version, oldest first."""
+    async def history(self, asked: protocol.Changes, identity: str) -> protocol.History:
+        """Its changes after that version, oldest first, those that ``identity`` may read."""
+        key, after_version = asked.key, asked.after_version
         entries = await self._desk.log.entries(protocol.check_key(key), since=max(1, after_version))
         kept = self._desk.settings.history
-        complete = (
-            not entries or entries[0].version <= after_version or (not after_version and len(entries) < kept)
-        )
+        if after_version:  # the last record stays, so where there is none, a deletion has been forgotten
+            complete = bool(entries) and entries[0].version <= after_version
+        else:
+            complete = len(entries) < kept
         if entries and entries[0].record.reason == "place":  # the write that it repeats has gone
             first = entries[0]
             entries[0] = contextlog.Entry(_as_written(first.record), first.sequence)
@@ -142,8 +144,11 @@ class Reader:
             for entry in entries
             if entry.record.reason != "place" and entry.version > after_version
         ]
-        fitting = protocol.fitting(changes)
-        return protocol.History(fitting, complete=complete, more=len(fitting) < len(changes))
+        readable = [one for one in changes if self._desk.may_read(identity, key, one.writer)]
+        if changes and not readable:
+            self._desk.check(identity, "read", key, changes[-1].writer)
+        fitting = protocol.fitting(readable)
+        return protocol.History(fitting, complete=complete, more=len(fitting) < len(readable))
 
     async def changes(self, asked: protocol.Changes, identity: str) -> protocol.History:
         """As `history`, waiting for something to happen if nothing has."""
@@ -154,9 +159,8 @@ class Reader:
             copy = shared.copies.index.get(key)
             idle = copy is not None and not copy.temporary and copy.version <= asked.after_version
             if not idle:
-                found = await self.history(key, asked.after_version)
-                if found.changes:
-                    shared.check(identity, "read", key, found.changes[-1].writer)
+                found = await self.history(asked, identity)
+                if found.changes or (asked.after_version and not found.complete):
                     return found
             left_s = deadline_s - shared.now_s()
             if left_s <= 0 or shared.closing:

@@ -7,7 +7,8 @@ a key, or a prefix with a ``*`` at its end.  Names are identities, ``role:<role>
 the context) or ``*``.
 
 Who may not read a context learns neither its value nor its attributes, and no search tells of it.  That there
-is something under a key is no secret.
+is something under a key is no secret.  Each version is its own writer's: who owns a key now does not read
+what another wrote there before.
 
 Pure.
 """

@@ -85,7 +85,7 @@ class Node:
             "get": lambda who, data: reader.get(protocol.decode(data, protocol.Get), who),
             "find": lambda who, data: self.finder.find(protocol.decode(data, protocol.Find), who),
             "changes": lambda who, data: reader.changes(protocol.decode(data, protocol.Changes), who),
-            "history": self._history,
+            "history": lambda who, data: reader.history(protocol.decode(data, protocol.Changes), who),
             "where": lambda _, data: reader.where(protocol.decode(data, protocol.Name).key),
             "nodes": self._nodes,
             "put": lambda who, data: writer.write(protocol.decode(data, protocol.Put), who),
@@ -426,13 +426,6 @@ class Node:
                         errors.LimitExceeded(f"too much for one answer: {error}", hint="ask for fewer")
                     )
                 )
-
-    async def _history(self, who: str, data: bytes) -> protocol.History:
-        asked = protocol.decode(data, protocol.Changes)
-        found = await self.reader.history(asked.key, asked.after_version)
-        if found.changes:
-            self.desk.check(who, "read", asked.key, found.changes[-1].writer)
-        return found
 
     async def _nodes(self, _: str, __: bytes) -> list[protocol.NodeView]:
         return self.desk.directory.views(self.desk.information(), self.desk.now_s())

@@ -117,7 +117,8 @@ class Sessions:
 
     async def begin(self, *, parent: str = "", timeout_s: float | None = None) -> Session:
         outer = await self.get(parent) if parent else None
-        made = begin(str(uuid.uuid4()), outer, timeout_s or self._timeout_s, self._now_ns())
+        wanted_s = self._timeout_s if timeout_s is None else timeout_s
+        made = begin(str(uuid.uuid4()), outer, wanted_s, self._now_ns())
         return await self._put(made, expected_version=0)
 
     async def get(self, id: str) -> Session:

@@ -7,6 +7,7 @@ deleted contexts are remembered is thrown away: what was deleted meanwhile left 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Mapping
 
 from muster.inform import contextlog, protocol
@@ -14,13 +15,16 @@ from muster.store import database
 
 _POSITIONS = "inform.positions"
 PAGE = 2_000
+NODE_CHARACTERS_MAX = 52  # a collection's name has 64
 
 
 class View:
     def __init__(self, store: database.Store, node: str) -> None:
         self._store = store
+        if len(node) > NODE_CHARACTERS_MAX:  # so long that two might begin alike
+            node = hashlib.blake2b(node.encode(), digest_size=16).hexdigest()
         self._node = node
-        self._collection = f"inform.node.{node}"[:64]
+        self._collection = f"inform.node.{node}"
 
     async def position(self) -> tuple[int, int]:
         """The last sequence in the view (0: there is none), and when that was stored."""

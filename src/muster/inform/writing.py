@@ -245,7 +245,7 @@ class Writer:
                 f"{asked.key!r} has the version {version}, not {asked.expected_version}", actual=version
             )
         now_ns = shared.now_ns()
-        stamp = shared.clock.now(now_ns) if base.stamp is None else shared.clock.observe(base.stamp, now_ns)
+        stamp = shared.clock.now(now_ns) if base.stamp is None else self._stamp_after(base.stamp, now_ns)
         if isinstance(asked, protocol.Delete):
             if not base.live:
                 raise errors.NotFound(f"no context {asked.key!r}")
@@ -270,6 +270,14 @@ class Writer:
             request=asked.request,
             acknowledge=asked.ack == "replicated" and len(holders) > 1,
         )
+
+    def _stamp_after(self, last: clock.Stamp, now_ns: int) -> clock.Stamp:
+        try:
+            return self._desk.clock.observe(last, now_ns)
+        except (
+            clock.TooFarAhead
+        ):  # its writer's clock was wrong: this context goes on from there, ours does not
+            return clock.Stamp(last.time + 1, self._desk.name)
 
     def _base_here(self, key: str) -> _Base | None:
         shared = self._desk
@@ -387,7 +395,7 @@ class Writer:
             now_ns = shared.now_ns()
             if not 0 < entry.record.expires_at_ns <= now_ns:
                 return
-            stamp = shared.clock.observe(_stamp(entry.record), now_ns)
+            stamp = self._stamp_after(_stamp(entry.record), now_ns)
             record = protocol.Record(
                 key, entry.record.holders, stamp.time, stamp.node, writer=entry.record.writer, reason="expire"
             )

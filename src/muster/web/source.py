@@ -262,12 +262,11 @@ class Source(hearing.Hearing):
     async def watch(
         self, person: sessions.Session, key: str, *, after_version: int
     ) -> AsyncIterator[inform_protocol.Change]:
-        position = after_version
-        while True:  # each time by a connection that is in use: idle ones are closed
-            inform = self._inform(await self._as(person))
-            for change in await inform.changes(key, after_version=position):
-                position = change.version
-                yield change
+        async def connected() -> inform_client.Client:  # one that is in use: idle ones are closed
+            return self._inform(await self._as(person))
+
+        async for change in inform_client.watch(connected, key, after_version=after_version):
+            yield change
 
     async def copies(self, key: str) -> list[dict[str, Any]]:
         found = await self._ask(("copies", key), "inform", 1.0, lambda bus: self._inform(bus).where(key))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import Path, Request
+from fastapi import Header, Path, Request
 from starlette.responses import StreamingResponse
 
 from muster.core import errors, messages, subjects
@@ -134,9 +134,14 @@ async def watch_context(
     person: state.Person,
     key: Annotated[str, Path(min_length=1, max_length=512)],
     after_version: Annotated[int, base.Query(ge=0, le=(1 << 53) - 1)] = 0,
+    last_event_id: Annotated[
+        str, Header(alias="Last-Event-ID", max_length=20, description="Go on after this event.")
+    ] = "",
 ) -> StreamingResponse:
+    after = base.number(last_event_id) or after_version  # a browser that comes again says where it was
+
     async def changes() -> AsyncIterator[bytes]:
-        async for one in known.source.watch(person, key, after_version=after_version):
+        async for one in known.source.watch(person, key, after_version=after):
             row = msgspec.structs.asdict(one)
             value = row.pop("value")
             told = {**row, **({} if value is None else rows.shown(value))}

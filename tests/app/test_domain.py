@@ -224,7 +224,12 @@ async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_
         await control.ask(admin, "link", near="local-1", far="edge")
         assert [one["id"] for one in await control.ask(admin, "links")] == ["local-1>edge"]
         await control.ask(admin, "unlink", id="local-1>edge")
-        for url, words in (("tls://", "no host"), ("tls://h:99999", "no URL"), (f"tls://{'x' * 64}:1", "xx")):
+        for url, words in (
+            ("tls://", "no host"),
+            ("tls://h:99999", "no URL"),
+            ("tls://me:secret@h:1", "must not hold a password"),  # it would stand in the link's name
+            (f"tls://{'x' * 64}:1", "xx"),
+        ):
             with pytest.raises(errors.MusterError, match=words) as refused:
                 await control.ask(admin, "link", near="local-1", far=url)
             assert isinstance(refused.value, errors.InvalidInput | errors.Unavailable)

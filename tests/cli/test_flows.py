@@ -162,6 +162,7 @@ def test_killed_and_started_again_with_its_data(fresh):
     pid = answer.json()["pid"]
     assert driver.quick("creds", "issue", "alice", home=fresh).code == 0
     keep = ("pub", "log/a", "kept", "--stream", "log", "-o", "json")
+    assert "hint: --make-stream makes it" in driver.quick(*keep[:-2], home=fresh).err
     stored = driver.quick(*keep, "--make-stream", home=fresh)
     assert stored.json()["sequences"] == [1], stored.err
     started_by_it = offspring(pid)
@@ -340,6 +341,10 @@ def test_a_broker_comes_and_goes_while_the_domain_runs(up):
     assert driver.quick("broker", "unlink", "edge>local-1", home=up).code == 0
     assert driver.quick("broker", "link", "edge", "local-1", home=up).code == 0
     assert driver.quick("broker", "stop", "edge", home=up).code == 0
+    far = f"tls://{'x' * 64}:1"  # a process of its own, which knows nothing of a broker's errors
+    dead = driver.run("broker", "link", "local-1", far, "-o", "json", home=up)
+    assert dead.code == errors.Unavailable.exit_code, dead.err
+    assert json.loads(dead.err)["error"]["code"] == "broker-failed"
     refused = driver.quick("broker", "stop", "local-1", home=up)
     assert refused.code == errors.Refused.exit_code
     assert "settings" in refused.err

@@ -143,6 +143,7 @@ class Brokers:
         """Hang ``near`` on ``far``: a broker of this domain, or the URL of a leaf listener elsewhere."""
         if "://" in far:
             hosts.of_url(far, "FAR")
+            hosts.without_password(far, "FAR", "a link has the domain's own credentials")
             remote = config.LeafRemote(
                 id=f"{near}>{far}",
                 urls=(far,),

@@ -202,7 +202,7 @@ def list_(invocation: base.Invocation, to: connection.Options) -> None:
     if invocation.printer.for_people:
         listed = [{**one, "until": notify.shown_time(one["expires_at"])} for one in listed]
     columns = ["serial", "holder", "attributes", "tier", "authority", "scope", "until", "status"]
-    invocation.printer.rows(listed, columns)
+    invocation.printer.rows(listed, columns, empty="nothing is granted")
 
 
 @authority.command(

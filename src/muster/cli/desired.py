@@ -199,7 +199,7 @@ def start(
 def list_(invocation: base.Invocation, to: connection.Options) -> None:
     """List rollouts and how they went."""
     rows = managing.call(invocation, to, lambda fleet: fleet.rollouts())
-    invocation.printer.rows(rows, _ROLLOUT, of="rollout")
+    invocation.printer.rows(rows, _ROLLOUT, of="rollout", empty="no rollouts")
 
 
 @rollout.command(examples=[("muster rollout pause 1f2e3d4c", "")])

@@ -47,11 +47,12 @@ def get(
     """List resources and how they are."""
     if agents:
         rows = managing.call(invocation, to, lambda fleet: fleet.agents())
-        invocation.printer.rows(rows, ("name", "zone", "resources", "labels", "cordoned"), of="agent")
+        columns = ("name", "zone", "resources", "labels", "cordoned")
+        invocation.printer.rows(rows, columns, of="agent", empty="no agents")
     elif managers:
         rows = managing.call(invocation, to, lambda fleet: fleet.managers())
-        columns = ("name", "resources", "expires_in_s", "leaving")
-        invocation.printer.rows(rows, columns, of="manager")
+        shown = ("name", "resources", "expires_in_s", "leaving")
+        invocation.printer.rows(rows, shown, of="manager", empty="no managers")
     else:
         _rows(invocation, managing.call(invocation, to, lambda fleet: fleet.get(*names, where=where)))
 
@@ -62,7 +63,11 @@ def get(
 @base.pass_invocation
 def describe(invocation: base.Invocation, name: str, to: connection.Options) -> None:
     """Tell all there is to tell of one resource."""
-    invocation.printer.facts(managing.call(invocation, to, lambda fleet: fleet.describe(name)))
+    found = managing.call(invocation, to, lambda fleet: fleet.describe(name))
+    if invocation.printer.for_people:
+        found["since_ms"] = managing.moment(found["since_ms"])
+        found = {"since" if fact == "since_ms" else fact: value for fact, value in found.items()}
+    invocation.printer.facts(found)
 
 
 @click.command(
@@ -139,7 +144,8 @@ def exec(
         to,
         lambda fleet: fleet.exec(operation, *names, where=where, arguments=managing.key_values(arguments)),
     )
-    invocation.printer.rows(rows, ("resource", "outcome", "result", "reason"), of="resource")
+    columns = ("resource", "outcome", "result", "reason")
+    invocation.printer.rows(rows, columns, of="resource", empty="no resource is selected: nothing was done")
     if any(row["outcome"] != "done" for row in rows):
         raise click.exceptions.Exit(1)
 

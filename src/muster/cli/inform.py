@@ -184,7 +184,8 @@ def find(invocation: base.Invocation, predicate: str, limit: int, after: str, to
 
     found = base.run(work())
     rows = [_context(one) for one in found.contexts]
-    invocation.printer.rows(rows, ("key", "version", "attributes", "age_s", "source"), of="context")
+    columns = ("key", "version", "attributes", "age_s", "source")
+    invocation.printer.rows(rows, columns, of="context", empty="no context was found")
     contexts.say_what_is_missing(invocation, found)
 
 

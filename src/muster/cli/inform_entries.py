@@ -212,7 +212,8 @@ def find(
         invocation, to, lambda all_: all_.search(predicate, box=area, limit=limit, after=after)
     )
     rows = [{**_entry(services.from_context(one)), "source": one.source} for one in found.contexts]
-    invocation.printer.rows(rows, ("id", "name", "access", "metadata", "source"))
+    columns = ("id", "name", "access", "metadata", "source")
+    invocation.printer.rows(rows, columns, empty="no service entry was found")
     contexts_.say_what_is_missing(invocation, found)
 
 

@@ -218,9 +218,9 @@ def browse(
     invocation: base.Invocation, queue: str, selector: str | None, limit: int, to: connection.Options
 ) -> None:
     """Show what waits in a queue, and take nothing."""
-    invocation.printer.rows(
-        _browse(invocation, queue, selector, limit, to), _MESSAGE, empty=f"the queue {queue} is empty"
-    )
+    found = _browse(invocation, queue, selector, limit, to)
+    empty = f"nothing in the queue {queue} is selected" if selector else f"the queue {queue} is empty"
+    invocation.printer.rows(found, _MESSAGE, empty=empty)
 
 
 def _browse(

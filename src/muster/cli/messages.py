@@ -77,7 +77,7 @@ def _line(record: Mapping[str, Any]) -> str:
         ("muster pub Course/CPS616/Session/HPJava 'room 4'", ""),
         ("muster pub Course=CPS616,Session=HPJava 'room 4'", "the same topic, by its tags"),
         ("echo '{\"load\": 0.7}' | muster pub nodes/n1 -H kind=report", "data from stdin, with a header"),
-        ("muster pub nodes/n1 up --stream reports", "wait until a durable stream has it"),
+        ("muster pub nodes/n1 up --stream nodes --make-stream", "wait until a durable stream has it"),
     ],
 )
 @click.argument("topic")
@@ -138,7 +138,12 @@ async def _publish(
     async with await connection.connect(invocation, to) as bus:
         if stream is not None:
             wanted = api.StreamSettings(stream, subjects=(subject,))
-            opened = await bus.stream(wanted) if make_stream else await bus.open_stream(stream)
+            try:
+                opened = await bus.stream(wanted) if make_stream else await bus.open_stream(stream)
+            except errors.NotFound as error:
+                raise errors.NotFound(
+                    f"there is no stream {stream!r}", hint="--make-stream makes it, for this topic"
+                ) from error
             return [await opened.publish(subject, data, headers=headers) for data in payloads]
         for data in payloads:
             await bus.publish(subject, data, headers=headers)

@@ -256,7 +256,8 @@ def parties(invocation: base.Invocation, where: str, limit: int, to: connection.
     listed = found.parties
     if invocation.printer.for_people:
         listed = [{**one, "state": _pairs(one["state"], ", ")} for one in listed]
-    invocation.printer.rows(listed, ["party", "model", "state", "policy", "delivery"])
+    columns = ["party", "model", "state", "policy", "delivery"]
+    invocation.printer.rows(listed, columns, empty="no such party is there" if where else "no party is there")
     if found.count > len(found.parties):
         invocation.printer.note(f"{len(found.parties)} of {found.count}")
 
@@ -432,7 +433,7 @@ def models(invocation: base.Invocation, form: Any, to: connection.Options) -> No
 
     found = base.run(_with(invocation, to, ask))
     if form is None:
-        invocation.printer.rows(found, ["name", "of", "attributes"])
+        invocation.printer.rows(found, ["name", "of", "attributes"], empty="no model is defined")
         return
     import msgspec
 

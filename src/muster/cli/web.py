@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from muster.cli import base
+from muster.cli import base, managing
 from muster.cli import config as config_
 
 ROLES = ("viewer", "operator", "admin")
@@ -123,10 +123,11 @@ def logins(invocation: base.Invocation) -> None:
             "name": one.name,
             "role": "admin" if one.administers else one.role.value,
             "expires_at": one.expires_at,
+            "expires": managing.moment(one.expires_at * 1000),
         }
         for one in found
     ]
-    invocation.printer.rows(rows, ("name", "role", "expires_at"), empty="nobody can log in yet")
+    invocation.printer.rows(rows, ("name", "role", "expires"), empty="nobody can log in yet")
 
 
 @web.command(acts=("remove-login", "{name}"), examples=[("muster web forget ann", "")])

@@ -1,4 +1,5 @@
-"""Questions and answers in JSON: ``{"result": …}`` or ``{"error": {"code", "message", "hint"}}``.
+"""Questions and answers in JSON: ``{"result": …}`` or ``{"error": {"code", "kind", "message", "hint"}}``; the
+kind is the code of the nearest error of `core.errors`, which every asker has.
 
 An answer goes to the asker's own inbox and nowhere else: the broker does not check reply subjects.
 """
@@ -108,18 +109,23 @@ async def answer(
 
 
 def told(error: errors.MusterError) -> dict[str, Any]:
-    return {"code": error.code, "message": error.message, "hint": error.hint}
+    kind = next(one for one in type(error).__mro__ if one.__module__ == errors.__name__)
+    return {"code": error.code, "kind": getattr(kind, "code", ""), "message": error.message, "hint": error.hint}
 
 
 def error_of(
     said: dict[str, Any], otherwise: type[errors.MusterError] = errors.MusterError
 ) -> errors.MusterError:
-    """The error that was told; ``otherwise`` where its code is nobody's here."""
-    kind = next((one for one in _kinds(errors.MusterError) if one.code == said["code"]), otherwise)
-    for one in kind.__mro__:  # where it needs more facts than travelled, the next more general
+    """The error that was told, or, where its class is not loaded here or needs more facts than travelled, the
+    next more general under its code; ``otherwise`` where nothing is known of it."""
+    codes = (said["code"], said.get("kind"))
+    kind = next((one for code in codes for one in _kinds(errors.MusterError) if one.code == code), otherwise)
+    for one in kind.__mro__:
         with contextlib.suppress(TypeError):
             if issubclass(one, errors.MusterError):
-                return one(said["message"], hint=said.get("hint"))
+                error = one(said["message"], hint=said.get("hint"))
+                error.code = said["code"] or error.code
+                return error
     return otherwise(said["message"], hint=said.get("hint"))
 
 

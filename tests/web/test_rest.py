@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import threading
 import time
@@ -364,8 +365,13 @@ def test_an_administrator_lets_somebody_in_and_out(lab, admin):
     token = httpx.post(f"{lab.url}/api/v1/tokens", json=given, timeout=30).json()["token"]
     zoe = {"Authorization": f"Bearer {token}"}
     assert httpx.get(f"{lab.url}/api/v1/me", headers=zoe).json()["role"] == "operator"
-    assert admin.delete("/logins/zoe").status_code == 204
-    wait_until(lambda: httpx.get(f"{lab.url}/api/v1/me", headers=zoe).status_code == 401)
+    with httpx.stream("GET", f"{lab.url}/api/v1/watch/pipeline", headers=zoe, timeout=60) as watching:
+        lines = watching.iter_lines()
+        assert next(lines) == ": muster"
+        assert admin.delete("/logins/zoe").status_code == 204
+        said = list(itertools.islice(lines, 9))  # a watch ends with its login, and does not beat on
+    assert "event: problem" in said
+    assert httpx.get(f"{lab.url}/api/v1/me", headers=zoe).status_code == 401
 
 
 def test_a_broker_is_started_linked_and_stopped(admin):

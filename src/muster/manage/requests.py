@@ -110,7 +110,12 @@ async def answer(
 
 def told(error: errors.MusterError) -> dict[str, Any]:
     kind = next(one for one in type(error).__mro__ if one.__module__ == errors.__name__)
-    return {"code": error.code, "kind": getattr(kind, "code", ""), "message": error.message, "hint": error.hint}
+    return {
+        "code": error.code,
+        "kind": getattr(kind, "code", ""),
+        "message": error.message,
+        "hint": error.hint,
+    }
 
 
 def error_of(

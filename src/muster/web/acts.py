@@ -94,6 +94,6 @@ async def _audit(bus: api.Bus) -> api.Stream:
 def require(session: sessions.Session, needed: sessions.Role, what: str) -> None:
     if not session.role.covers(needed):
         raise errors.Forbidden(
-            f"{session.name} is a {session.role.value}, and may not {what}",
+            f"{session.name} has the role {session.role.value}, and may not {what}",
             hint=f"it takes the role {needed.value}",
         )

@@ -32,7 +32,8 @@ null at the end. Where a list has no cursor, narrow it with a predicate ([the la
 only if it is still that version, and else answered with 412.
 
 **Watches** are server-sent events, one JSON document each; a comment comes every 15 s when nothing else
-does.
+does. A watch ends with its login. A context's events have its version as their id: whoever comes back with
+`Last-Event-ID` goes on after it.
 
 A browser that is logged in by its cookie sends the token of its page as `X-CSRF-Token` with whatever
 changes something.

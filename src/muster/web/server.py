@@ -106,7 +106,8 @@ async def _broken(request: Request, error: Exception) -> Response:
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        made = get_openapi(title=app.title, version=app.version, routes=app.routes, summary=muster.__doc__)
+        summary = (muster.__doc__ or "").partition("\n")[0]
+        made = get_openapi(title=app.title, version=app.version, routes=app.routes, summary=summary)
         parts = made.setdefault("components", {})
         parts["schemas"] = {**parts.get("schemas", {}), **base.components()}
         parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}

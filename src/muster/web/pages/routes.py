@@ -164,9 +164,8 @@ async def live(request: Request) -> Response:
                 wait_s = max(0.0, min(due.values(), default=now_s + 5.0) - time.monotonic())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(touched.wait(), min(wait_s, 5.0))
-                await state.cookie_session(request)  # a login that ended sees no more
 
-    return events.stream(request, person, changes)
+    return events.stream(request, changes)
 
 
 @router.get("/static/{name}")

@@ -15,13 +15,14 @@ from starlette.responses import StreamingResponse
 from muster.core import errors, messages, subjects
 from muster.manage import protocol as manage_protocol
 from muster.pipeline import protocol as pipeline_protocol
-from muster.web import problems, rows, sessions, state
+from muster.web import problems, rows, state
 from muster.web.rest import base
 
 router = base.router("watches")
 
 WATCHES_MAX = 500  # open at the same time, pages included
 BEAT_S = 15.0  # a comment so often, so that a dead connection is noticed on both sides
+LOOK_S = 5.0  # whether the login still is, so often and before each event
 STREAM: dict[str, Any] = {
     "responses": {
         200: {
@@ -64,13 +65,11 @@ def event(data: object, *, name: str = "", id: str = "") -> bytes:
     return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-def stream(
-    request: Request, person: sessions.Session, made: Callable[[], AsyncIterator[bytes]]
-) -> StreamingResponse:
+def stream(request: Request, made: Callable[[], AsyncIterator[bytes]]) -> StreamingResponse:
     async def body() -> AsyncIterator[bytes]:
         with Watches.one():
             yield b": muster\n\n"
-            async with contextlib.aclosing(_with_beats(made(), person.until)) as found:
+            async with contextlib.aclosing(_with_beats(made(), request)) as found:
                 async for data in found:
                     yield data
 
@@ -80,26 +79,28 @@ def stream(
     return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
 
 
-async def _with_beats(found: AsyncIterator[bytes], until_s: float) -> Any:
+async def _with_beats(found: AsyncIterator[bytes], request: Request) -> Any:
     """What is found, with a comment now and then; ends with the login, and with a problem as last word."""
     waiting: asyncio.Future[bytes] | None = None
+    said_s = time.monotonic()
     try:
-        while time.time() < until_s:
+        while True:
             if waiting is None:
                 waiting = asyncio.ensure_future(anext(found))
-            done, _ = await asyncio.wait((waiting,), timeout=BEAT_S)
-            if not done:
-                yield b": beat\n\n"
-                continue
+            done, _ = await asyncio.wait((waiting,), timeout=LOOK_S)
             try:
-                data = waiting.result()
+                await state.session_of(request)
+                data = waiting.result() if done else b": beat\n\n"
             except StopAsyncIteration:
                 return
             except errors.MusterError as error:
                 yield event(problems.document(error), name="problem")
                 return
-            finally:
+            if done:
                 waiting = None
+            elif time.monotonic() - said_s < BEAT_S:
+                continue
+            said_s = time.monotonic()
             yield data
     finally:
         if waiting is not None:
@@ -124,7 +125,7 @@ async def watch(
                 with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
                     yield event(messages.decode(message.data, kind), name=what)
 
-    return stream(request, person, changes)
+    return stream(request, changes)
 
 
 @router.get("/watch-context/{key:path}", summary="Each change of a context as it comes", **STREAM)
@@ -147,4 +148,4 @@ async def watch_context(
             told = {**row, **({} if value is None else rows.shown(value))}
             yield event(told, name="context", id=str(one.version))
 
-    return stream(request, person, changes)
+    return stream(request, changes)

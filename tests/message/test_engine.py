@@ -246,6 +246,20 @@ def test_a_message_without_credit_closes_its_link():
     assert sender.remote_condition.name == "amqp:link:transfer-limit-exceeded"
 
 
+def test_who_does_not_care_for_a_sessions_window_is_not_heard_for_ever():
+    world = World()
+    sender = world.sender()
+    (link,) = world.server.links()
+    world.server.grant(link, 10_000)
+    world.server.hold(True)
+    lead = frames.transfer_lead(0, 0)
+    for number in range(3 * ends.WINDOW):
+        world.server.push(frames.transfer_head(lead, number, 1, settled=True, more=False) + b"x")
+    world.run()
+    assert sender.session.remote_condition.name == "amqp:session:window-violation"
+    assert len(world.taken) <= 2 * ends.WINDOW
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -105,8 +105,8 @@ async def test_what_no_consumer_can_read_is_a_dead_letter_that_can_be_looked_at(
     raw = messages.encode_meta(messages.Meta(kind="m", destination=str(orders), persistent=True)).decode()
     await connection.submit([protocol.Send(str(orders), raw, BODY)])
     await session.producer(orders).send("good")
-    message = await (await session.consumer(orders)).receive(30)
-    assert message is not None
+    message = await (await session.consumer(orders, prefetch=1)).receive(30)
+    assert message is not None, "what it cannot read costs a consumer no credit"
     assert message.body() == "good"
 
     async def buried() -> list[messages.Message]:

@@ -44,11 +44,9 @@ class Attaching:
         if asked.selector:
             selectors.compiled(asked.selector)
         destination = destinations.Destination.parse(asked.destination)
+        destination.check_consumer(connection.name)
         consumer = backlog.Consumer((connection.name, asked.consumer), asked.credit)
         if destination.is_queue:
-            owner = destination.name.removeprefix(destinations.TEMPORARY).split(":")[0]
-            if destination.is_temporary and owner != connection.name:
-                raise errors.Forbidden("only its own connection consumes from a temporary queue")
             consumer.selector = asked.selector or None
             one = self._ledger.queue(destination.name)
             self._enter(connection, asked.consumer, one.key, self._uses.setdefault(one.key, _Use()))
@@ -111,6 +109,8 @@ class Attaching:
             raise errors.InvalidInput("a subscription that is neither durable nor shared needs no dispatcher")
         if not asked.shared and connection.client_id is None:
             raise faults.IllegalState("an unshared durable subscription needs a client id")
+        if asked.durable and destination.is_temporary:
+            raise faults.InvalidDestination("a temporary topic has no durable subscriptions")
         pattern = topics.Pattern.parse(destination.name)
         for subject in pattern.subjects:
             if not self._desk.may(connection.identity, "sub", subject):
@@ -241,7 +241,7 @@ class Attaching:
 
     def drop_queue(self, sender: str, name: str, answer: desk.Answer) -> None:
         """A temporary one: its owner wants it no more."""
-        owner = self._desk.connections.get(name.removeprefix(destinations.TEMPORARY).split(":")[0])
+        owner = self._desk.connections.get(destinations.queue(name).owner)
         if not name.startswith(destinations.TEMPORARY) or owner is None or owner.identity != sender:
             raise errors.Forbidden("only a temporary queue is dropped, and by its own connection")
         key = ledger.queue_key(name)

@@ -86,11 +86,11 @@ class Session:
         self.keeps = mode in (Mode.CLIENT, Mode.TRANSACTED)  # what was received, until it is acknowledged
         self.closed = False
         self.consumers: list[consuming.Consumer] = []
+        self.leaving: list[consuming.FedConsumer] = []  # closed, but for what is not acknowledged
         self.unacknowledged: list[consuming.Received] = []
         self.sends: list[protocol.Send] = []
         self._lazy: dict[str, list[int]] = {}
         self._lazy_count = 0
-        self._temporary: list[destinations.Destination] = []
         connection.on_close(self.close)
         connection.on_doubt(self._held)
 
@@ -109,8 +109,7 @@ class Session:
         await self.connection.outbox.idle(connection_.CLOSE_S)
         for consumer in list(self.consumers):
             await consumer.close()
-        for destination in self._temporary:
-            await self._drop(destination)
+        await self._let_go()
         self.connection.ended(self.close, self._held)
 
     def check_open(self) -> None:
@@ -196,23 +195,20 @@ class Session:
                 return
 
     async def temporary_queue(self) -> destinations.Destination:
-        """A queue of this connection; only it may consume, anybody may send. It ends with the session."""
+        """A queue of this connection; only it may consume, anybody may send. It ends with the connection."""
         self.check_open()
         name = f"{destinations.TEMPORARY}{self.connection.name}:{self.connection.next_number()}"
-        found = destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
-        self._temporary.append(found)
-        return found
+        return destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
 
     async def temporary_topic(self) -> destinations.Destination:
         self.check_open()
         name = f"path:{destinations.TEMPORARY}{self.connection.name}/{self.connection.next_number()}"
         return destinations.Destination(destinations.Kind.TEMPORARY_TOPIC, name)
 
-    async def _drop(self, destination: destinations.Destination) -> None:
-        try:
-            await self.connection.ask(protocol.DropQueue(destination.name), timeout_s=2)
-        except errors.MusterError:
-            return  # the dispatcher forgets it with the connection
+    async def delete_temporary(self, queue: destinations.Destination) -> None:
+        """Before its connection ends; nobody may be consuming from it."""
+        self.check_open()
+        await self.connection.ask(protocol.DropQueue(queue.name))
 
     async def _fed(
         self,
@@ -249,6 +245,7 @@ class Session:
         shared: str | None = None,
     ) -> consuming.Consumer:
         self.check_open()
+        destination.check_consumer(self.connection.name)
         if selector:
             selectors.compiled(selector)
         consumer = consuming.TapConsumer(self, destination, selector, no_local=no_local, shared=shared)
@@ -292,6 +289,7 @@ class Session:
         received, self.unacknowledged = self.unacknowledged, []
         if acks := consuming.by_key(received):
             await self.connection.submit([], acks)
+        await self._let_go()
 
     async def commit(self) -> None:
         """All that was sent and received since the last one: as a whole, or `TransactionRolledBack`."""
@@ -304,11 +302,12 @@ class Session:
         try:
             await self.connection.submit(sends, acks, alone=True)
         except errors.MusterError as error:
-            self.unacknowledged = received
+            self.unacknowledged[:0] = received
             await self._give_back()
             if isinstance(error, faults.TransactionRolledBack):
                 raise
             raise faults.TransactionRolledBack(f"the commit failed: {error.message}") from error
+        await self._let_go()
 
     async def rollback(self) -> None:
         self._check_transacted()
@@ -327,7 +326,14 @@ class Session:
         if self.mode is not Mode.TRANSACTED:
             raise faults.IllegalState("only a transacted session commits and rolls back")
 
+    async def _let_go(self) -> None:
+        """Of consumers that were closed before."""
+        leaving, self.leaving = self.leaving, []
+        for consumer in leaving:
+            await consumer.leave()
+
     async def _give_back(self) -> None:
+        await self._let_go()
         received, self.unacknowledged = self.unacknowledged, []
         for consumer in self.consumers:
             await consumer.take_back([one for one in received if one.consumer is consumer])

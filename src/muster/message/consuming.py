@@ -7,10 +7,13 @@ application they are the same.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+import msgspec
 
 from muster.core import errors, log
 from muster.message import connection as connection_
@@ -103,21 +106,31 @@ class Consumer:
             return None
         body = received.message.body()
         if not isinstance(body, kind):
-            self._unpop(received)
+            if self.session.keeps:  # it counts as received, and comes again if it is given back
+                self.session.handed(received)
+            else:
+                self._unpop(received)
             raise faults.FormatError(f"the body is a {type(body).__name__}, not a {kind.__name__}")
         self.session.handed(received)
         return body
 
     async def listen(self, handler: Callable[[messages.Message], Awaitable[None]]) -> None:
-        """Hand each message to ``handler``, one after the other. One that it fails with comes again."""
+        """Hand each message to ``handler``, one after the other. One that it fails with comes again; in a
+        session that keeps what was received, when that is rolled back or recovered.
+        """
+        keeps = self.session.keeps
         while not self.closed and (received := await self._wait()) is not None:
+            if keeps:  # before: the handler may commit it, or acknowledge it
+                self.session.handed(received)
             try:
                 await handler(received.message)
             except Exception as error:  # noqa: BLE001 - whatever it is, the message is not acknowledged
                 events.warning("listener-failed", error=error)
-                await self.take_back([received])
+                if not keeps:
+                    await self.take_back([received])
             else:
-                self.session.handed(received)
+                if not keeps:
+                    self.session.handed(received)
 
     async def _wait(self, timeout_s: float | None = None) -> Received | None:
         if self.closed:
@@ -339,7 +352,7 @@ class FedConsumer(Consumer):
         """Also for a new dispatcher, which knows of no delivery: what waits here would come twice."""
         self._arrived.clear()
         self._spent = 0
-        return self._request
+        return msgspec.structs.replace(self._request, credit=0) if self.closed else self._request
 
     def deliver(self, delivery: protocol.Delivery) -> None:
         if delivery.count and self._has(delivery.key, delivery.sequence):
@@ -351,6 +364,7 @@ class FedConsumer(Consumer):
         except errors.MusterError as error:
             if self.destination != destinations.queue(destinations.DEAD_LETTERS):
                 self.session.connection.spawn(self._refuse(delivery, error.message))
+                self._spend()
                 return
             message = messages.rebuild(messages.unreadable(meta), delivery.data, self.destination)
         message.delivery_count = delivery.count + 1
@@ -393,27 +407,43 @@ class FedConsumer(Consumer):
     async def _look(self) -> None:
         connection = self.session.connection
         self._grant()
-        await connection.ask(protocol.Ping(connection.name))
+        await connection.outbox.idle()  # what is acknowledged makes room for more
+        await connection.ask(protocol.Ping(connection.name, [self.number]))
 
     async def take_back(self, received: list[Received]) -> None:
         connection = self.session.connection
         await connection.outbox.idle()
+        await self._stop()
+        if seen := by_key(received):
+            await connection.ask(protocol.Release(connection.name, seen, counted=True))
+        await connection.tell(protocol.Credit(connection.name, self.number, self._prefetch))
+
+    async def _stop(self) -> None:
+        """What came ahead is for others."""
+        connection = self.session.connection
         await connection.ask(protocol.Stop(connection.name, [self.number]))
         ahead = by_key(self._arrived)
         self._arrived.clear()
         self._spent = 0
         if ahead:
             await connection.ask(protocol.Release(connection.name, ahead, counted=False))
-        if seen := by_key(received):
-            await connection.ask(protocol.Release(connection.name, seen, counted=True))
-        await connection.tell(protocol.Credit(connection.name, self.number, self._prefetch))
 
     async def close(self) -> None:
+        """What a session keeps of it stays the session's, until it is acknowledged or given back."""
         if self.closed:
             return
-        self.session.flush_lazy()
-        await self.session.connection.outbox.idle(connection_.CLOSE_S)
+        session = self.session
+        session.flush_lazy()
+        await session.connection.outbox.idle(connection_.CLOSE_S)
         await super().close()
+        if session.closed or not any(one.consumer is self for one in session.unacknowledged):
+            await self.leave()
+            return
+        session.leaving.append(self)
+        with contextlib.suppress(errors.Unavailable):
+            await self._stop()
+
+    async def leave(self) -> None:
         held = [one for one in self.session.unacknowledged if one.consumer is self]
         self.session.unacknowledged = [one for one in self.session.unacknowledged if one.consumer is not self]
         await self.session.connection.detach(self.number, by_key(held))

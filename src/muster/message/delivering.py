@@ -8,7 +8,7 @@ deliveries that were decided before them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -41,6 +41,7 @@ class Delivering:
         self.delays = delays.Delays(over, self)
         self.tail = tail.Tail()
         self._loading: set[str] = set()
+        self._awaited: list[tuple[set[str], Callable[[], None]]] = []
         self._heard_of: dict[str, int] = {}  # messages by the pattern of subscriptions
         self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: heard and matched till then
         self._dirty: set[str] = set()
@@ -252,6 +253,16 @@ class Delivering:
             self._loading.discard(one.key)
             if one.generation != generation:
                 self.refill(one.key)
+            awaited, self._awaited = self._awaited, []
+            for keys, act in awaited:
+                self.when_loaded(keys, act)
+
+    def when_loaded(self, keys: set[str], act: Callable[[], None]) -> None:
+        """Act when none of these backlogs is being read from the log."""
+        if self._loading.isdisjoint(keys):
+            act()
+        else:
+            self._awaited.append((keys, act))
 
     def _catch_up(self, one: backlog.Backlog) -> None:
         """Take in what is left of the log, in one step; then it is live, if there was room."""

@@ -46,7 +46,21 @@ class Destination:
 
     @property
     def is_temporary(self) -> bool:
-        return self.kind in (Kind.TEMPORARY_QUEUE, Kind.TEMPORARY_TOPIC)
+        return self.kind in (Kind.TEMPORARY_QUEUE, Kind.TEMPORARY_TOPIC) or self._bare.startswith(TEMPORARY)
+
+    @property
+    def _bare(self) -> str:
+        return self.name if self.is_queue else self.name.removeprefix("path:")
+
+    @property
+    def owner(self) -> str:
+        """Of a temporary one: the name of its connection."""
+        return self._bare.removeprefix(TEMPORARY).replace("/", ":").split(":")[0]
+
+    def check_consumer(self, connection: str) -> None:
+        if self.is_temporary and self.owner != connection:
+            kind = "queue" if self.is_queue else "topic"
+            raise errors.Forbidden(f"only its own connection consumes from a temporary {kind}")
 
     @property
     def topic(self) -> topics.Topic:

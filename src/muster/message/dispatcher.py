@@ -178,8 +178,9 @@ class Dispatcher:
                 self._hello(sender, asked)
                 answer(protocol.Answer(epoch=self._desk.epoch))
             case protocol.Ping():
-                self._known(sender, asked.connection)
-                answer(protocol.Answer(epoch=self._desk.epoch))
+                connection = self._known(sender, asked.connection)
+                keys = {connection.consumers.get(number, "") for number in asked.consumers}
+                self._deliver.when_loaded(keys, lambda: answer(protocol.Answer(epoch=self._desk.epoch)))
             case protocol.Quiet():
                 self._known(sender, asked.connection).quiet = True
             case protocol.Said():
@@ -394,9 +395,8 @@ class Dispatcher:
 
     def _is_orphan(self, queue: destinations.Destination) -> bool:
         """Whether its connection is gone; in a new dispatcher's first time it may only not be back yet."""
-        owner = queue.name.removeprefix(destinations.TEMPORARY).split(":")[0]
         young = self._desk.loop.time() - self._began_at < self._settings.connection_timeout_s
-        return owner not in self._desk.connections and not young
+        return queue.owner not in self._desk.connections and not young
 
     def _copy(self, connection: desk.Connection, send: protocol.Send) -> journal.Copy:
         destination = destinations.Destination.parse(send.destination)

@@ -39,7 +39,9 @@ def message_of(body: Body) -> messages.Message:
 
 
 class Producer:
-    """``ttl_s`` 0: messages do not expire. ``delay_s``: they are delivered no earlier than that."""
+    """``ttl_s`` 0: messages do not expire. ``delay_s``: they are delivered no earlier than that. Both count
+    from the sending.
+    """
 
     def __init__(
         self,
@@ -205,7 +207,7 @@ class Producer:
         message.message_id = self._connection.next_message_id()
         message.timestamp_ms = now_ms
         message.delivery_time_ms = now_ms + round(delay_s * 1000) if delay_s else 0
-        message.expiration_ms = now_ms + round((ttl_s + delay_s) * 1000) if ttl_s else 0
+        message.expiration_ms = now_ms + round(ttl_s * 1000) if ttl_s else 0
         message.origin = self._connection.origin
 
 

@@ -105,7 +105,10 @@ class Hello(_Ask, frozen=True, tag="hello"):
 
 
 class Ping(_Ask, frozen=True, tag="ping"):
+    """Answered when what waits for these ``consumers``, as far as their credit goes, has been sent."""
+
     connection: str
+    consumers: list[int] = []
 
 
 class Quiet(_Ask, frozen=True, tag="quiet"):

@@ -8,6 +8,7 @@ an ``int`` of Java where it fits, since that may be read as ``long`` as well, an
 
 from __future__ import annotations
 
+import decimal
 import enum
 import math
 import re
@@ -86,12 +87,7 @@ def typed(value: Value, kind: Kind | None = None) -> Typed:
         if type(value) not in (int, float):
             raise faults.FormatError(f"{value!r} is no {kind.name.lower()}")
         number = float(value)  # type: ignore[arg-type]
-        if kind is Kind.FLOAT and math.isfinite(number):
-            try:
-                number = struct.unpack("<f", struct.pack("<f", number))[0]
-            except OverflowError:
-                number = math.copysign(math.inf, number)
-        return Typed(kind, number)
+        return Typed(kind, _single(number) if kind is Kind.FLOAT else number)
     else:
         wanted = {Kind.BOOLEAN: bool, Kind.BYTES: bytes}.get(kind, str)
         if value is not None and type(value) is not wanted:
@@ -127,7 +123,31 @@ def _text(given: Typed) -> str:
                 return "NaN"
             if math.isinf(given.value):
                 return "Infinity" if given.value > 0 else "-Infinity"
+            return _decimal(given.value, single=given.kind is Kind.FLOAT)
     return str(given.value)
+
+
+def _decimal(number: float, *, single: bool) -> str:
+    """A finite number as Java writes it: with the fewest digits that make it."""
+    text = repr(number)
+    if single:
+        rounded = (f"{number:.{digits}g}" for digits in range(1, 10))
+        text = next((one for one in rounded if _single(float(one)) == number), text)
+    if number == 0 or 1e-3 <= abs(number) < 1e7:
+        text = f"{decimal.Decimal(text):f}"
+        return text if "." in text else f"{text}.0"
+    sign, digits, _ = decimal.Decimal(text).normalize().as_tuple()
+    first, *rest = map(str, digits)
+    return f"{'-' * sign}{first}.{''.join(rest) or '0'}E{decimal.Decimal(text).adjusted()}"
+
+
+def _single(number: float) -> float:
+    """The nearest that a ``float`` of Java can be."""
+    try:
+        found: float = struct.unpack("<f", struct.pack("<f", number))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    return found
 
 
 def _parse(text: str, kind: Kind) -> Value:

@@ -46,6 +46,16 @@ async def test_8_2_receive_body_of_another_type_leaves_the_message(
     with pytest.raises(faults.FormatError, match="str, not a bytes"):
         await consumer.receive_body(bytes, 5)
     assert await consumer.receive_body(str, 5) == "text"
+    await consumer.close()
+    transacted = (await dial()).session(client.Mode.TRANSACTED)
+    for text in ("wrong", "right"):
+        await session.producer(QUEUE).send(text)
+    consumer = await transacted.consumer(QUEUE)
+    with pytest.raises(faults.FormatError):
+        await consumer.receive_body(bytes, 5)
+    assert await consumer.receive_body(str, 5) == "right"  # the other is part of the transaction
+    await transacted.rollback()
+    assert await consumer.receive_body(str, 5) == "wrong"
 
 
 def _received(message: messages.Message) -> messages.Message:

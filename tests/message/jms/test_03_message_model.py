@@ -54,6 +54,23 @@ def test_3_5_4_property_conversion(kind, wanted):
             properties.get_as("p", wanted)
 
 
+@pytest.mark.parametrize(
+    ("number", "single", "double"),
+    [
+        (0.1, "0.1", "0.1"),
+        (100.0, "100.0", "100.0"),
+        (-0.0, "-0.0", "-0.0"),
+        (123456.789, "123456.79", "123456.789"),
+        (1e7, "1.0E7", "1.0E7"),
+        (-2.5e-10, "-2.5E-10", "-2.5E-10"),
+        (1e100, "Infinity", "1.0E100"),
+    ],
+)
+def test_3_5_4_numbers_are_written_as_java_writes_them(number, single, double):
+    for kind, text in ((K.FLOAT, single), (K.DOUBLE, double)):
+        assert values.read(values.typed(number, kind), K.STRING) == text
+
+
 def test_3_5_4_a_string_that_is_no_number_and_a_missing_property():
     properties = values.Properties({"p": "seven"})
     for wanted in (K.INT, K.DOUBLE):

@@ -183,6 +183,9 @@ async def test_7_8_and_7_9_priority_expiry_and_delay(dispatcher: service.Service
     await producer.send("late", delay_s=0.3)
     assert await _texts(consumer, 1) == ["late"]
     assert time.monotonic() - sent_at >= 0.3
+    both = messages.TextMessage("both")
+    await producer.send(both, ttl_s=60, delay_s=30)
+    assert both.expiration_ms == both.timestamp_ms + 60_000, "a time to live counts from the sending"
 
 
 async def test_3_5_11_failed_deliveries_end_as_a_dead_letter(

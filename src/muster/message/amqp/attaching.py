@@ -20,8 +20,11 @@ class Attaching:
         self.temporaries: set[str] = set()  # the client's own temporary destinations
         self._coming: dict[library.Pointer, Any] = {}
 
-    async def attach(self, link: Any) -> None:
+    def came(self, link: Any) -> None:
         self._coming[link._impl] = link
+        self._bridge.spawn(self._attach(link))
+
+    async def _attach(self, link: Any) -> None:
         await self._bridge.opened.wait()
         if self._is_gone(link):
             return
@@ -70,10 +73,9 @@ class Attaching:
             await self._bridge.jms.ask(protocol.DropQueue(temporary.name))
 
     def _check_there(self, destination: destinations.Destination) -> None:
-        """One of our own temporary destinations that was deleted is not made anew."""
-        mine = f"{destinations.TEMPORARY}{self._bridge.jms.name}"
-        name = destination.name.removeprefix("path:")
-        if name.startswith(mine) and destination.name not in self.temporaries:
+        """Nobody else's temporary destination; one of our own that was deleted is not made anew."""
+        destination.check_consumer(self._bridge.jms.name)
+        if destination.is_temporary and destination.name not in self.temporaries:
             raise faults.InvalidDestination(f"the temporary destination {destination.name!r} was deleted")
 
     def check_may_send(self, destination: destinations.Destination) -> None:

@@ -248,7 +248,7 @@ class Bridge(asyncio.Protocol):
                         self._forget(pointer)
                 event.session.close()
             case kinds.LINK_REMOTE_OPEN:
-                self.spawn(self.attaching.attach(event.link))
+                self.attaching.came(event.link)
             case kinds.LINK_REMOTE_DETACH:
                 self.spawn(self._detach(event.link, destroy=False))
             case kinds.LINK_REMOTE_CLOSE:
@@ -394,11 +394,13 @@ class Bridge(asyncio.Protocol):
             self.transactions.abandon(inlet.link)
         outlet = self.outlets.pop(pointer, None)
         if outlet is not None:
-            unsettled = outlet.link.session.unsettled
-            for place, (holder, key, number, _) in list(unsettled.items()):
+            session = outlet.link.session
+            for place, (holder, key, number, _) in list(session.unsettled.items()):
                 if holder is outlet:
-                    del unsettled[place]
+                    session.settle(place)
                     self._unsettled.discard((key, number))
+            if session.owes_too_much:
+                self.running.ease(session)
         return outlet
 
     async def _detach(self, link: Any, *, destroy: bool) -> None:
@@ -409,10 +411,9 @@ class Bridge(asyncio.Protocol):
                 await outlet.close(destroy=destroy)
         except errors.MusterError as error:
             link.condition = conditions.of(error)
-        if destroy:
-            link.close()
-        else:
-            link.detach()
+        if self.running.has(link):  # its session may have ended meanwhile
+            (link.close if destroy else link.detach)()
+            self.running.free(link)
 
     # Messages.
 
@@ -454,9 +455,9 @@ class Bridge(asyncio.Protocol):
         if code == frames.ACCEPTED:
             self._acks.setdefault(key, []).append(number)
         elif code != frames.TRANSACTIONAL:
-            self._give_back(code, state, key, number)
+            self.give_back(code, state, key, number)
 
-    def _give_back(self, code: int, state: bytes | None, key: str, number: int) -> None:
+    def give_back(self, code: int, state: bytes | None, key: str, number: int) -> None:
         counted, reason = False, None
         if code == frames.REJECTED:
             reason = "rejected by its consumer"

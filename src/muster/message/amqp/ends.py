@@ -9,6 +9,10 @@ from typing import Any, Final
 from muster.message.amqp import frames
 
 WINDOW: Final = 512  # frames that a session may send us before it hears from us: 32 MiB of the largest
+UNSETTLED_BYTES_MAX: Final = 64 << 20  # of messages whose outcome a session's client owes us
+PARTIAL_BYTES_MAX: Final = 4 << 20
+_TOKEN_BYTES: Final = 256  # what one costs besides its message, about
+MASK: Final = 0xFFFFFFFF
 
 #: What is kept of a message until its outcome is known: whose it was, the backlog it is of (of none: then its
 #: owner does not hear that it was accepted), its number there, and itself.
@@ -28,8 +32,10 @@ class Session:
         "links",
         "next_number",
         "outgoing",
+        "owes_too_much",
         "room",
         "unsettled",
+        "unsettled_bytes",
         "window",
         "wrapper",
     )
@@ -44,8 +50,37 @@ class Session:
         self.window = window  # how many frames we may send
         self.next_number = 0  # of a delivery
         self.unsettled: dict[int, Token] = {}
+        self.unsettled_bytes = 0
+        self.owes_too_much = False  # outcomes: it gets nothing more until it has settled half of it
         self.accepted: tuple[int, int] | None = None  # first and last of what we accept, not yet told
         self.blocked: deque[tuple[Link, int, bytes, bool, bool]] = deque()
+
+    def sent(self, number: int, token: Token) -> None:
+        self.unsettled[number] = token
+        self.unsettled_bytes += len(token[3]) + _TOKEN_BYTES
+        if self.unsettled_bytes > UNSETTLED_BYTES_MAX:
+            self.owes_too_much = True
+
+    def settle(self, number: int) -> Token | None:
+        token = self.unsettled.pop(number, None)
+        if token is not None:
+            self.unsettled_bytes -= len(token[3]) + _TOKEN_BYTES
+        return token
+
+    def unsettled_from(self, first: int, last: int) -> list[int]:
+        """Of the numbers from ``first`` to ``last`` those that are not settled; they begin anew after the
+        highest.
+        """
+        count = (last - first + 1) & MASK
+        if first + count > MASK or count > len(self.unsettled):
+            return [one for one in self.unsettled if (one - first) & MASK < count]
+        return [one for one in range(first, first + count) if one in self.unsettled]
+
+    def say_window(self, *, held: bool) -> tuple[int, int, int]:
+        """Next incoming number, room for more, next outgoing number; while it is ``held``, no more room."""
+        if not held:
+            self.room = WINDOW
+        return self.incoming, max(self.room, 0), self.outgoing & MASK
 
     def shut(self) -> None:
         """Nothing more is to be said in it."""
@@ -97,3 +132,27 @@ class Link:
 
     def shut(self) -> None:
         self.handle, self.lead = None, b""
+
+    def add(self, part: bytes, settled: bool, state: bytes | None, *, more: bool, aborted: bool) -> None:
+        """A part of the message that is just coming."""
+        assert self.partial is not None, "it began with another"
+        self.parts.append(part)
+        self.parts_bytes += len(part)
+        if more and not aborted:
+            if self.parts_bytes > PARTIAL_BYTES_MAX:
+                self.too_large()
+            return
+        number, was_settled, before = self.partial
+        whole = b"".join(self.parts)
+        self.parts.clear()
+        self.parts_bytes, self.partial = 0, None
+        if not aborted:
+            self.take(number, whole, settled or was_settled, before if state is None else state)
+
+    def leave(self) -> None:
+        """Its owner hears no more of it.  With that the circle of the two is broken: what of the library they
+        hold is freed here and now, not by a collector in whatever thread.
+        """
+        self.shut()
+        self.credit = 0
+        self.take = self.flowed = self.too_large = ignore

@@ -20,9 +20,8 @@ import proton
 from muster.message.amqp import ends, frames, library, sections
 
 FRAME_BYTES_MAX: Final = 64 << 10
-PARTIAL_BYTES_MAX: Final = 4 << 20
 OUT_BYTES_MAX: Final = 1 << 20  # what may be made for a socket at one time before links stop
-_MASK: Final = 0xFFFFFFFF
+_MASK: Final = ends.MASK
 _OVERDRAWN: Final = _MASK - (1 << 24)  # a credit above it is one below zero
 _FIRST_FRAME_BYTES_MAX: Final = 512  # until the peer has said how large its frames may be
 
@@ -168,16 +167,24 @@ class Engine:
             if link is not None:
                 self._leave(link)
         elif session is not None and code == frames.END:
-            for link in session.links.values():
+            for link in [link for link in self._links.values() if link.session is session]:
                 self._leave(link)
+                self.free(link.wrapper)
             session.shut()
             del self._sessions[channel]
         return went_well
 
+    def has(self, wrapper: Any) -> bool:
+        return wrapper._impl in self._links
+
+    def free(self, wrapper: Any) -> None:
+        """A link that both ends have closed: the library would keep it as long as its session."""
+        self.sync()  # what it has to say of it comes first
+        del self._links[wrapper._impl]
+        wrapper.free()
+
     def _leave(self, link: ends.Link) -> None:
-        link.shut()
-        link.credit = 0
-        link.take = link.flowed = ends.ignore
+        link.leave()
         session = link.session
         if session.blocked:
             session.blocked = deque(one for one in session.blocked if one[0] is not link)
@@ -189,8 +196,6 @@ class Engine:
         elif event.type == kinds.LINK_REMOTE_OPEN and isinstance(arriving, ends.Link):
             arriving.wrapper = event.link
             self._links[link] = arriving
-        elif event.type == kinds.LINK_FINAL:
-            self._links.pop(link, None)
         self._on_event(event)
 
     def _transfer(self, session: ends.Session, data: bytes, at: int, end: int) -> None:
@@ -199,6 +204,9 @@ class Engine:
             raise ValueError("a transfer ends beyond its frame")
         session.incoming = (session.incoming + 1) & _MASK
         session.room -= 1
+        if session.room < -ends.WINDOW:  # we may be holding it, and it does not care
+            self._end(session, "amqp:session:window-violation", "there was no room for this frame")
+            return
         if session.room <= ends.WINDOW // 2 and not self._held:
             self._session_flow(session)
         link = session.links.get(handle)
@@ -220,18 +228,7 @@ class Engine:
                     link.take(number, data[start:end], settled, state)
                 return
             link.partial = (number, settled, state)
-        link.parts.append(data[start:end])
-        link.parts_bytes += end - start
-        if more and not aborted:
-            if link.parts_bytes > PARTIAL_BYTES_MAX:
-                link.too_large()
-            return
-        number, was_settled, before = link.partial
-        whole = b"".join(link.parts)
-        link.parts.clear()
-        link.parts_bytes, link.partial = 0, None
-        if not aborted:
-            link.take(number, whole, settled or was_settled, before if state is None else state)
+        link.add(data[start:end], settled, state, more=more, aborted=aborted)
 
     def _end(self, session: ends.Session, condition: str, why: str) -> None:
         session.wrapper.condition = proton.Condition(condition, why)
@@ -255,9 +252,11 @@ class Engine:
             if session is None:
                 break
             count += 1
-            token = session.unsettled.pop(number, None)
+            token = session.settle(number)
             if token is not None and token[1]:
                 tell(token, frames.ACCEPTED, frames.ACCEPTED_STATE)
+            if session.owes_too_much:
+                self.ease(session)
         self._heard |= count > 0
         self.accepted += count
         return count * frames.SETTLED_BYTES
@@ -274,15 +273,12 @@ class Engine:
         code = frames.ACCEPTED if state == frames.ACCEPTED_STATE else frames.code_of(state)
         if not settled and not frames.ACCEPTED <= code <= frames.TRANSACTIONAL:
             return  # no outcome yet
-        unsettled = session.unsettled
-        count = ((first if last is None else last) - first + 1) & _MASK
-        numbers: Any = range(first, first + count)
-        if first + count > _MASK or count > len(unsettled):
-            numbers = [one for one in unsettled if (one - first) & _MASK < count]
-        for number in numbers:
-            token = unsettled.pop(number, None)
+        for number in session.unsettled_from(first, first if last is None else last):
+            token = session.settle(number)
             if token is not None and (token[1] or code != frames.ACCEPTED):
                 self._on_outcome(token, code, state)
+        if session.owes_too_much:
+            self.ease(session)
         if not settled and session.channel is not None:
             told = first if last is None else last
             self._put(frames.disposition(session.channel, first, told, state or b"\x40", receiver=False))
@@ -314,6 +310,12 @@ class Engine:
         if echo and link.handle is not None:
             self._link_flow(link)
 
+    def ease(self, session: ends.Session) -> None:
+        """It owed us too many outcomes: maybe it does no more."""
+        if session.unsettled_bytes <= ends.UNSETTLED_BYTES_MAX // 2:
+            session.owes_too_much = False
+            self._may_go_on(list(session.links.values()))
+
     # What goes out.
 
     def _may_go_on(self, links: Iterable[ends.Link]) -> None:
@@ -339,12 +341,7 @@ class Engine:
 
     def _session_flow(self, session: ends.Session) -> None:
         if session.channel is not None:
-            self._put(frames.flow(session.channel, self._window(session)))
-
-    def _window(self, session: ends.Session) -> tuple[int, int, int]:
-        if not self._held:
-            session.room = ends.WINDOW
-        return session.incoming, max(session.room, 0), session.outgoing & _MASK
+            self._put(frames.flow(session.channel, session.say_window(held=self._held)))
 
     def hold(self, held: bool) -> None:
         """While it is held, sessions may send no more than they have room for."""
@@ -359,7 +356,8 @@ class Engine:
         session = link.session
         if session.channel is not None and link.handle is not None:
             state = (link.handle, link.delivered & _MASK, link.credit)
-            self._put(frames.flow(session.channel, self._window(session), state, drain=drain))
+            window = session.say_window(held=self._held)
+            self._put(frames.flow(session.channel, window, state, drain=drain))
 
     def grant(self, link: ends.Link, credit: int) -> None:
         """The peer may send so many more."""
@@ -375,7 +373,8 @@ class Engine:
             self._link_flow(link, drain=True)
 
     def may_send(self, link: ends.Link) -> bool:
-        return link.credit > 0 and not self._stopped and not link.session.blocked
+        session = link.session
+        return link.credit > 0 and not (self._stopped or session.blocked or session.owes_too_much)
 
     def send(self, link: ends.Link, data: bytes, token: ends.Token, *, settled: bool) -> None:
         """``token`` is what its outcome is told with."""
@@ -385,7 +384,7 @@ class Engine:
         link.credit -= 1
         link.delivered += 1
         if not settled:
-            session.unsettled[number] = token
+            session.sent(number, token)
         size = len(data)
         if link.lead and size <= self._payload_max and session.window > 0 and not session.blocked:
             session.window -= 1

@@ -214,6 +214,12 @@ def transaction_of(state: bytes | None) -> bytes:
     return found[0][2 if found[0][0] == 0xA0 else 5 :]
 
 
+def outcome_of(state: bytes | None) -> bytes | None:
+    """What a transactional state says is to become of the message."""
+    found = state_fields(state)
+    return found[1] if len(found) > 1 and isinstance(found[1], bytes) else None
+
+
 # -- writing -----------------------------------------------------------------------------------------------
 
 _LEAD: Final = struct.Struct(">BBHHBBBBBIB")  # of a transfer: from its second word up to its number

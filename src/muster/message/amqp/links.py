@@ -152,6 +152,7 @@ class Fed(Outlet):
             self._granted += more
             await jms.tell(protocol.Credit(jms.name, self.number, more))
         if self.link.drain and not self._is_closed():
+            await jms.ask(protocol.Ping(jms.name, [self.number]))
             await jms.ask(protocol.Stop(jms.name, [self.number]))
             self._granted = len(self._waiting)
             if not self._waiting:

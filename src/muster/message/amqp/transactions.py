@@ -14,6 +14,7 @@ from muster.message.amqp import ends, frames, sections
 if TYPE_CHECKING:
     from muster.message.amqp import bridge, links
 
+_REFUSED: Final = (frames.REJECTED, frames.RELEASED, frames.MODIFIED)
 _DECLARE, _DISCHARGE = (0x31, "amqp:declare:list"), (0x32, "amqp:discharge:list")
 OPEN_MAX: Final = 1000  # of one connection,
 OPEN_BYTES_MAX: Final = 4 * protocol.WORK_BYTES_MAX  # and the messages they hold
@@ -24,6 +25,7 @@ class Transaction:
     coordinator: ends.Link
     sends: list[protocol.Send] = field(default_factory=list)
     acks: dict[str, list[int]] = field(default_factory=dict)
+    refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # not accepted, but with that outcome
     heard: list[tuple[links.Tap, int, bytes]] = field(default_factory=list)  # acknowledged, of topics
     size: int = 0  # of its messages, in bytes
     error: errors.MusterError | None = None  # why it can only be rolled back
@@ -66,9 +68,14 @@ class Transactions:
     def acknowledge(self, state: bytes | None, key: str, number: int) -> bool:
         """False: the transaction is over, and the message comes again."""
         try:
-            self._named(state)[1].acks.setdefault(key, []).append(number)
+            _, transaction = self._named(state)
         except errors.InvalidInput:
             return False
+        outcome = frames.outcome_of(state)
+        if outcome is not None and frames.code_of(outcome) in _REFUSED:
+            transaction.refused.append((key, number, outcome))
+        else:
+            transaction.acks.setdefault(key, []).append(number)
         return True
 
     def hold(self, state: bytes | None, tap: links.Tap, number: int, data: bytes) -> None:
@@ -97,7 +104,6 @@ class Transactions:
     async def _discharge(
         self, link: ends.Link, number: int, transaction: Transaction, *, commit: bool
     ) -> None:
-        self._bridge.discharged(transaction.acks)
         error = transaction.error if commit else None
         if commit and error is None and (transaction.sends or transaction.acks):
             try:
@@ -106,6 +112,10 @@ class Transactions:
                 error = found
         if error is not None or not commit:
             await self._roll_back(transaction)
+        else:
+            self._bridge.discharged(transaction.acks)
+            for key, place, outcome in transaction.refused:
+                self._bridge.give_back(frames.code_of(outcome), outcome, key, place)
         if error is not None:
             # Any condition but amqp:transaction:rollback tells the Java client that it was rolled back.
             state = frames.rejected("amqp:internal-error", error.message)
@@ -117,14 +127,17 @@ class Transactions:
         """A link is gone. If it was a coordinator, what it did not discharge is rolled back."""
         for name in [name for name, one in self._open.items() if one.coordinator is link]:
             transaction = self._open.pop(name)
-            self._bridge.discharged(transaction.acks)
             self._bridge.spawn(self._roll_back(transaction))
 
     async def _roll_back(self, transaction: Transaction) -> None:
         jms = self._bridge.jms
-        if transaction.acks:
+        back = transaction.acks
+        for key, number, _ in transaction.refused:
+            back.setdefault(key, []).append(number)
+        self._bridge.discharged(back)
+        if back:
             with contextlib.suppress(errors.Unavailable):
-                await jms.ask(protocol.Release(jms.name, transaction.acks, counted=True))
+                await jms.ask(protocol.Release(jms.name, back, counted=True))
         for tap, place, data in transaction.heard:
             tap.take_back(place, data, counted=True)
 

@@ -1,0 +1,190 @@
+"""AMQP clients with manners of their own, at a gateway: what they leave behind, and what they never say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from muster.message import destinations
+from muster.testing import eventually
+from tests.message import conftest
+
+proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+from muster.message.amqp import ends, links  # noqa: E402 - where proton is not, these cannot be had
+from tests.message import raw_client  # noqa: E402
+
+if TYPE_CHECKING:
+    from muster.message.amqp import server
+
+ORDERS = destinations.queue("orders")
+NEWS = destinations.topic("news/sport")
+
+
+def _closed(raw: raw_client.Raw, *ended: Any) -> None:
+    raw.until(lambda: all(one.state & proton.Endpoint.REMOTE_CLOSED for one in ended))
+
+
+async def test_links_and_sessions_that_were_closed_leave_nothing_behind(gateway: server.Gateway):
+    """A client that opens one for each message does so a million times over one connection."""
+
+    def work() -> raw_client.Raw:
+        raw = raw_client.Raw(gateway.port, "one-for-each")
+        sessions = []  # of which the client's library is not to free any while it has links
+        for number in range(20):
+            session = raw.connection.session() if number % 2 else raw.session
+            session.open()
+            sender = session.sender(f"out-{number}")
+            sender.target.address = "queue:orders"
+            receiver = session.receiver(f"in-{number}")
+            receiver.source.address = "queue:orders" if number % 4 else "topic:news/sport"
+            sender.open()
+            receiver.open()
+            receiver.flow(5)
+            raw.until(lambda: sender.credit > 0)  # noqa: B023 - it is called here and now
+            sender.close()
+            if number % 2:
+                sessions.append((session, sender, receiver))
+                session.close()
+                _closed(raw, session)
+            else:
+                receiver.close()
+                _closed(raw, sender, receiver)
+        return raw
+
+    raw = await asyncio.to_thread(work)
+    (one,) = gateway.bridges
+    await eventually.eventually(lambda: not one.running._links)
+    assert (one.inlets, one.outlets, len(one.running._sessions)) == ({}, {}, 1)
+    raw.socket.close()
+
+
+async def test_a_session_that_ends_at_once_takes_nothing_with_it(
+    gateway: server.Gateway, dial: conftest.Dial
+):
+    """Its links come, and it ends, in one and the same packet."""
+
+    def work() -> raw_client.Raw:
+        raw = raw_client.Raw(gateway.port, "hasty")
+        raw.until(lambda: raw.session.state & proton.Endpoint.REMOTE_ACTIVE)
+        subscriber = raw.session.receiver("kept")
+        subscriber.source.address = "topic:news/sport"
+        subscriber.source.durability = proton.Terminus.DELIVERIES
+        subscriber.open()
+        subscriber.flow(5)
+        raw.session.close()
+        _closed(raw, raw.session)
+        other = raw.connection.session()
+        other.open()
+        again = other.receiver("kept")  # which nobody has: the first was never there
+        again.source.address = "topic:news/sport"
+        again.source.durability = proton.Terminus.DELIVERIES
+        again.open()
+        again.flow(5)
+        raw.until(lambda: again.state & proton.Endpoint.REMOTE_ACTIVE)
+        assert again.remote_source.address == "topic:news/sport"
+        return raw
+
+    raw = await asyncio.to_thread(work)
+    assert len(next(iter(gateway.bridges)).outlets) == 1
+    raw.socket.close()
+
+
+async def test_a_drained_link_has_got_all_that_waited(gateway: server.Gateway, dial: conftest.Dial):
+    producer = (await dial()).session().producer(ORDERS)
+    for number in range(5):
+        await producer.send(f"{number}")
+
+    def work() -> int:
+        raw = raw_client.Raw(gateway.port, "what-is-there-now")
+        receiver = raw.session.receiver("in")
+        receiver.source.address = "queue:orders"
+        receiver.open()
+        receiver.drain(20)  # at once: the dispatcher has yet to read them from its log
+        raw.until(lambda: not receiver.draining())
+        raw.socket.close()
+        return int(receiver.queued)
+
+    assert await asyncio.to_thread(work) == 5
+
+
+async def test_who_never_settles_costs_bounded_memory(
+    gateway: server.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ends, "UNSETTLED_BYTES_MAX", 30_000)
+    raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "forgetful")
+    receiver = raw_client.receiver(raw, "topic:news/sport", 1000)
+    await asyncio.to_thread(raw.until, lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+    producer = (await dial()).session().producer(NEWS, persistent=False)
+    for number in range(100):
+        await producer.send(f"{number} " + "x" * 1000)
+    (one,) = gateway.bridges
+    (tap,) = one.outlets.values()
+    assert isinstance(tap, links.Tap)
+    session = tap.link.session
+    await eventually.eventually(lambda: len(session.unsettled) + len(tap._waiting) == 100)
+    assert session.unsettled_bytes < 40_000
+
+    def settle() -> list[str]:
+        bodies = []
+        for _ in range(100):
+            message, delivery = raw_client.receive(raw, receiver)
+            delivery.update(proton.Delivery.ACCEPTED)
+            delivery.settle()
+            bodies.append(str(message.body).split()[0])
+        raw.write()
+        return bodies
+
+    assert await asyncio.to_thread(settle) == [f"{number}" for number in range(100)]
+    await eventually.eventually(lambda: session.unsettled_bytes == 0)
+    raw.socket.close()
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_a_transaction_may_refuse_a_message(gateway: server.Gateway, dial: conftest.Dial, commit: bool):
+    session = (await dial()).session()
+    for body in ("accepted", "released", "rejected"):
+        await session.producer(ORDERS).send(body)
+
+    def say(raw: raw_client.Raw, coordinator: Any, kind: str, values: list[Any]) -> Any:
+        delivery = coordinator.delivery(kind)
+        body = proton.Described(proton.symbol(f"amqp:{kind}:list"), values)
+        coordinator.send(proton.Message(body=body).encode())
+        coordinator.advance()
+        raw.until(lambda: delivery.remote_state)
+        return delivery
+
+    def work() -> None:
+        raw = raw_client.Raw(gateway.port, "choosy")
+        receiver = raw_client.receiver(raw, "queue:orders", 3)
+        coordinator = raw.session.sender("transactions")
+        coordinator.target.type = proton.Terminus.COORDINATOR
+        coordinator.open()
+        raw.until(lambda: coordinator.credit > 0)
+        (name,) = say(raw, coordinator, "declare", [None]).remote.data
+        for outcome in (proton.Delivery.ACCEPTED, proton.Delivery.RELEASED, proton.Delivery.REJECTED):
+            _, delivery = raw_client.receive(raw, receiver)
+            delivery.local.data = [name, proton.Described(proton.ulong(outcome), [])]
+            delivery.update(0x34)
+            delivery.settle()
+        discharged = say(raw, coordinator, "discharge", [name, not commit])
+        assert discharged.remote_state == proton.Delivery.ACCEPTED
+        raw.connection.close()
+        raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_CLOSED)
+        raw.socket.close()
+
+    await asyncio.to_thread(work)
+
+    async def left(queue: destinations.Destination) -> list[object]:
+        return [message.body() async for message in session.browse(queue)]
+
+    dead = destinations.queue(destinations.DEAD_LETTERS)
+
+    async def came_about() -> bool:
+        if commit:
+            return await left(ORDERS) == ["released"] and await left(dead) == ["rejected"]
+        return await left(ORDERS) == ["accepted", "released", "rejected"] and not await left(dead)
+
+    await eventually.eventually(came_about)

@@ -45,8 +45,9 @@ def wait_until(
 
 
 def environment(home: Path | None = None, **extra: str) -> dict[str, str]:
-    """A user's environment with nothing of this machine's Muster in it."""
+    """A user's environment with nothing of this machine's Muster in it, nor what hides a missing flush."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    clean.pop("PYTHONUNBUFFERED", None)
     clean |= {"PYTHONPATH": str(SOURCE), "NO_COLOR": "1"}
     if home is not None:
         clean |= {"MUSTER_HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "HOME": str(home)}

@@ -172,6 +172,7 @@ class Printer:
             sys.stdout.write(sentence + "\n")
         else:
             self._dump(dict(facts))
+        sys.stdout.flush()  # whoever serves goes on, and who started it waits for this
 
     def note(self, text: str) -> None:
         """Something for a person beside the answer: on stderr, so that it never mixes with data."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -83,7 +82,6 @@ def _in_front(
             f"{_dashboard(running.running.web_url)}"
             "Ctrl-C stops it; `muster status` in another terminal shows more",
         )
-        sys.stdout.flush()
         await running.wait()
 
     file = None

@@ -59,7 +59,6 @@ def serve(invocation: base.Invocation, overrides: tuple[str, ...]) -> None:
         with web_.listen(settings.web) as listener:
             url = web_.url_of(settings.web, listener)
             invocation.printer.done({"url": url}, f"serving {url}; Ctrl-C ends it")
-            sys.stdout.flush()
             await webserver.run(
                 settings.web,
                 listener=listener,

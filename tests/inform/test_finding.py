@@ -229,6 +229,38 @@ async def test_a_context_whose_primary_moves_is_found_once(start_node, inform):
     assert [(one.key, one.value) for one in (await inform.find("TRUE")).contexts] == [("k", b"2")]
 
 
+async def test_a_context_whose_primary_moves_behind_the_search_is_found(start_node, inform, monkeypatch):
+    first, second = [await start_node(name, copies=1) for name in ("n1", "n2")]
+    await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in (first, second)))
+    monkeypatch.setattr(finding, "MOVED_MAX", 2)
+    keys = [f"k{number}" for number in range(5)]
+    for key in (*keys, "deleted", "changed"):
+        await client.Client(inform._bus, node="n1").put(key, b"v", attributes={"a": 1})
+    passed, moved = asyncio.Event(), asyncio.Event()
+    here = finding.Finder.find_here
+
+    async def find_here(self: finding.Finder, asked: protocol.Find) -> protocol.FoundHere:
+        if self is first.finder:
+            await moved.wait()
+        found = await here(self, asked)
+        passed.set()
+        return found
+
+    monkeypatch.setattr(finding.Finder, "find_here", find_here)
+    searching = asyncio.create_task(inform.find("a = 1"))
+    await passed.wait()  # by the second, which has none of them yet
+    for key in (*keys, "deleted", "changed"):
+        await first.writer.place(key, ("n2",), before=("n1",))
+    await second.desk.refresh(10.0)
+    await inform.delete("deleted")
+    await inform.put("changed", b"w", attributes={"a": 2})
+    assert first.desk.copies.permanent == 0
+    moved.set()
+    found = await searching
+    assert ([one.key for one in found.contexts], found.more, found.silent) == (keys, False, [])
+    assert len((await inform.find("a = 2")).contexts) == 1
+
+
 async def test_a_limit_is_said_and_the_search_goes_on_behind_it(start_node, inform):
     node = await start_node("n1")
     fill(node, 50)

@@ -23,6 +23,10 @@ events = log.Events("inform")
 
 OWN_MAX = 20_000
 DUE_SPARE = 10_000
+MOVED_MAX = 10_000
+MOVED_REMEMBERED_S = (
+    10.0  # longer than one answer to a search takes, and a new primary to hear that it is one
+)
 UNDER_WAY_BYTES_MAX = 64 << 20  # of the memory: records that have come and are not in the view yet
 
 
@@ -68,6 +72,7 @@ class Desk:
         self.buckets_changed = asyncio.Event()
         self._buckets_generation = 0
         self.short: set[str] = set()  # contexts of ours that have fewer copies than they should
+        self.moved: dict[str, tuple[float, copies.Copy]] = {}  # since when we are not its primary any more
         self.own: dict[int, str] = {}  # what we appended and applied ourselves and shall meet in the log
         self.position = 0  # of the last record of the log that was seen
         self.fresh_at_s = -float("inf")  # when all that the log then held had been seen
@@ -86,8 +91,11 @@ class Desk:
     def apply(self, entry: contextlog.Entry, *, just_stamped: bool = False) -> None:
         """``just_stamped``: by us, so that our clock knows."""
         record = entry.record
+        was = self.copies.index.get(record.key) if record.reason == "place" else None
         if not self.copies.apply(record, entry.sequence, self.now_s()):
             return
+        if was is not None and was.holders[0] == self.name != record.holders[0] and not was.temporary:
+            self._moved_away(record.key, was)
         if not just_stamped:
             with contextlib.suppress(errors.MusterError):  # a clock that runs ahead is counted by ours
                 self.clock.observe(clock.Stamp(record.stamp, record.stamped_by), self.now_ns())
@@ -97,6 +105,15 @@ class Desk:
             if record.holders[0] == self.name and len(record.holders) < self.copies_wanted():
                 self.short.add(record.key)
             self._expect_end(record)
+
+    def _moved_away(self, key: str, was: copies.Copy) -> None:
+        now_s, moved = self.now_s(), self.moved
+        moved.pop(key, None)
+        moved[key] = now_s, was
+        while moved and (
+            len(moved) > MOVED_MAX or next(iter(moved.values()))[0] < now_s - MOVED_REMEMBERED_S
+        ):
+            del moved[next(iter(moved))]
 
     def restore(self, entries: list[contextlog.Entry]) -> None:
         """Copies as the view has them: nothing of it is news to anybody."""

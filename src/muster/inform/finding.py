@@ -4,6 +4,10 @@ A node may have a million contexts, and a search of them must keep it from nothi
 slices of a moment, all searches taking turns; it ends when it has enough, or when its time is up, and says
 how far it came (``reached``), and who asked goes on from there.  What a search holds in memory is one answer.
 
+A primary may move while a search goes on, from a node that has not come to its key to one that has passed it.
+So a node also names the keys that it gave up a moment ago, and who asked looks into the log for those that
+nobody has found.
+
 The order of the keys is made when a node is first asked to search, and kept from then on.
 """
 
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 import functools
 import time
 from collections.abc import Sequence
@@ -26,6 +31,7 @@ SLICE_KEYS = 64  # between two looks at the clock
 SEARCH_S = 1.0  # then a node answers with what it has
 ANSWERS_S = 3.0  # who has not answered by then is silent
 SEARCHES_MAX = 64
+MOVED_MAX = 200  # in one answer: each costs a look into the log
 
 
 class _Slice(NamedTuple):
@@ -65,6 +71,8 @@ class Finder:
         unfinished = [_end(one) for one in answers if one.more]
         reached = min(unfinished, default="")
         found = [one for each in answers for one in each.contexts if not unfinished or one.key <= reached]
+        moved = {key for each in ours for key in each.moved if not unfinished or key <= reached}
+        found += await self._moved(plan, moved - {one.key for one in found})
         # While a primary moves, the old one and the new one may each take themselves for it.
         newest = {one.key: one for one in sorted(found, key=lambda one: (one.key, one.version))}
         found = [one for one in newest.values() if shared.may_read(identity, one.key, one.writer)]
@@ -79,6 +87,16 @@ class Finder:
             reached,
             [one.node for one in mounted if one.cut],
         )
+
+    async def _moved(self, plan: plans.Plan, keys: set[str]) -> list[protocol.Context]:
+        """Those of them that the plan still selects, as the log has them."""
+        found: list[protocol.Context] = []
+        for key in sorted(keys):
+            with contextlib.suppress(errors.NotFound, errors.Unavailable):
+                one = await self._reader.logged(key)
+                if plan.selects(key, one.version, one.writer, dict(one.attributes)):
+                    found.append(one)
+        return found
 
     async def _find_mounted(
         self, asked: protocol.Find, plan: plans.Plan
@@ -115,9 +133,26 @@ class Finder:
             )
         self._searches += 1
         try:
-            return await self._search(asked, plans.plan(asked.predicate))
+            return self._with_moved(asked, await self._search(asked, plans.plan(asked.predicate)))
         finally:
             self._searches -= 1
+
+    def _with_moved(self, asked: protocol.Find, told: protocol.FoundHere) -> protocol.FoundHere:
+        """And what we gave up a moment ago, as it was then: the log tells what has become of it."""
+        shared, plan = self._desk, plans.plan(asked.predicate)
+        moved = sorted(
+            key
+            for key, (at_s, was) in shared.moved.items()
+            if asked.after < key and (not told.more or key <= told.reached)
+            if key.startswith(plan.begins) and all(one in was.attributes for one in plan.bytes)
+            if at_s > shared.now_s() - desk.MOVED_REMEMBERED_S and was.is_live(shared.now_ns())
+            if plan.selects(key, was.version, was.writer, protocol.attributes_of(was.attributes))
+        )
+        if len(moved) > MOVED_MAX:
+            reached = moved[MOVED_MAX - 1]
+            contexts = [one for one in told.contexts if one.key <= reached]
+            return protocol.FoundHere(told.node, contexts, True, reached, moved=moved[:MOVED_MAX])
+        return msgspec.structs.replace(told, moved=moved) if moved else told
 
     async def _search(self, asked: protocol.Find, plan: plans.Plan) -> protocol.FoundHere:
         shared, until_s = self._desk, time.monotonic() + SEARCH_S

@@ -162,6 +162,7 @@ class FoundHere(Frame, frozen=True):
     more: bool = False
     reached: str = ""  # where there is more: all up to this key has been searched
     cut: bool = False  # a mount has more entries than are searched
+    moved: list[str] = []  # keys that would have been found while we were their primary, a moment ago
 
 
 class Changes(Frame, frozen=True):

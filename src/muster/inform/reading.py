@@ -107,6 +107,10 @@ class Reader:
                 continue
             return self._from_log(asked.key, entry)
 
+    async def logged(self, key: str) -> protocol.Context:
+        """As the log has it; `errors.NotFound` where there is none."""
+        return self._from_log(key, await self._desk.log.last(key))
+
     def _from_log(self, key: str, entry: contextlog.Entry | None) -> protocol.Context:
         record = entry.record if entry is not None else None
         if entry is None or record is None or record.value is None or _expired(record, self._desk.now_ns()):

@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
+import pytest
+
+from muster.bus import api
 from muster.core import errors
-from muster.notify import client, service
+from muster.notify import client, known, protocol, service
 from muster.notify import model as models
 from muster.predicates import types
 from muster.testing.eventually import eventually
-from muster.trust import grants, nkeys
+from muster.trust import documents, grants, nkeys
 
 TIMES = 12  # two notifiers share the asking by chance: often enough, each has one of the two
+
+
+@pytest.fixture
+def root():
+    return grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
 
 
 def _see_each_other(*served: service.Notifier) -> bool:
@@ -40,9 +50,8 @@ async def test_of_two_unlike_models_of_one_name_one_is_refused_and_all_know_the_
     assert not first.counts["bad-record"] + second.counts["bad-record"]
 
 
-async def test_of_two_lists_of_revocations_with_one_number_one_is_refused(notifier, parties):
+async def test_of_two_lists_of_revocations_with_one_number_one_is_refused(notifier, parties, root):
     """Whoever was told that a grant is revoked can rely on it."""
-    root = grants.Authority(nkeys.KeyPair.create(nkeys.Kind.ACCOUNT))
     trusts = {"root": root.key.public, "domain": "here", "serving": False}
     first, second = await notifier("n1", **trusts), await notifier("n2", **trusts)
     await eventually(lambda: _see_each_other(first, second))
@@ -56,3 +65,49 @@ async def test_of_two_lists_of_revocations_with_one_number_one_is_refused(notifi
         serials.add(new[outcomes.index(None)])
         for served in (first, second):
             assert served.known.revocations.lists[root.key.public].serials == serials
+
+
+async def test_a_grant_that_is_long_over_is_forgotten(notifier, parties, connect, root, monkeypatch):
+    """Else those who are granted something anew each hour would fill the bucket, and no list fit into it."""
+    monkeypatch.setattr(known, "SHOWN_S", 1.0)
+    served = await notifier(root=root.key.public, domain="here", serving=False)
+    boss = await parties("boss")
+    await boss.present(root.grant("boss", {"_rank": 1}, tier=1, now=time.time(), lifetime_s=1.0))
+    await boss.present(root.grant("boss", {"_rank": 2}, tier=1, now=time.time(), lifetime_s=3e9))
+    reader = await connect("reader")
+    bucket = await reader.key_value(api.KeyValueSettings(protocol.BUCKET))
+
+    async def one_is_left() -> bool:
+        return len(await bucket.keys("grant.*")) == 1
+
+    await eventually(one_is_left)
+    await eventually(lambda: len(served.known.grants_held(now=time.time())) == 1)
+    assert served.known.believed("boss", "p", now=time.time()).everywhere["_rank"].value == 2
+
+
+def _take(knows: known.Known, chain: Sequence[str]) -> None:
+    knows.take(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
+
+
+def test_of_equal_grants_the_last_that_was_handed_in_counts_also_if_it_was_before(root):
+    """A notifier that starts reads them in that order: all have to decide alike."""
+    knows = known.Known(root=root.key.public, domain="here")
+    chains = [root.grant("boss", {"_rank": n}, tier=1, now=1000.0, lifetime_s=60.0) for n in (1, 2)]
+    for place in (0, 1, 0):
+        _take(knows, chains[place])
+        assert knows.believed("boss", "p", now=1001.0).everywhere["_rank"].value == place + 1
+
+
+def test_what_was_revoked_stays_so_when_the_list_is_read_before_its_authority_is_known(root):
+    key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
+    rules: dict[str, Any] = {"_rank": documents.Anything()}
+    mandates = root.appoint(key.public, "west", tier=2, may_grant=rules, now=1000.0, lifetime_s=60)
+    west = grants.Authority(key, mandates)
+    chain = west.grant("boss", {"_rank": 1}, tier=1, now=1000.0, lifetime_s=60.0)
+    knows = known.Known(root=root.key.public, domain="here")
+    sealed = west.revoke({documents.serial_of(chain[0])}, number=1, now=1001.0)
+    with pytest.raises(errors.Refused, match="no authority here"):
+        knows.revocation_key(sealed)
+    knows.take(f"revoked.{key.public}", sealed.encode())
+    with pytest.raises(errors.Forbidden, match="revoked"):
+        knows.grant_key(chain, now=1002.0)

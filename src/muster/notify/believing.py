@@ -62,12 +62,16 @@ class Believing:
                 if entry is None:
                     ready.set()
                     continue
-                if entry.value is not None:
+                if entry.value is None:
+                    self._common.known.drop(entry.key)
+                    self._revisions.pop(entry.key, None)
+                else:
                     self._take(entry.key, entry.value)
+                    self._revisions[entry.key] = entry.revision
                 self.version += 1
                 for held in common.known.vocabulary.parties.values():
                     common.engine.define(held)
-                self._revision = self._revisions[entry.key] = entry.revision
+                self._revision = entry.revision
                 self._changed.set()
 
     def _take(self, key: str, value: bytes) -> None:
@@ -84,7 +88,7 @@ class Believing:
         async def work() -> int:
             define = messages.decode(message.data, protocol.Define)
             value = messages.encode(define)
-            revision = await self._put(lambda: (self._common.known.model_key(define), value))
+            revision = await self._put(lambda: (self._common.known.model_key(define), value, None))
             self._history.defined(define)
             return revision
 
@@ -95,22 +99,25 @@ class Believing:
             knows = self._common.known
             present = messages.decode(message.data, protocol.Present)
 
-            def judged() -> tuple[str, bytes]:
+            def judged() -> tuple[str, bytes, float | None]:
                 if present.revocations:
-                    return knows.revocation_key(present.revocations), present.revocations.encode()
-                return knows.grant_key(present.chain, now=time.time()), _JSON.encode(present.chain)
+                    return knows.revocation_key(present.revocations), present.revocations.encode(), None
+                key, for_s = knows.grant_key(present.chain, now=time.time())
+                return key, _JSON.encode(present.chain), for_s
 
             return await self._put(judged)
 
         await self._kept(message, work)
 
-    async def _put(self, judged: Callable[[], tuple[str, bytes]]) -> int:
+    async def _put(self, judged: Callable[[], tuple[str, bytes, float | None]]) -> int:
         """Keep what was judged by what is known; if another notifier kept something since, it is again."""
         while True:
-            key, value = judged()
+            key, value, for_s = judged()
             try:
-                return await self._bucket.update(key, value, revision=self._revisions.get(key, 0))
-            except errors.Conflict:
+                if (revision := self._revisions.get(key)) is None:
+                    return await self._bucket.create(key, value, ttl_s=for_s)
+                return await self._bucket.update(key, value, revision=revision, ttl_s=for_s)
+            except (errors.AlreadyExists, errors.Conflict):
                 if (held := await self._bucket.get(key)) is not None:
                     await self._until_known(held.revision)
 

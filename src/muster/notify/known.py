@@ -15,6 +15,8 @@ from muster.notify import model, protocol
 from muster.predicates import types
 from muster.trust import documents, grants
 
+SHOWN_S = 86_400.0  # so long a grant that has ended is listed as one; then it is forgotten
+KEPT_S_MAX = 9e8  # for longer, and without end, is the same to a bucket
 EARLY_S = 1.0  # then a grant is asked again that had not begun: clocks differ
 SCOPES = ("domain", "region", "prefix", "audience")
 REGION = "region"  # the attribute in which a receiver says where it is; scopes of grants go by it
@@ -62,7 +64,9 @@ class Known:
         elif kind == "grant":
             chain = tuple(msgspec.json.decode(value, type=list[str]))
             grant, serial = documents.open_sealed(chain[0], documents.Grant)
-            self._chains.setdefault(grant.holder, {})[serial] = chain
+            held = self._chains.setdefault(grant.holder, {})
+            held.pop(serial, None)  # the last that was handed in comes last, also when it comes again
+            held[serial] = chain
             if grant.scope.region:
                 self._regional.add(grant.holder)
             for sealed in chain[1:]:
@@ -73,9 +77,21 @@ class Known:
             return self._revoke(value.decode())
         return set()
 
+    def drop(self, key: str) -> None:
+        """A grant whose time is long over."""
+        kind, _, serial = key.partition(".")
+        holders = list(self._chains.items()) if kind == "grant" else []
+        for holder, chains in holders:
+            if chains.pop(serial, None) is not None:
+                self._forget()
+                if not chains:
+                    del self._chains[holder]
+
     def _revoke(self, sealed: str) -> set[str]:
+        # Whose it is was asked when it was handed in: what made its issuer known may be forgotten since.
+        issuer = documents.open_sealed(sealed, documents.RevocationList)[0].issuer
         try:
-            self.revocations = self.revocations.accept(sealed, known=self._authorities)
+            self.revocations = self.revocations.accept(sealed, known={issuer})
         except errors.Refused:
             return set()  # not newer than what is held
         self._forget()
@@ -99,10 +115,11 @@ class Known:
         self.vocabulary.require_growth(draft)
         return f"model.{draft.kind.value}.{draft.name}"
 
-    def grant_key(self, chain: tuple[str, ...], *, now: float) -> str:
-        """`errors.Forbidden` if nobody would believe it, now or when it begins, if that is soon.
+    def grant_key(self, chain: tuple[str, ...], *, now: float) -> tuple[str, float | None]:
+        """Also for how long it is to be kept; None: for good.
 
-        Its authority's clock may be ahead of ours; until it begins here it is not believed here.
+        `errors.Forbidden` if nobody would believe it, now or when it begins, if that is soon: its authority's
+        clock may be ahead of ours. Until it begins here it is not believed here.
         """
         try:
             grant, serial = documents.open_sealed(chain[0] if chain else "", documents.Grant)
@@ -112,7 +129,8 @@ class Known:
         found = self._verify(chain, self._anywhere(grant), max(now, begins))
         if isinstance(found, grants.Refusal):
             raise errors.Forbidden(f"the grant is not believed ({found.reason}): {found.detail}")
-        return f"grant.{serial}"
+        for_s = grant.expires_at + SHOWN_S - now
+        return f"grant.{serial}", for_s if for_s < KEPT_S_MAX else None
 
     def revocation_key(self, sealed: str) -> str:
         newer = self.revocations.accept(sealed, known=self._authorities)

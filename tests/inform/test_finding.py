@@ -229,12 +229,15 @@ async def test_a_context_whose_primary_moves_is_found_once(start_node, inform):
     assert [(one.key, one.value) for one in (await inform.find("TRUE")).contexts] == [("k", b"2")]
 
 
-async def test_a_context_whose_primary_moves_behind_the_search_is_found(start_node, inform, monkeypatch):
+@pytest.mark.parametrize("at_once", [2, 200])
+async def test_a_context_whose_primary_moves_behind_the_search_is_found(
+    start_node, inform, monkeypatch, at_once
+):
     first, second = [await start_node(name, copies=1) for name in ("n1", "n2")]
     await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in (first, second)))
-    monkeypatch.setattr(finding, "MOVED_MAX", 2)
+    monkeypatch.setattr(finding, "MOVED_MAX", at_once)
     keys = [f"k{number}" for number in range(5)]
-    for key in (*keys, "deleted", "changed"):
+    for key in (*keys, "x-deleted", "x-changed"):
         await client.Client(inform._bus, node="n1").put(key, b"v", attributes={"a": 1})
     passed, moved = asyncio.Event(), asyncio.Event()
     here = finding.Finder.find_here
@@ -249,11 +252,11 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(start_no
     monkeypatch.setattr(finding.Finder, "find_here", find_here)
     searching = asyncio.create_task(inform.find("a = 1"))
     await passed.wait()  # by the second, which has none of them yet
-    for key in (*keys, "deleted", "changed"):
+    for key in (*keys, "x-deleted", "x-changed"):
         await first.writer.place(key, ("n2",), before=("n1",))
     await second.desk.refresh(10.0)
-    await inform.delete("deleted")
-    await inform.put("changed", b"w", attributes={"a": 2})
+    await inform.delete("x-deleted")
+    await inform.put("x-changed", b"w", attributes={"a": 2})
     assert first.desk.copies.permanent == 0
     moved.set()
     found = await searching

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 import secrets
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from muster.core import errors
 from muster.inform import contextlog, protocol, unsaved, views
 from muster.store import api, database
 from muster.testing import postgres
@@ -81,6 +83,38 @@ async def test_a_damaged_view_is_made_again_from_the_log(
         kept = await views.View(store, "n1").value("k3")
         assert kept is not None
         assert kept.record.value == b"3"
+
+
+async def test_what_the_view_cannot_give_is_read_from_the_log(start_node, inform, tmp_path, monkeypatch):
+    async def lost(*_: object) -> None:
+        raise errors.NotConnected("the store is gone")
+
+    async with await database.open(f"sqlite:{tmp_path}/lost.db") as store:
+        node = await start_node("n1", store=store)
+        await inform.put("k", b"v", attributes={"a": 1})
+        await eventually(lambda: not node.desk.unsaved, timeout_s=30)
+        node.desk.copies._forget_value(node.desk.copies.index["k"])
+        monkeypatch.setattr(views.View, "value", lost)
+        assert [one.value for one in (await inform.find("a = 1")).contexts] == [b"v"]
+
+
+@pytest.mark.slow
+async def test_a_store_that_is_lost_takes_no_value_with_it(start_node, inform):
+    with postgres.running() as server:
+        async with await database.open(server.url, password=server.password) as store:
+            node = await start_node("n1", store=store, memory_bytes=1 << 20)
+            for number in range(20):
+                await inform.put(f"k{number:02}", b"%d" % number * 50_000, attributes={"a": 1})
+            await eventually(lambda: not node.desk.unsaved, timeout_s=30)
+            assert node.desk.copies.evicted
+            await asyncio.to_thread(server.stop)
+            assert (await inform.get("k00")).value == b"0" * 50_000
+            assert len((await inform.find("a = 1")).contexts) == 20
+            await inform.put("later", b"v")
+            await eventually(lambda: node.view_failure is not None, timeout_s=30)
+            await asyncio.to_thread(server.start)
+            await eventually(lambda: node.view_failure is None and not node.desk.unsaved, timeout_s=60)
+            assert node.failure() is None
 
 
 async def test_nodes_whose_long_names_begin_alike_have_views_of_their_own(tmp_path):

@@ -209,7 +209,8 @@ class Desk:
             return value
         entry = self.unsaved.get(key)
         if entry is None and self.view is not None and not copy.temporary:
-            entry = await self.view.value(key)
+            with contextlib.suppress(errors.MusterError):  # a lost or damaged store: the log has it too
+                entry = await self.view.value(key)
         if entry is None or entry.sequence != copy.sequence:
             entry = await self.log.last(key)
         if entry is None or entry.version != copy.version or entry.record.value is None:

@@ -10,7 +10,9 @@ import pytest
 
 from muster.notify import asking, engine, plain, protocol, scopes
 from muster.notify import model as models
+from muster.notify import settings as settings_
 from muster.predicates import ast, closure, parser, types
+from muster.testing.eventually import eventually
 from muster.trust import documents, grants, nkeys
 from tests.notify.conftest import COMMAND
 
@@ -125,6 +127,37 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, par
     await sites["west"].update(region="east")
     await sites["lost"].update(region="west")
     assert await trusted() == ["farm/coast", "farm/lost"]
+
+
+async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifier, parties, root):
+    """Summaries tell of what parties say: what authorities say may begin and end between them."""
+    trusts: dict[str, Any] = {"root": root.key.public, "domain": "earth"}
+    settings = settings_.Notify(lease_s=5.0, beat_s=1.0)
+    first = await notifier("n1", settings, **trusts)
+    second = await notifier("n2", settings, serving=False, **trusts)
+    await eventually(
+        lambda: len(first.members.shards()) == len(second.members.shards()) == 16 and second.held
+    )
+    farm, boss = await parties("farm"), await parties("boss")
+    await farm.define(models.Model("Guard", {"region": types.STRING, "_r": types.STRING, "_b": types.BOOL}))
+    await farm.define(COMMAND)
+    guards = [
+        await farm.advertise(f"guard-{number}", "Guard", {"region": "west"}, policy="sender._b")
+        for number in range(12)
+    ]
+    assert min(len(first.engine), len(second.engine)) > 0
+
+    def grant(holder: str, name: str, value: Any, **scope: Any) -> Any:
+        where = documents.Scope(**scope)
+        return root.grant(holder, {name: value}, tier=1, now=time.time(), lifetime_s=3600, scope=where)
+
+    await boss.present(grant("boss", "_b", True, region="west"))
+    await boss.present(grant("boss", "_b", False, region="east"))
+    await boss.sender("control").send("command", {"action": "hear"})
+    await farm.present(grant("farm", "_r", "here"))
+    await boss.sender("control").send("command", {"action": "here"}, to="_r = 'here'")
+    for guard in guards:
+        assert [(await guard.next(timeout_s=30))["action"] for _ in range(2)] == ["hear", "here"]
 
 
 def test_random_scopes_are_decided_as_each_receiver_would():

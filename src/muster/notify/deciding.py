@@ -121,7 +121,12 @@ class Deciding:
     async def _decide(self, event: protocol.Event, address: ast.Condition) -> None:
         """Deliver here, and pass it to the others who may hold somebody."""
         await self._deliver_here(event, address)
-        others = self._members.to_be_told(event.believed(), address)
+        attributes = event.believed()
+        for one in event.within:  # somebody believes it, whoever that is
+            attributes.update(
+                (f"sender.{name}", True) for name, held in one.attributes.items() if held is True
+            )
+        others = self._members.to_be_told(attributes, address)
         bus = self._common.bus
         if others is None:
             everybody = subjects.logged(PART, "match", EVERYBODY)

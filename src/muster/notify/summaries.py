@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muster.notify import columns, engine, protocol
+from muster.notify import columns, engine, model, protocol
 from muster.predicates import ast, normal, types
 
 Words = Mapping[str, tuple[str, ...]]
 
 
 def words_of(held: engine.Engine) -> dict[str, tuple[str, ...]]:
-    """For each string that takes few values in every model, all of them."""
+    """For each string that takes few values in every model, all of them.
+
+    None that is restricted: a grant begins and ends without anybody's change.
+    """
     found: dict[str, set[str]] = {}
     unknown: set[str] = set()
     for table in held.tables:
         for name, column in table.columns.items():
+            if model.restricted(name):
+                continue
             is_string = isinstance(column, columns.Words) and column.kind is types.Kind.STRING
             words = column.words_held() if isinstance(column, columns.Words) and is_string else None
             if words is None:

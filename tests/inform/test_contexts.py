@@ -8,7 +8,7 @@ import time
 import pytest
 
 from muster.core import errors
-from muster.inform import client, protocol, rights
+from muster.inform import client, protocol, rights, service
 from muster.store import database
 from muster.testing.eventually import eventually
 
@@ -255,6 +255,30 @@ async def test_who_waits_for_what_never_comes_leaves_nothing_behind(start_node, 
         answer = await bus.request(protocol.asked("bob", "changes"), protocol.encode(asked))
         assert protocol.result_of(answer.data, protocol.History).changes == []
     await eventually(lambda: len(node.desk._waiting) == 0)
+
+
+async def test_watchers_keep_nobody_from_writing(start_node, inform, connect, monkeypatch):
+    monkeypatch.setattr(service, "IN_FLIGHT_MAX", 10)
+    monkeypatch.setattr(service, "WATCHING_MAX", 20)
+    node = await start_node()
+    watcher = client.Client(await connect("watcher"))
+    waiting = [asyncio.ensure_future(anext(watcher.watch(f"k{number}"))) for number in range(30)]
+    await eventually(lambda: node.refused > 0, timeout_s=30)
+    for number in range(30):
+        await inform.put(f"k{number}", b"v")
+    assert len((await inform.find("TRUE")).contexts) == 30
+    heard = await asyncio.wait_for(asyncio.gather(*waiting), 60)  # those who had no room come again
+    assert {one.value for one in heard} == {b"v"}
+
+
+async def test_a_record_that_nobody_can_read_keeps_no_other_from_its_end(start_node, inform, connect):
+    node = await start_node()
+    for key in ("a", "b"):
+        await inform.put(key, b"v", lease_s=0.5)
+    log = await (await connect("stranger")).open_stream(protocol.STREAM)
+    await log.publish(protocol.log_subject("a"), b"rubbish")
+    await eventually(lambda: node.desk.copies.index["b"].deleted, timeout_s=30)
+    assert node.failure() is None
 
 
 async def test_a_local_read_needs_no_message(start_node, inform):

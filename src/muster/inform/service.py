@@ -22,6 +22,7 @@ from muster.inform import settings as settings_
 from muster.store import database
 
 IN_FLIGHT_MAX = 4_096
+WATCHING_MAX = 16_384  # of their own: who waits for a change keeps nobody from making one
 RETRY_S = 0.5
 DRAIN_S = 2.0
 AT_ONCE_BYTES_MAX = 64 << 10
@@ -80,6 +81,7 @@ class Node:
         self._topics: dict[int, api.Subscription] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Future[Any]] = set()  # requests that are being answered
+        self._watching: set[asyncio.Future[Any]] = set()  # and those that wait for a change
         reader, writer, keeper = self.reader, self.writer, self.upkeep
         self._verbs: dict[str, Answer] = {
             "get": lambda who, data: reader.get(protocol.decode(data, protocol.Get), who),
@@ -138,9 +140,13 @@ class Node:
         self._subscriptions.clear()
         self._topics.clear()
         self.desk.wake_all()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=DRAIN_S)
-        while work := (*self._loops, *self._tasks):  # a write that fails may yet begin a task
+        if asked := self._tasks | self._watching:
+            await asyncio.wait(asked, timeout=DRAIN_S)
+        while work := (
+            *self._loops,
+            *self._tasks,
+            *self._watching,
+        ):  # a write that fails may yet begin a task
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
@@ -167,10 +173,11 @@ class Node:
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(work, name=f"information node {self.name}"))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], among: set[asyncio.Future[Any]] | None = None) -> None:
+        tasks = self._tasks if among is None else among
         task = asyncio.create_task(work, name=f"information node {self.name}: request")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -328,7 +335,7 @@ class Node:
             unknown = errors.InvalidInput(f"no verb {verb!r}: there are {', '.join(self._verbs)}")
             self._spawn(self._answer(message, lambda: _raise(unknown)))
         elif not self._done_at_once(verb, sender, message):
-            self._spawn_bounded(message, lambda: answer(sender, message.data))
+            self._spawn_bounded(message, lambda: answer(sender, message.data), waits=verb == "changes")
 
     def _done_at_once(self, verb: str, sender: str, message: api.Message) -> bool:
         if verb == "get":
@@ -393,12 +400,15 @@ class Node:
     def _has_room(self) -> bool:
         return len(self._tasks) < IN_FLIGHT_MAX
 
-    def _spawn_bounded(self, message: api.Message, work: Callable[[], Awaitable[object]]) -> None:
-        if self._has_room:
-            self._spawn(self._answer(message, work))
+    def _spawn_bounded(
+        self, message: api.Message, work: Callable[[], Awaitable[object]], *, waits: bool = False
+    ) -> None:
+        among, most = (self._watching, WATCHING_MAX) if waits else (self._tasks, IN_FLIGHT_MAX)
+        if len(among) < most:
+            self._spawn(self._answer(message, work), among)
         else:
             self.refused += 1
-            full = errors.Overloaded(f"{self.name} has {IN_FLIGHT_MAX} requests in flight", retry_after_s=0.1)
+            full = errors.Overloaded(f"{self.name} has {most} requests in flight", retry_after_s=0.1)
             self._spawn(self._answer(message, lambda: _raise(full)))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:

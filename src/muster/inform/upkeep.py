@@ -191,7 +191,7 @@ async def _all(work: list[_Work]) -> bool:
         async with gate:
             try:
                 await task()
-            except (errors.Unavailable, errors.Refused, errors.NotFound) as error:
+            except errors.MusterError as error:  # also of a record that nobody can read: the others go on
                 desk.events.warning("upkeep-failed", error=error)
                 return False
             return True

@@ -10,6 +10,7 @@ import pytest
 from muster.bus import api, streams
 from muster.core import errors, subjects
 from muster.message import (
+    caring,
     client,
     consuming,
     delivering,
@@ -19,6 +20,7 @@ from muster.message import (
     messages,
     protocol,
     service,
+    settings,
 )
 from muster.testing import eventually, fixtures
 from muster.trust import roles
@@ -177,6 +179,72 @@ async def test_a_delayed_message_that_was_released_is_forgotten_by_the_next_disp
         assert message.body() == "more"
         stream = await (await connect("looker")).open_stream(protocol.STREAM)
         assert await stream.last_for(protocol.DELAY) is None
+        await connection.close()
+
+
+async def test_a_queue_that_nobody_uses_any_more_is_forgotten_and_begins_anew(
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)
+    monkeypatch.setattr(caring, "FORGET_S", 0.0)
+    names = [f"for-{number}" for number in range(20)]
+    wanted = settings.Message(checkpoint_records=10)
+    async with conftest.serving(connect, "first", wanted):
+        connection = await dial()
+        session = connection.session()
+        await session.producer(ORDERS).send("waits")
+        for name in names:
+            await session.producer(destinations.queue(name)).send("done")
+            async with await session.consumer(destinations.queue(name)) as consumer:
+                assert await consumer.receive(30) is not None
+        held = await session.consumer(destinations.queue("consumed"))
+
+        async def listed() -> list[str]:
+            await session.producer(ORDERS).send("another record: a checkpoint comes after some")
+            return [row["queue"] for row in (await connection.ask(protocol.ListQueues())).rows]
+
+        async def only_orders() -> bool:
+            return await listed() == ["orders"]
+
+        await eventually.eventually(only_orders)
+        await session.producer(destinations.queue(names[0])).send("again")
+        await session.producer(destinations.queue("consumed")).send("to whom it may concern")
+        assert await held.receive(30) is not None
+    async with conftest.serving(connect, "second", wanted):
+        consumer = await session.consumer(destinations.queue(names[0]))
+        message = await consumer.receive(30)
+        assert message is not None
+        assert message.body() == "again"
+        others = [await session.consumer(destinations.queue(name)) for name in names]
+        assert [await one.receive_nowait() for one in others] == [None] * 20
+        assert (await anext(aiter(session.browse(ORDERS)))).body() == "waits"
+        await connection.close()
+
+
+async def test_a_queue_is_not_forgotten_while_the_log_has_something_of_it(
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
+):
+    """No checkpoint has cut what is done: a queue that began anew would hand it out again."""
+    looks = 0
+    forget = caring.Caring.forget
+
+    async def look(self: caring.Caring, now: float) -> None:
+        nonlocal looks
+        await forget(self, now)
+        looks += 1
+
+    monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)
+    monkeypatch.setattr(caring, "FORGET_S", -1.0)
+    monkeypatch.setattr(caring.Caring, "forget", look)
+    async with conftest.serving(connect):
+        connection = await dial()
+        session = connection.session()
+        await session.producer(ORDERS).send("done")
+        async with await session.consumer(ORDERS) as consumer:
+            assert await consumer.receive(30) is not None
+        looks = 0
+        await eventually.eventually(lambda: looks > 1)
+        assert await (await session.consumer(ORDERS)).receive_nowait() is None
         await connection.close()
 
 

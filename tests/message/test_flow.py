@@ -7,7 +7,17 @@ import asyncio
 import pytest
 
 from muster.core import errors
-from muster.message import client, destinations, dispatcher, journal, messages, outbox, protocol, service
+from muster.message import (
+    client,
+    consuming,
+    destinations,
+    dispatcher,
+    journal,
+    messages,
+    outbox,
+    protocol,
+    service,
+)
 from muster.testing import eventually, fixtures
 from tests.message import conftest
 
@@ -58,21 +68,31 @@ async def test_a_full_log_has_room_again_when_a_queue_that_nobody_consumes_is_pu
         await connection.close()
 
 
+@pytest.mark.parametrize("kind", ["queue", "topic"])
 async def test_what_expired_and_nobody_consumes_does_not_fill_the_log(
-    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.1)
     monkeypatch.setattr(dispatcher, "SWEEP_S", 0.1)
     async with conftest.serving(connect, max_bytes=2 << 20):
-        connection = await dial()
+        connection = await dial("reader")
         connection.outbox.full_s = 60
-        producer = connection.session().producer(ORDERS)
+        session = connection.session()
+        target = ORDERS if kind == "queue" else destinations.topic("news")
+
+        async def consume() -> consuming.Consumer:
+            if kind == "queue":
+                return await session.consumer(target)
+            return await session.durable_consumer(target, "away")
+
+        await (await consume()).close()
+        producer = session.producer(target)
         for _ in range(120):
             await producer.send(bytes(20_000), ttl_s=0.2)
-        (row,) = (await connection.ask(protocol.ListQueues())).rows
-        assert row["depth"] < 120
+        for row in (await connection.ask(protocol.ListQueues())).rows:
+            assert row["depth"] < 120
         await producer.send("it lives")
-        consumer = await connection.session().consumer(ORDERS)
+        consumer = await consume()
         while (message := await consumer.receive(30)) is not None and message.body() != "it lives":
             continue
         assert message is not None

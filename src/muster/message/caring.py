@@ -20,6 +20,8 @@ from muster.message import (
 
 BROWSE_MAX: Final = 1000
 TOGETHER: Final = 500  # messages moved or purged in one batch
+FORGET_S = 600.0  # after so long without use a queue with nothing in it is forgotten,
+FORGET_TOGETHER: Final = 100  # so many at one time
 
 Waiting = list[tuple[int, messages.Meta, pages.Held]]
 
@@ -32,6 +34,7 @@ class Caring:
         self._counted_at = 0.0
         self._counts: dict[str, tuple[int, int]] = {}  # by queue: stored and delivered so far
         self._rates: dict[str, tuple[float, float]] = {}
+        self._idle: dict[str, tuple[tuple[int, int], float]] = {}  # by queue: its counts, and since when
 
     def count(self, now: float) -> None:
         """Called regularly: the rates are those since the last call."""
@@ -43,6 +46,33 @@ class Caring:
             counts[key] = (stored, delivered)
             rates[key] = (round((stored - before[0]) / took_s, 1), round((delivered - before[1]) / took_s, 1))
         self._counts, self._rates = counts, rates
+
+    async def forget(self, now: float) -> None:
+        """Called regularly: names of queues are without end.
+
+        One begins anew with the next message, so the log must have none of it left: that is so some time
+        after the last was done, when a checkpoint has cut it.
+        """
+        before, self._idle = self._idle, {}
+        for key, one in self._ledger.backlogs.items():
+            if key.startswith(ledger.QUEUE_MARK) and self._is_idle(key):
+                counts = (self._ledger.stored.get(key, 0), one.delivered)
+                was, since = before.get(key, (counts, now))
+                self._idle[key] = (counts, since if was == counts else now)
+        old = [key for key, (_, since) in self._idle.items() if now - since > FORGET_S]
+        for key in old[:FORGET_TOGETHER]:
+            subject = protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))
+            if await self._desk.stream.last_for(subject) is not None:
+                self._idle[key] = (self._idle[key][0], now)
+            elif self._is_idle(key) and not self._is_asked_for(key):
+                self._ledger.forget(key)
+
+    def _is_idle(self, key: str) -> bool:
+        return not self._ledger.depths.get(key) and key not in self._ledger.consumed
+
+    def _is_asked_for(self, key: str) -> bool:
+        """By a consumer that is just being attached."""
+        return any(key in one.consumers.values() for one in self._desk.connections.values())
 
     def queue_rows(self) -> list[dict[str, Any]]:
         rows = []
@@ -178,7 +208,8 @@ class Caring:
         while one is not None and count < limit:
             most = min(TOGETHER, limit - count)
             found, left = await self._waiting(queue, selector, after, most, expired=expired)
-            if not found:
+            one = self._ledger.backlogs.get(key)
+            if not found or one is None:
                 break
             before, after = after, found[-1][0]
             taken: list[int] = []

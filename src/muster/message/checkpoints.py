@@ -62,11 +62,16 @@ async def sweep(over: desk.Desk) -> None:
             topic = topics.Topic.from_subject(page.subject.removeprefix(mark))
             needed_by = [one for text in over.patterns.matching(topic) for one in by_pattern.get(text, [])]
         if needed_by is not None and all(
-            one.is_over(number, over.ledger.end)
-            for number, _ in pages.read(page.sequence, page.data)
-            for one in needed_by
+            all(one.is_over(number, over.ledger.end) for one in needed_by)
+            or (page.subject not in queues and _has_expired(held.raw, over.now_ms()))
+            for number, held in pages.read(page.sequence, page.data)
         ):
             await over.stream.delete(page.sequence)
+
+
+def _has_expired(raw: str, now_ms: int) -> bool:
+    """Then no subscription gets it, be its client there or not."""
+    return '"exp":' in raw and 0 < messages.decode_meta(raw).expiration_ms <= now_ms
 
 
 def _chunks(sequence: int, data: bytes) -> list[ledger.Checkpoint]:

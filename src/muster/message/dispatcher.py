@@ -128,6 +128,7 @@ class Dispatcher:
             if now - self._began_at > self._settings.connection_timeout_s:  # they had time to come back
                 self._attaching.drop_orphans()
             self._caring.count(now)
+            await self._caring.forget(now)
             await self._look_at_the_log()
 
     async def _sweep(self) -> None:

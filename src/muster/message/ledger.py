@@ -147,14 +147,18 @@ class Ledger:
             self.created.pop(key, None)
             self.consumed.discard(key)
         for key in record.dropped:
-            self.backlogs.pop(key, None)
-            self.depths.pop(key, None)
-            self.stored.pop(key, None)
-            self.consumed.discard(key)
+            self.forget(key)
             self.dropped.add(key)
         self.consumed.update(record.consumed)
         self.consumed.difference_update(record.idle)
         self._did(record.last_works)
+
+    def forget(self, key: str) -> None:
+        """A queue. Where the log still has messages of it, they would all come again."""
+        self.backlogs.pop(key, None)
+        self.depths.pop(key, None)
+        self.stored.pop(key, None)
+        self.consumed.discard(key)
 
     def _did(self, works: dict[str, int]) -> None:
         for connection, number in works.items():

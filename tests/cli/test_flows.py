@@ -397,7 +397,7 @@ def test_queues_and_subscriptions_by_hand(up):
     assert queue("orders")["depth"] == 5
     assert {"in_a_second", "out_a_second", "in_flight"} <= queue("orders").keys()
 
-    got = json.loads(message("receive", "queue:orders", "--where", "amount = 1", "--timeout", "30").out)
+    got = json.loads(message("receive", "queue:orders", "--where", "amount = 1", "--timeout", "0").out)
     assert got["body"] == "chairs 1"
     told = queue("orders")
     assert (told["depth"], told["consumers"], told["delivered"], told["matched"]) == (4, 0, 1, 1)

@@ -165,7 +165,7 @@ def send(
 @click.argument("destination")
 @_selector
 @click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="How many.")
-@base.duration("--timeout", None, "Stop after so long without one.", may_be_zero=True)
+@base.duration("--timeout", None, "Stop after so long without one; 0: take what is there.", may_be_zero=True)
 @click.option("--durable", metavar="NAME", help="By the durable subscription of this name.")
 @click.option("--client-id", help="Whose durable subscription it is.")
 @connection.options
@@ -198,7 +198,7 @@ def receive(
         else:
             consumer = await session.durable_consumer(where, durable, selector, prefetch=count)
         for number in range(count):
-            found = await consumer.receive(timeout_s)
+            found = await (consumer.receive_nowait() if timeout_s == 0 else consumer.receive(timeout_s))
             if found is None:
                 raise errors.TimedOut(f"only {number} of {count} messages came from {destination}")
             record = _record(found)

@@ -12,7 +12,7 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.notify import client, known, protocol, service
+from muster.notify import asking, client, known, protocol, service
 from muster.notify import model as models
 from muster.predicates import types
 from muster.testing.eventually import eventually
@@ -81,7 +81,7 @@ async def test_a_grant_that_is_long_over_is_forgotten(notifier, parties, connect
         return len(await bucket.keys("grant.*")) == 1
 
     await eventually(one_is_left)
-    await eventually(lambda: len(served.known.grants_held(now=time.time())) == 1)
+    await eventually(lambda: len(served.known.chains()) == 1)
     assert served.known.believed("boss", "p", now=time.time()).everywhere["_rank"].value == 2
 
 
@@ -111,3 +111,25 @@ def test_what_was_revoked_stays_so_when_the_list_is_read_before_its_authority_is
     knows.take(f"revoked.{key.public}", sealed.encode())
     with pytest.raises(errors.Forbidden, match="revoked"):
         knows.grant_key(chain, now=1002.0)
+
+
+async def test_models_and_grants_are_listed_whole_however_many_there_are(notifier, parties, root):
+    """Nobody could send any more, or revoke, if the list of them had to fit into one message."""
+    await notifier(root=root.key.public, domain="here", serving=False)
+    boss = await parties("boss")
+    words = types.set_of(*(f"word-{'x' * 200}-{number}" for number in range(60)))
+    for number in range(3):
+        await boss.define(models.Model(f"M{number}", {f"set_{n}": words for n in range(40)}))
+    await boss.define(models.Model("alert", {"level": types.INT}, models.Kind.EVENT))
+    assert [one["name"] for one in await asking.defined(boss._bus)] == ["M0", "M1", "M2", "alert"]
+    notes = {f"_note_{number}": "x" * 1000 for number in range(10)}
+    chains = [
+        root.grant("boss", {**notes, "_n": number}, tier=1, now=time.time(), lifetime_s=60)
+        for number in range(120)
+    ]
+    for chain in chains:
+        await boss.present(chain)
+    listed = await asking.granted(boss._bus)
+    assert sorted(one["serial"] for one in listed) == sorted(
+        documents.serial_of(chain[0]) for chain in chains
+    )

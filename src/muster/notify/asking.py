@@ -112,14 +112,25 @@ async def _state_of(bus: api.Bus, party: str, timeout_s: float) -> protocol.Valu
     return {}
 
 
+async def _pages(bus: api.Bus, question: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    ask = protocol.Ask()
+    while True:
+        told = await _anybody(bus, question, ask)
+        found += told.parties
+        if "next" not in told.facts:
+            return found
+        ask = protocol.Ask(party=told.facts["next"])
+
+
 async def check(bus: api.Bus, policy: str) -> dict[str, Any]:
     """Typed against the domain's models, with its cost; raises what is wrong with it."""
     return dict((await _anybody(bus, "check", protocol.Ask(expression=policy))).facts)
 
 
 async def defined(bus: api.Bus) -> list[dict[str, Any]]:
-    """The models there are."""
-    return list((await _anybody(bus, "models", protocol.Ask())).parties)
+    """The models there are: those of parties, then those of events."""
+    return sorted(await _pages(bus, "models"), key=lambda one: str(one["of"]), reverse=True)
 
 
 async def revoked(bus: api.Bus, issuer: str) -> tuple[int, frozenset[str]]:
@@ -130,4 +141,4 @@ async def revoked(bus: api.Bus, issuer: str) -> tuple[int, frozenset[str]]:
 
 async def granted(bus: api.Bus) -> list[dict[str, Any]]:
     """The grants there are, with whether each is believed."""
-    return list((await _anybody(bus, "grants", protocol.Ask())).parties)
+    return sorted(await _pages(bus, "grants"), key=lambda one: (str(one["holder"]), one["expires_at"]))

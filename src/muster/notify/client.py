@@ -228,7 +228,8 @@ class Parties:
 
     async def _models(self) -> models.Vocabulary:
         vocabulary = models.Vocabulary()
-        with contextlib.suppress(errors.Unavailable):  # whoever admits the event checks it as well
+        # Whoever admits the event checks it as well.
+        with contextlib.suppress(errors.Unavailable, errors.LimitExceeded):
             for one in await asking.defined(self._bus):
                 vocabulary.add(known.model_of(msgspec.convert(one, protocol.Define)))
         return vocabulary

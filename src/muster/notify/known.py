@@ -237,30 +237,26 @@ class Known:
         chain = self._chains[granted.holder][granted.serial]
         return documents.open_sealed(chain[0], documents.Grant)[0].issued_at
 
-    def grants_held(self, *, now: float) -> list[dict[str, object]]:
-        """Every grant there is, for people."""
-        listed: list[dict[str, object]] = []
-        for holder, chains in self._chains.items():
-            for serial, chain in chains.items():
-                grant = documents.open_sealed(chain[0], documents.Grant)[0]
-                found = self._verify(chain, self._anywhere(grant), now)
-                authority = (
-                    "" if len(chain) == 1 else documents.open_sealed(chain[1], documents.Mandate)[0].name
-                )
-                listed.append(
-                    {
-                        "serial": serial,
-                        "mandates": list(map(documents.serial_of, chain[1:])),
-                        "holder": holder,
-                        "attributes": dict(grant.attributes),
-                        "tier": grant.tier,
-                        "authority": authority or "root",
-                        "scope": {name: value for name in SCOPES if (value := getattr(grant.scope, name))},
-                        "expires_at": grant.expires_at,
-                        "status": str(found.reason) if isinstance(found, grants.Refusal) else "valid",
-                    }
-                )
-        return listed
+    def chains(self) -> dict[str, tuple[str, ...]]:
+        """Every grant there is, by its serial."""
+        return {serial: chain for held in self._chains.values() for serial, chain in held.items()}
+
+    def shown(self, serial: str, chain: tuple[str, ...], *, now: float) -> dict[str, object]:
+        """A grant, for people."""
+        grant = documents.open_sealed(chain[0], documents.Grant)[0]
+        found = self._verify(chain, self._anywhere(grant), now)
+        authority = "" if len(chain) == 1 else documents.open_sealed(chain[1], documents.Mandate)[0].name
+        return {
+            "serial": serial,
+            "mandates": list(map(documents.serial_of, chain[1:])),
+            "holder": grant.holder,
+            "attributes": dict(grant.attributes),
+            "tier": grant.tier,
+            "authority": authority or "root",
+            "scope": {name: value for name in SCOPES if (value := getattr(grant.scope, name))},
+            "expires_at": grant.expires_at,
+            "status": str(found.reason) if isinstance(found, grants.Refusal) else "valid",
+        }
 
 
 def _value(value: documents.Value) -> types.Value:

@@ -139,7 +139,7 @@ class Present(messages.Message, frozen=True, kw_only=True, tag="notify-trust/1",
 
 class Ask(messages.Message, frozen=True, kw_only=True, tag="notify-ask/1", omit_defaults=True):
     expression: Expression = ""
-    party: str = ""  # a full name
+    party: str = ""  # a full name; of models and grants, after which one to go on
     event: Send | None = None
     sender: str = ""
     state: Values = msgspec.field(default_factory=dict)  # the sender's own, as its holder tells it

@@ -5,8 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from muster.core import errors, messages
 from muster.notify import model as models
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 
 NEAR_MISSES = 5
 LOOKED_AT = 2000
+PAGE_BYTES = 400_000
 PARTY_BYTES, NAME_BYTES = 64, 16  # at the least, in an answer
+
+_JSON = msgspec.json.Encoder()
 
 
 def answer(notifier: service.Notifier, question: str, ask: protocol.Ask) -> protocol.Told:
@@ -35,11 +40,16 @@ def answer(notifier: service.Notifier, question: str, ask: protocol.Ask) -> prot
         case "check":
             return _check(notifier, ask)
         case "models":
-            listed = [*notifier.known.vocabulary.parties.values(), *notifier.known.vocabulary.events.values()]
-            return protocol.Told(notifier=notifier.name, parties=tuple(_model(one) for one in listed))
+            known = notifier.known.vocabulary
+            models_of = {
+                f"{one.kind.value}.{one.name}": one
+                for one in (*known.parties.values(), *known.events.values())
+            }
+            return _page(notifier, ask, models_of, lambda key: _model(models_of[key]))
         case "grants":
-            return protocol.Told(
-                notifier=notifier.name, parties=tuple(notifier.known.grants_held(now=time.time()))
+            now, chains = time.time(), notifier.known.chains()
+            return _page(
+                notifier, ask, chains, lambda serial: notifier.known.shown(serial, chains[serial], now=now)
             )
         case "revoked":
             held = notifier.known.revocations.lists.get(ask.expression)
@@ -51,6 +61,21 @@ def answer(notifier: service.Notifier, question: str, ask: protocol.Ask) -> prot
             facts = {"counts": dict(notifier.counts), "shards": sorted(notifier.held)}
             return protocol.Told(notifier=notifier.name, count=len(notifier.engine), facts=facts)
     raise errors.InvalidInput(f"nobody answers {question[:40]!r} here")
+
+
+def _page(
+    notifier: service.Notifier, ask: protocol.Ask, keys: Iterable[str], made: Callable[[str], dict[str, Any]]
+) -> protocol.Told:
+    """Of what there may be any number of: as much as fits, in order, and where to go on."""
+    listed: list[dict[str, Any]] = []
+    size, last = 0, ""
+    for key in sorted(key for key in keys if key > ask.party):
+        if size > PAGE_BYTES:
+            return protocol.Told(notifier=notifier.name, parties=tuple(listed), facts={"next": last})
+        listed.append(made(key))
+        size += len(_JSON.encode(listed[-1]))
+        last = key
+    return protocol.Told(notifier=notifier.name, parties=tuple(listed))
 
 
 def _model(model: models.Model) -> dict[str, Any]:

@@ -36,6 +36,13 @@ async def test_pages_left_open_while_the_domain_restarts_recover_by_themselves(t
             await apart.until("document.getElementById('live-state').textContent === 'domain away'")
             assert "muster up" in await apart.page.inner_text("main")
             await apart.keep("domain-away")
+            with conftest.Api(conftest.Running(running.place, url), "olga") as olga:
+                assert olga.get("/alerts").status_code == 503  # and not: there are none
+                assert "error" in olga.get("/overview").json()["alerts"]
+            await apart.open("/")
+            await apart.page.wait_for_selector("#alerts >> text=muster up", timeout=60_000)
+            assert "all quiet" not in await apart.page.inner_text("main")
+            await apart.open("/contexts")
             conftest.start(running.place, port=urlsplit(running.url).port or 0)
             for here in (own, apart):
                 await here.live(timeout_s=90)

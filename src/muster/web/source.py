@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from pathlib import Path
@@ -70,6 +69,10 @@ class Source(hearing.Hearing):
         return await self._ask("rollouts", "manage", 2.0, lambda bus: self._manage(bus).rollouts())
 
     # Reports
+
+    def must_hear(self) -> None:
+        """Raises where the domain is away: that nothing was heard then does not mean that nothing is."""
+        _ = self.link.bus
 
     async def system(self) -> reports.SystemReport | None:
         """The pipeline's, as long as it is not old; else made from the reports that came by."""
@@ -138,12 +141,24 @@ class Source(hearing.Hearing):
     async def alerts(self) -> list[messages.Alert]:
         """Those of the pipeline, and of budgets; the worst first."""
         found = list(self._budgets.values())
-        with contextlib.suppress(errors.Unavailable):  # no pipeline: then there are none of its alerts
+        try:
             found += await self._ask(
                 "alerts", "alerts", 5.0, lambda bus: pipeline_client.Client(bus).alerts()
             )
+        except (errors.NotConnected, errors.TimedOut):
+            raise  # nobody says that all is well
+        except errors.Unavailable:
+            pass  # no pipeline: then there are none of its alerts
         order = {messages.Level.CRITICAL: 0, messages.Level.WARNING: 1, messages.Level.INFO: 2}
         return sorted(found, key=lambda one: (order[one.level], -one.since_ms, one.rule, one.about))
+
+    async def judged(self) -> bool:
+        """Whether there is a pipeline, which judges rules."""
+        try:
+            await self.progress()
+        except errors.Unavailable:
+            return False
+        return True
 
     async def silences(self) -> list[dict[str, Any]]:
         found = await self._ask("silences", "alerts", 5.0, lambda bus: pipeline_client.Client(bus).silences())

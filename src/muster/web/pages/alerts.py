@@ -9,7 +9,10 @@ from muster.web.pages import view, widgets
 from muster.web.pages.html import Child, Markup, join, tag
 
 
-def listed(seen: view.View, found: Sequence[messages.Alert]) -> Markup:
+async def listed(seen: view.View, found: Sequence[messages.Alert]) -> Markup:
+    if not found and not await seen.known.source.judged():
+        hint = join("No pipeline judges rules: ", tag("code", "muster pipeline run"), ".")
+        return widgets.empty("Every budget has room.", hint)
     rows: list[list[Child]] = [
         [
             widgets.badge(one.level.value),
@@ -44,7 +47,7 @@ def alerts(seen: view.View) -> view.Page:
     source = seen.known.source
 
     async def firing() -> Markup:
-        return listed(seen, (await source.alerts())[:200])
+        return await listed(seen, (await source.alerts())[:200])
 
     async def silences() -> Markup:
         rows: list[list[Child]] = [

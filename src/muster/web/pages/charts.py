@@ -200,8 +200,8 @@ class Edge:
 def graph(nodes: Sequence[Node], edges: Sequence[Edge], *, label: str) -> Markup:
     """Brokers in a ring, and what joins them; thicker carries more, dashed is down."""
     height = 360 if len(nodes) > 2 else 150
-    middle_x, middle_y = WIDTH / 2, height / 2 - 8
-    across, down = WIDTH / 2 - 110, height / 2 - 70
+    middle_x, middle_y = WIDTH / 2, height / 2 - 4
+    across, down = WIDTH / 2 - 110, height / 2 - 78  # room for words, larger on a phone, above and below
     places: dict[str, tuple[float, float]] = {}
     for index, one in enumerate(nodes):
         angle = 2 * math.pi * index / len(nodes) - math.pi / 2

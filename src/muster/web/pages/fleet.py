@@ -44,6 +44,8 @@ def tree(seen: view.View) -> view.Page:
 
     async def groups() -> Markup:
         found = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
+        if not found["groups"]:
+            source.must_hear()
         largest = max((one["machines"] for one in found["groups"]), default=1)
         rows: list[list[Child]] = [
             [
@@ -94,6 +96,8 @@ def _machines(seen: view.View, group: str) -> view.Section:
         rows, total, next_ = await seen.known.source.machines.page(
             group=group, state=seen.asked("state"), after=seen.asked("after"), limit=SHOWN
         )
+        if not rows:
+            seen.known.source.must_hear()
         made: list[list[Child]] = [
             [
                 widgets.link(one["machine"], "/node", name=one["machine"]),

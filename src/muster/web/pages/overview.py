@@ -21,8 +21,6 @@ def overview(seen: view.View) -> view.Page:
 
     async def figures() -> Markup:
         machines = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
-        alerts = [one for one in await source.alerts() if one.state is messages.AlertState.FIRING]
-        worst = any(one.level is messages.Level.CRITICAL for one in alerts)
         rates = source.load[-1][1] if source.load else {}
         through = sum(rate for name, rate in rates.items() if name.endswith(" in"))
         stale = machines["stale"]
@@ -34,7 +32,7 @@ def overview(seen: view.View) -> view.Page:
                 "Stale",
                 f"{stale:,}",
                 "silent for over 2.5 periods",
-                look="warn" if stale else "good",
+                look="warn" if stale else "good" if machines["machines"] else "",
                 href=view.to("/tree", state="stale"),
             ),
             widgets.tile(
@@ -44,13 +42,7 @@ def overview(seen: view.View) -> view.Page:
                 href="/capacity",
             ),
             await _resources(source),
-            widgets.tile(
-                "Alerts firing",
-                len(alerts),
-                "critical" if worst else "none critical" if alerts else "all quiet",
-                look="bad" if worst else "warn" if alerts else "good",
-                href="/alerts",
-            ),
+            await _alerts(source),
             widgets.tile(
                 "Reports", f"{source.machines.rows_per_s():,.0f}/s", "reaching the top", href="/pipeline"
             ),
@@ -60,6 +52,7 @@ def overview(seen: view.View) -> view.Page:
     async def machines() -> Markup:
         found = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
         if not found["machines"]:
+            source.must_hear()
             return widgets.empty(
                 "No machine has reported yet.",
                 join(
@@ -130,7 +123,8 @@ def overview(seen: view.View) -> view.Page:
 
     async def firing() -> Markup:
         found = await source.alerts()
-        return join(alerts_.listed(seen, found[:8]), widgets.more("All alerts", "/alerts") if found else None)
+        listed = await alerts_.listed(seen, found[:8])
+        return join(listed, widgets.more("All alerts", "/alerts") if found else None)
 
     async def changes() -> Markup:
         found = list(source.changes)[-CHANGES_SHOWN:]
@@ -171,6 +165,8 @@ def overview(seen: view.View) -> view.Page:
 async def _no_system(source: Any) -> Markup:
     try:
         progress = await source.progress()
+    except errors.NotConnected:
+        raise
     except errors.MusterError:
         hint = join("Start one: ", tag("code", "muster pipeline run"), ".")
         return widgets.empty("No pipeline has made a report of the whole fleet.", hint)
@@ -199,6 +195,22 @@ def _means(systems: Systems, name: str, scale: float) -> list[charts.Point]:
 
 def _groups(machines: dict[str, Any]) -> str:
     return f"in {widgets.count(len(machines['groups']), 'group')}"
+
+
+async def _alerts(source: Any) -> Markup:
+    try:
+        found = [one for one in await source.alerts() if one.state is messages.AlertState.FIRING]
+    except errors.Unavailable:
+        return widgets.tile("Alerts firing", "–", "nobody answers", href="/alerts")
+    worst = any(one.level is messages.Level.CRITICAL for one in found)
+    judged = bool(found) or await source.judged()
+    return widgets.tile(
+        "Alerts firing",
+        len(found),
+        "critical" if worst else "none critical" if found else "all quiet" if judged else "no rule is judged",
+        look="bad" if worst else "warn" if found else "good" if judged else "",
+        href="/alerts",
+    )
 
 
 async def _resources(source: Any) -> Markup:

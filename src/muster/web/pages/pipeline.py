@@ -251,7 +251,9 @@ def capacity(seen: view.View) -> view.Page:
         return join(
             widgets.tiles(
                 widgets.tile(
-                    "Predicted", widgets.seconds(found["predicted_max_s"]), "the model's worst case"
+                    "Predicted",
+                    widgets.seconds(found["predicted_max_s"] if found["channels"] else None),
+                    "the model's worst case",
                 ),
                 widgets.tile(
                     "Measured", widgets.seconds(found["measured_max_s"]), "the oldest on arrival, last 2 min"
@@ -263,7 +265,7 @@ def capacity(seen: view.View) -> view.Page:
                     look="" if holds is None else "good" if holds else "warn",
                 ),
                 widgets.tile(
-                    "Levels of channels", found["levels"], widgets.count(len(found["channels"]), "channel")
+                    "Levels", found["levels"], f"sensors, {widgets.count(len(found['channels']), 'channel')}"
                 ),
             ),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,9 +59,14 @@ def empty(what: str, hint: Child = "") -> Markup:
 
 
 def problem(what: str, hint: str | None) -> Markup:
-    return tag(
-        "div", tag("p", what), tag("p", hint, cls="hint") if hint else None, cls="problem", role="note"
-    )
+    """An error of ours; what it quotes in `…` is a command."""
+    said = tag("p", _quoting(hint), cls="hint") if hint else None
+    return tag("div", tag("p", _quoting(what)), said, cls="problem", role="note")
+
+
+def _quoting(text: str) -> Markup:
+    parts = re.split("`([^`]*)`", text)
+    return join(*(tag("code", part) if place % 2 else part for place, part in enumerate(parts)))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Child]], *, label: str, none: Child = "") -> Markup:

@@ -49,6 +49,8 @@ async def audit(
 
 
 def select(known: state.State, *, who: str = "", what: str = "", target: str = "") -> list[messages.Decision]:
+    if not known.source.decisions:
+        known.source.must_hear()
     return [
         one
         for one in reversed(known.source.decisions)

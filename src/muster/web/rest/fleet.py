@@ -52,11 +52,14 @@ async def facts(source: Any) -> dict[str, Any]:
         found["resources"] = await source.summary()
     except errors.Unavailable as error:
         found["resources"] = {"error": error.message}
-    alerts = await source.alerts()
-    found["alerts"] = {
-        level.value: sum(one.level is level and one.state is messages.AlertState.FIRING for one in alerts)
-        for level in messages.Level
-    }
+    try:
+        alerts = await source.alerts()
+        found["alerts"] = {
+            level.value: sum(one.level is level and one.state is messages.AlertState.FIRING for one in alerts)
+            for level in messages.Level
+        }
+    except errors.Unavailable as error:
+        found["alerts"] = {"error": error.message}
     return found
 
 
@@ -79,6 +82,8 @@ async def groups(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
     found = await known.source.machines.summary()
+    if not found["groups"]:
+        known.source.must_hear()
     return base.cut(found["groups"], cursor, limit)
 
 
@@ -109,6 +114,8 @@ async def nodes(
     rows, total, next_ = await known.source.machines.page(
         group=group, state=state_, after=cursor, limit=limit
     )
+    if not rows:
+        known.source.must_hear()
     return base.page(rows, next_, total=total)
 
 

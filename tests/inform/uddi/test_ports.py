@@ -429,6 +429,34 @@ async def test_what_is_wrong_gets_its_code(uddi):
         assert await uddi.fault(body) == code, body
 
 
+async def test_of_a_save_with_one_fault_nothing_is_written(uddi):
+    token = await published(uddi)
+    sides = "".join(
+        f'<keyedReference tModelKey="uddi:muster:boundingbox" keyName="{side}" keyValue="far"/>'
+        for side in ("minX", "minY", "maxX", "maxY")
+    )
+    many = "".join(
+        f'<keyedReference tModelKey="{KEYWORDS}" keyName="k{number}" keyValue="{"v" * 200}"/>'
+        for number in range(99)
+    )
+    service = "<businessService><name>{}</name><categoryBag>{}</categoryBag></businessService>"
+    good = service.format("good", many[: many.index("/>") + 2])
+    for wrong, code in (
+        (
+            f'<keyedReferenceGroup tModelKey="uddi:muster:boundingbox">{sides}</keyedReferenceGroup>',
+            "E_invalidValue",
+        ),
+        (
+            '<keyedReference tModelKey="uddi:muster:lease" keyName="lease_s" keyValue="-1"/>',
+            "E_valueNotAllowed",
+        ),
+        (many, "E_messageTooLarge"),
+    ):
+        asked = f"<save_service>{token}{good}{service.format('bad', wrong)}</save_service>"
+        assert await uddi.fault(asked) == code
+    assert await found(uddi, "<find_service><name>good</name></find_service>") == []
+
+
 async def test_each_port_answers_only_its_own(uddi):
     assert await uddi.fault('<get_authToken userID="a" cred="b"/>', "/uddi/inquiry") == "E_unsupported"
     assert await uddi.fault("<find_business/>", "/juddiv3/services/publish") == "E_unsupported"

@@ -130,7 +130,7 @@ def bag_matches(
         held = [inner for name, inner in there.groups if name == model]
         if model == BOX:
             wanted_box = box(references)
-            return any(boxes_meet(wanted_box, each) for each in map(_box_of, held) if each is not None)
+            return any(boxes_meet(wanted_box, each) for each in map(box_of, held) if each is not None)
         return any(
             all(any(_same_reference(each, other, same) for other in inner) for each in references)
             for inner in held
@@ -184,8 +184,8 @@ def box(references: Iterable[entities.Reference]) -> Box:
     return west, south, east, north
 
 
-def _box_of(references: Iterable[entities.Reference]) -> Box | None:
-    """Of what is held: a plain entry may say anything of its place."""
+def box_of(references: Iterable[entities.Reference]) -> Box | None:
+    """Of what is held, here or elsewhere: it may say anything of its place."""
     try:
         return box(references)
     except errors.Refused:

@@ -146,7 +146,6 @@ class Publication:
             if business != records.DOMAIN_KEY:
                 self._check_owner(parent, publisher)
         key = save.element.get("serviceKey") or ""
-        records.lease_s(given)  # its faults are told before anything is written
         taken: set[str] = set()
         bindings = entities.bindings(given)
         for one in bindings:
@@ -220,8 +219,9 @@ class Publication:
 
     async def _write(self, planned: Sequence[_Save], publisher: registry.Publisher) -> None:
         order = {"service": 0, "tmodel": 1, "business": 2}
+        for save in planned:
+            records.check(save.kind, save.element)
         for save in sorted(planned, key=lambda one: order[one.kind]):
-            schema.checked(save.element)  # what goes in must come out again
             await self._registry.put(publisher, save.kind, save.element, save.before)
 
     # Deleting.

@@ -22,6 +22,7 @@ from muster.soap import datatypes, xml
 
 U = schema.UDDI
 XML_BYTES_MAX = protocol.VALUE_BYTES_MAX
+SPARE_BYTES = 64  # for what is added when it is kept
 
 #: The business whose services are those that no business was named for.
 DOMAIN_KEY = "uddi:muster:domain"
@@ -119,8 +120,9 @@ def _metadata(bag: entities.Bag) -> protocol.Attributes:
         if one.model == matching.KEYWORDS and one.name and one.name not in services.RESERVED | _OWN
     }
     for model, references in bag.groups:
-        if model == matching.BOX:
-            west, south, east, north = matching.box(references)
+        place = matching.box_of(references) if model == matching.BOX else None
+        if place is not None:
+            west, south, east, north = place
             middle = (west + (east if west <= east else east + 360.0)) / 2
             found |= {"lon": middle if middle <= 180.0 else middle - 360.0, "lat": (south + north) / 2}
     return found
@@ -149,6 +151,23 @@ def lease_s(element: xml.Element) -> float:
                 raise schema.Invalid(f"a lease of {one.value[:40]!r} seconds")
             return seconds
     return 0.0
+
+
+def check(kind: str, element: xml.Element) -> None:
+    """Whether it can be kept."""
+    schema.checked(element)  # what goes in must come out again
+    for model, references in entities.bag(element).groups:
+        if model == matching.BOX:
+            matching.box(references)
+    if kind == "service":
+        lease_s(element)
+    size = len(xml.write(element, schema.PREFIXES))
+    if size > XML_BYTES_MAX:
+        raise errors.LimitExceeded(f"an entity of {size} bytes: the most is {XML_BYTES_MAX}")
+    if len(protocol.encode(attributes(kind, element, 0.0))) > protocol.ATTRIBUTES_BYTES_MAX - SPARE_BYTES:
+        raise errors.LimitExceeded(
+            f"names, keys and categories take over {protocol.ATTRIBUTES_BYTES_MAX - SPARE_BYTES} bytes"
+        )
 
 
 # Back again.

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
 
+from muster.bus.memory import network
+from muster.inform import client, service
+from muster.testing import clock
 from tests.inform import simulation
 
 
@@ -25,3 +31,29 @@ def test_a_thousand_seeds(first: int):
 
 def test_a_seed_is_a_run():
     assert simulation.run(3).history == simulation.run(3).history
+
+
+def test_who_was_cut_off_for_longer_than_deletions_are_remembered_keeps_nothing_deleted():
+    async def cut_off() -> None:
+        net = network.Network(1)
+        short = msgspec.structs.replace(simulation.SETTINGS, tombstone_s=30.0)
+        nodes = [
+            await service.start(await net.connect(name), settings=short, now_ns=net.now_ns)
+            for name in ("n1", "n2")
+        ]
+        contexts = client.Client(await net.connect("ann"), node="n1", timeout_s=15.0)
+        await asyncio.sleep(5.0)
+        await contexts.put("kept", b"v", ack="replicated")
+        await contexts.put("deleted", b"v", ack="replicated")
+        net.cut("n2")
+        await contexts.delete("deleted")
+        await asyncio.sleep(100.0)
+        assert await nodes[0].desk.log.last("deleted") is None, "it is forgotten"
+        net.heal()
+        await asyncio.sleep(20.0)
+        for node in nodes:
+            assert node.failure() is None
+            assert list(node.desk.copies.index) == ["kept"]
+            await node.close()
+
+    clock.run_virtual(cut_off())

@@ -115,9 +115,9 @@ class ContextLog:
     def follow(self, first: int) -> api.Following:
         return self._stream.follow(first, gaps=True)
 
-    async def forget(self, key: str) -> None:
-        """All of a context that was deleted long ago."""
-        await self._stream.purge(subject=protocol.log_subject(key))
+    async def forget(self, key: str, deleted_at: int) -> None:
+        """All of a context up to that sequence, its deletion; it may have been written again since."""
+        await self._stream.purge(subject=protocol.log_subject(key), before=deleted_at + 1)
 
 
 def entry_of(stored: api.StoredMessage, key: str | None = None) -> Entry:

@@ -75,7 +75,10 @@ class Upkeep:
 
     async def probe(self) -> None:
         shared = self._desk
+        deaf_s = shared.now_s() - shared.fresh_at_s
         try:
+            if deaf_s > shared.settings.tombstone_s:
+                await self._drop_forgotten()
             await shared.refresh(shared.settings.timeout_s)
         except errors.Unavailable:
             self._steady_since_s = None
@@ -89,6 +92,20 @@ class Upkeep:
             for node in shared.directory.lose(now_s):
                 desk.events.warning("node-lost", lost=node, by=shared.name)
             await self.mend()
+
+    async def _drop_forgotten(self) -> None:
+        """We were deaf for so long that what was deleted meanwhile may have left no trace in the log."""
+        shared = self._desk
+        await shared.log.ends_at()  # as long as it is silent there is nothing to look up
+
+        async def look_up(key: str) -> None:
+            if await shared.log.last(key) is None:
+                shared.drop(key)
+
+        keys = list(shared.copies.index)
+        for first in range(0, len(keys), CHUNK):
+            if not await _all([partial(look_up, key) for key in keys[first : first + CHUNK]]):
+                raise errors.Unavailable("the log went silent again")
 
     async def mend(self) -> None:
         """Make copies again that went with a lost node, and those that a new node makes possible."""
@@ -162,6 +179,7 @@ class Upkeep:
         """Expired contexts become deleted ones; what was deleted long ago is forgotten."""
         shared = self._desk
         now_ns = shared.now_ns()
+        members = [shared.name, *shared.directory.nodes]
         work: list[_Work] = []
         while shared.due and shared.due[0][0] <= now_ns:
             _, key = heapq.heappop(shared.due)
@@ -170,8 +188,8 @@ class Upkeep:
                 continue
             if copy.deleted:
                 if (copy.stamp >> 16) * 1_000_000 + shared.settings.tombstone_s * 1e9 <= now_ns:
-                    if not copy.temporary and copy.holders[0] == shared.name:
-                        work.append(partial(shared.log.forget, key))
+                    if not copy.temporary and placement.responsible(copy.holders, members) == shared.name:
+                        work.append(partial(shared.log.forget, key, copy.sequence))
                     shared.drop(key)
             elif 0 < copy.expires_at_ns <= now_ns:
                 if copy.temporary:

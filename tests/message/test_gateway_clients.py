@@ -110,6 +110,40 @@ async def test_a_drained_link_has_got_all_that_waited(gateway: server.Gateway, d
     assert await asyncio.to_thread(work) == 5
 
 
+async def test_a_message_that_is_sent_on_says_what_its_last_sender_said(
+    gateway: server.Gateway, dial: conftest.Dial
+):
+    def work() -> tuple[raw_client.Raw, Any]:
+        raw = raw_client.Raw(gateway.port, "first-and-last")
+        sender = raw.session.sender("out")
+        sender.target.address = "queue:orders"
+        sender.open()
+        receiver = raw_client.receiver(raw, "queue:done")
+        raw.until(lambda: sender.credit > 0)
+        delivery = sender.delivery("one")
+        said = proton.Message(id="mine", body="chairs", properties={"amount": 4}, priority=9, durable=True)
+        sender.send(said.encode())
+        sender.advance()
+        raw.until(lambda: delivery.remote_state)
+        return raw, receiver
+
+    raw, receiver = await asyncio.to_thread(work)
+    session = (await dial()).session()
+    message = await (await session.consumer(ORDERS)).receive(30)
+    assert message is not None
+    message.clear_properties()
+    message.properties["paid"] = True
+    await session.producer(destinations.queue("done"), priority=2).send(message)
+    got, _ = await asyncio.to_thread(raw_client.receive, raw, receiver)
+    assert (got.body, got.properties, got.priority, got.id) == (
+        "chairs",
+        {"paid": True},
+        2,
+        message.message_id,
+    )
+    raw.socket.close()
+
+
 async def test_who_never_settles_costs_bounded_memory(
     gateway: server.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):

@@ -273,6 +273,13 @@ class Session:
             case Mode.TRANSACTED:
                 self.unacknowledged.append(received)
 
+    def unhand(self, received: consuming.Received) -> bool:
+        """Whether the application still had it."""
+        there = received in self.unacknowledged
+        if there:
+            self.unacknowledged.remove(received)
+        return there
+
     def _held(self) -> dict[str, list[int]]:
         found = consuming.by_key(self.unacknowledged)
         for key, sequences in self._lazy.items():

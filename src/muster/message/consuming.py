@@ -72,7 +72,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> messages.Message:
-        found = await self.receive()
+        found = None if self.closed else await self.receive()
         if found is None:
             raise StopAsyncIteration
         return found
@@ -118,19 +118,22 @@ class Consumer:
         """Hand each message to ``handler``, one after the other. One that it fails with comes again; in a
         session that keeps what was received, when that is rolled back or recovered.
         """
-        keeps = self.session.keeps
+        session = self.session
         while not self.closed and (received := await self._wait()) is not None:
-            if keeps:  # before: the handler may commit it, or acknowledge it
-                self.session.handed(received)
+            if session.keeps:  # before: the handler may commit it, or acknowledge it
+                session.handed(received)
+            else:
+                session.unacknowledged.append(received)  # if it never ends, it has been seen all the same
             try:
                 await handler(received.message)
             except Exception as error:  # noqa: BLE001 - whatever it is, the message is not acknowledged
                 events.warning("listener-failed", error=error)
-                if not keeps:
+                if not session.keeps and session.unhand(received):
                     await self.take_back([received])
             else:
-                if not keeps:
-                    self.session.handed(received)
+                if not session.keeps:
+                    session.unhand(received)
+                    session.handed(received)
 
     async def _wait(self, timeout_s: float | None = None) -> Received | None:
         if self.closed:
@@ -436,7 +439,9 @@ class FedConsumer(Consumer):
         session.flush_lazy()
         await session.connection.outbox.idle(connection_.CLOSE_S)
         await super().close()
-        if session.closed or not any(one.consumer is self for one in session.unacknowledged):
+        if session.closed or not (
+            session.keeps and any(one.consumer is self for one in session.unacknowledged)
+        ):
             await self.leave()
             return
         session.leaving.append(self)

@@ -209,6 +209,7 @@ class Producer:
         message.delivery_time_ms = now_ms + round(delay_s * 1000) if delay_s else 0
         message.expiration_ms = now_ms + round(ttl_s * 1000) if ttl_s else 0
         message.origin = self._connection.origin
+        message.amqp = None  # of one that was received: what its first sender said is no longer so
 
 
 def _checked(priority: int) -> int:

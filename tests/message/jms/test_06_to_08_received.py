@@ -65,6 +65,29 @@ async def test_8_7_a_listener_acknowledges_and_commits_what_it_was_handed(
         assert await _left(plain) == []
 
 
+async def test_8_7_what_a_listener_had_when_it_was_stopped_has_been_seen(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    session = (await dial()).session()
+    await session.producer(ORDERS).send("one")
+    began = asyncio.Event()
+
+    async def handle(_: messages.Message) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    consumer = await session.consumer(ORDERS)
+    listening = asyncio.create_task(consumer.listen(handle))
+    await asyncio.wait_for(began.wait(), 30)
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    await consumer.close()
+    consumer = await session.consumer(ORDERS)
+    async for message in consumer:
+        assert (message.body(), message.redelivered) == ("one", True)
+        await consumer.close()  # and with that the loop ends
+
+
 async def test_6_2_7_what_a_closed_consumer_received_is_still_its_sessions(
     dispatcher: service.Service, dial: conftest.Dial
 ):

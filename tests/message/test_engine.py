@@ -281,6 +281,7 @@ def test_an_unknown_handle_ends_its_session(said: bytes):
         b"\x00\x00\x00\x10\x02\x00\x00\x00\x00\x53\x14\xff\xff\xff\xff\xff",
         b"\x00\x00\x00\x0d\x02\x00\x00\x00\x00\x53\x14\x45\x00",
         frames.disposition(0, 0, 5, b"\x00\x53")[:-1] + b"\xd0",
+        frames.disposition(0, 5, 2, frames.ACCEPTED_STATE),
     ],
 )
 def test_a_malformed_frame_closes_the_connection_and_says_so(said: bytes):

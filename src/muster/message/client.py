@@ -295,11 +295,18 @@ class Session:
         self.check_open()
         received, self.unacknowledged = self.unacknowledged, []
         if acks := consuming.by_key(received):
-            await self.connection.submit([], acks)
+            try:
+                await self.connection.submit([], acks)
+            except errors.MusterError:
+                self.unacknowledged[:0] = received  # so that it can be tried again, or given back
+                raise
         await self._let_go()
 
     async def commit(self) -> None:
-        """All that was sent and received since the last one: as a whole, or `TransactionRolledBack`."""
+        """All that was sent and received since the last one: as a whole, or `TransactionRolledBack`.
+
+        `errors.Unavailable`: no dispatcher has answered for long, and it may have been done or not.
+        """
         self._check_transacted()
         sends, self.sends = self.sends, []
         received, self.unacknowledged = self.unacknowledged, []
@@ -311,7 +318,7 @@ class Session:
         except errors.MusterError as error:
             self.unacknowledged[:0] = received
             await self._give_back()
-            if isinstance(error, faults.TransactionRolledBack):
+            if isinstance(error, faults.TransactionRolledBack | errors.Unavailable):
                 raise
             raise faults.TransactionRolledBack(f"the commit failed: {error.message}") from error
         await self._let_go()

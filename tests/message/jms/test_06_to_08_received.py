@@ -8,6 +8,7 @@ import pytest
 
 from muster.core import errors
 from muster.message import client, consuming, destinations, faults, messages, protocol, service
+from muster.testing import fixtures
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
@@ -123,6 +124,19 @@ async def test_6_2_7_what_a_closed_consumer_received_is_still_its_sessions(
         await _acknowledge(session, message)
         await session.unsubscribe("kept")
         assert not session.leaving
+
+
+async def test_6_2_7_a_commit_that_nobody_answered_is_not_said_to_be_rolled_back(
+    dial: conftest.Dial, connect: fixtures.Connect
+):
+    async with conftest.serving(connect):
+        connection = await dial()
+        session = connection.session(client.Mode.TRANSACTED)
+        await connection.session().producer(ORDERS).send("there is one")
+    await session.producer(ORDERS).send("in doubt")
+    connection.in_doubt_s = 0.1
+    with pytest.raises(errors.TimedOut, match="may yet be"):
+        await session.commit()
 
 
 async def test_8_2_what_is_there_now_is_all_that_waits(dispatcher: service.Service, dial: conftest.Dial):

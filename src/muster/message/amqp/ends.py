@@ -72,6 +72,8 @@ class Session:
         highest.
         """
         count = (last - first + 1) & MASK
+        if count > MASK >> 1:
+            raise ValueError(f"the deliveries from {first} to {last} end before they begin")
         if first + count > MASK or count > len(self.unsettled):
             return [one for one in self.unsettled if (one - first) & MASK < count]
         return [one for one in range(first, first + count) if one in self.unsettled]

@@ -188,6 +188,25 @@ async def test_a_context_written_while_its_deletion_is_forgotten_stays(start_nod
     assert [one.value for one in (await inform.history("k")).changes] == [b"2"]
 
 
+@pytest.mark.parametrize("other", [True, False])
+async def test_a_node_starts_where_the_end_of_the_log_is_forgotten(start_node, inform, other):
+    node = await start_node(tombstone_s=0.3)
+    if other:
+        await inform.put("other", b"v")
+    await inform.put("k", b"v")
+    await inform.delete("k")
+
+    async def is_forgotten() -> bool:
+        return await node.desk.log.last("k") is None
+
+    await eventually(is_forgotten, timeout_s=30)
+    await node.close()
+    again = await asyncio.wait_for(start_node(), 30)
+    assert list(again.desk.copies.index) == ["other"] * other
+    await inform.put("k", b"again")
+    assert (await inform.get("k", max_staleness_s=0.0)).value == b"again"
+
+
 async def test_who_owns_a_key_does_not_read_what_another_had_there(start_node, connect):
     await start_node(rules=(rights.Rule("own/*", read=("owner",), write=("owner",)),), role_of=lambda _: None)
     ann, bob = client.Client(await connect("ann")), client.Client(await connect("bob"))

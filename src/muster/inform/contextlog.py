@@ -109,6 +109,18 @@ class ContextLog:
     async def ends_at(self) -> int:
         return (await self._stream.state()).last_sequence
 
+    async def has_any(self, first: int, last: int) -> bool:
+        """Whether anything stands there: what was deleted long ago leaves gaps, at the log's end as well."""
+        first = max(first, await self.begins_at())
+        if first > last:
+            return False
+        try:
+            async for _ in self._stream.read(first, last, gaps=True):
+                return True
+        except errors.NotFound:  # the oldest went while we looked
+            return True
+        return False
+
     async def begins_at(self) -> int:
         return (await self._stream.state()).first_sequence
 

@@ -23,6 +23,7 @@ events = log.Events("inform")
 
 OWN_MAX = 20_000
 DUE_SPARE = 10_000
+GAP_S = 0.2  # the follower is slow, or there is nothing to come
 MOVED_MAX = 10_000
 MOVED_REMEMBERED_S = (
     10.0  # longer than one answer to a search takes, and a new primary to hear that it is one
@@ -194,7 +195,12 @@ class Desk:
                 while self.position < end:
                     if self._advanced is None:
                         self._advanced = asyncio.Event()
-                    await self._advanced.wait()
+                    try:
+                        async with asyncio.timeout(GAP_S):
+                            await self._advanced.wait()
+                    except TimeoutError:
+                        if not await self.log.has_any(self.position + 1, end) and self.position < end:
+                            self.seen(end, "")
         except TimeoutError:
             raise errors.TimedOut(f"the log did not answer {self.name} in {timeout_s:g} s") from None
         self.fresh_at_s = max(self.fresh_at_s, asked_at_s)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.notify import asking, engine, plain, protocol, scopes
+from muster.notify import asking, believing, engine, plain, protocol, scopes
 from muster.notify import model as models
 from muster.notify import settings as settings_
 from muster.predicates import ast, closure, parser, types
@@ -17,6 +17,7 @@ from muster.trust import documents, grants, nkeys
 from tests.notify.conftest import COMMAND
 
 SITE = models.Model("Site", {"region": types.STRING, "_trust_level": types.INT})
+REGIONS = ["a", "a/b", "a.c", "ab", "b", None]
 POLICY = "command AND sender._trust_level >= 3"
 
 
@@ -129,6 +130,29 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, par
     assert await trusted() == ["farm/coast", "farm/lost"]
 
 
+async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, parties, root, monkeypatch):
+    monkeypatch.setattr(believing, "AT_ONCE", 7)
+    served = await notifier(root=root.key.public, domain="earth")
+    dice = random.Random(5)
+    held = {f"{dice.choice(['boss', 'farm'])}/{number}": dice.choice(REGIONS) for number in range(60)}
+    one, other = [party[5:] for party, region in held.items() if party.startswith("boss/") and region][:2]
+    for party, region in held.items():
+        served.engine.join(party, SITE, {} if region is None else {"region": region}, None)
+    boss = await parties("boss")
+    seen = set()
+    there = held[f"boss/{other}"]
+    granted: list[dict[str, Any]] = [{}, {"region": "a"}, {"prefix": one}, {"region": there, "prefix": other}]
+    for level, scope in enumerate(granted):
+        await boss.present(_grant(root, level, **scope))
+        for party, region in held.items():
+            process, _, name = party.partition("/")
+            wanted, _ = served.known.of_receiver(process, name, region or "", now=time.time())
+            found = served.engine.state_of(party).get("_trust_level")
+            assert found == wanted.get("_trust_level"), party
+            seen.add(found)
+    assert seen >= {None, 0, 1, 2, 3}
+
+
 async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifier, parties, root):
     """Summaries tell of what parties say: what authorities say may begin and end between them."""
     trusts: dict[str, Any] = {"root": root.key.public, "domain": "earth"}
@@ -162,7 +186,6 @@ async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifi
 
 def test_random_scopes_are_decided_as_each_receiver_would():
     dice = random.Random(11)
-    regions = ["a", "a/b", "a.c", "ab", "b", None]
     for _ in range(30):
         made = engine.Engine(kernels=plain)
         policies = [
@@ -171,7 +194,7 @@ def test_random_scopes_are_decided_as_each_receiver_would():
         policies.append(parser.parse("sender._l IS NULL"))
         held: dict[str, tuple[dict[str, types.Value], ast.Condition]] = {}
         for number in range(60):
-            party, region = f"p{number % 5}/{number}", dice.choice(regions)
+            party, region = f"p{number % 5}/{number}", dice.choice(REGIONS)
             held[party] = ({} if region is None else {"region": region}, dice.choice(policies))
             made.join(party, SITE, *held[party])
         within = tuple(

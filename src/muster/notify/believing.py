@@ -31,6 +31,7 @@ _JSON = msgspec.json.Encoder()
 PART = protocol.PART
 KNOWN = subjects.announced(PART, "known")
 REGION = known.REGION
+AT_ONCE = 5000  # parties: some milliseconds
 
 
 class Believing:
@@ -66,7 +67,7 @@ class Believing:
                     self._common.known.drop(entry.key)
                     self._revisions.pop(entry.key, None)
                 else:
-                    self._take(entry.key, entry.value)
+                    await self._take(entry.key, entry.value)
                     self._revisions[entry.key] = entry.revision
                 self.version += 1
                 for held in common.known.vocabulary.parties.values():
@@ -74,7 +75,7 @@ class Believing:
                 self._revision = entry.revision
                 self._changed.set()
 
-    def _take(self, key: str, value: bytes) -> None:
+    async def _take(self, key: str, value: bytes) -> None:
         try:
             holders = self._common.known.take(key, value)
         except (errors.MusterError, msgspec.MsgspecError, documents.No) as error:
@@ -82,7 +83,7 @@ class Believing:
             common_.events.warning("bad-record", key=key, error=error)
             return
         if holders:
-            self._believe_of(holders)
+            await self._believe_of(holders)
 
     async def _defined(self, message: api.Message) -> None:
         async def work() -> int:
@@ -177,27 +178,34 @@ class Believing:
         """Bring the restricted attributes of receivers to what is granted now."""
         now = time.time()
         engine, knows = self._common.engine, self._common.known
-        together: dict[str, tuple[list[str], dict[str, list[types.Value]], list[float]]] = {}
-        for party in dict.fromkeys(parties):
-            model = engine.model_of(party)
-            if not (restricted := [key for key in model.attributes if models.restricted(key)]):
+        listed = list(dict.fromkeys(parties))
+        for number, places, rows in engine.places(listed):
+            table = engine.tables[number]
+            restricted = {key: held for key, held in table.model.attributes.items() if models.restricted(key)}
+            if not restricted:
                 continue
-            process, _, name = party.partition("/")
-            region = engine.state_of(party).get(REGION) if knows.has_regions(process) else ""
-            found, until = knows.of_receiver(
-                process, name, region if isinstance(region, str) else "", now=now
-            )
-            names, columns, ends_s = together.setdefault(
-                model.name, ([], {key: [] for key in restricted}, [])
-            )
-            names.append(party)
-            ends_s.append(until)
-            for key in restricted:
-                fits = key in found and model.attributes[key].accepts(found[key])
-                columns[key].append(found[key] if fits else None)
-            self._next_end = min(self._next_end, until)
-        for names, columns, ends_s in together.values():
-            engine.believe(names, columns, ends_s)
+            names = [listed[place] for place in places]
+            regions = table.columns[REGION].cells(rows) if REGION in table.columns else [None] * len(names)
+            # A process may have a million parties, and most of them are granted the same.
+            alike: dict[tuple[str, str, str], tuple[list[types.Value], float]] = {}
+            found: list[tuple[list[types.Value], float]] = []
+            for party, region in zip(names, regions, strict=True):
+                process, _, name = party.partition("/")
+                where = region if isinstance(region, str) and knows.has_regions(process) else ""
+                key = (process, name if knows.has_prefixes(process) else "", where)
+                if key not in alike:
+                    held, until = knows.of_receiver(process, name, where, now=now)
+                    fitting = {
+                        one: held[one]
+                        for one in held
+                        if one in restricted and restricted[one].accepts(held[one])
+                    }
+                    alike[key] = ([fitting.get(one) for one in restricted], until)
+                found.append(alike[key])
+            columns = {key: [cells[place] for cells, _ in found] for place, key in enumerate(restricted)}
+            ends_s = [until for _, until in found]
+            self._next_end = min(self._next_end, *(until for _, until in alike.values()))
+            engine.believe(number, rows, columns, ends_s)
             self._history.believed(names, columns)
 
     def believe_shard(self, shard: protocol.Shard) -> None:
@@ -208,10 +216,15 @@ class Believing:
                 parties = engine.names([engines.Found(number, table.rows_of(shard))])
                 self.believe(party for party in parties if knows.has_grants(party.partition("/")[0]))
 
-    def _believe_of(self, processes: set[str]) -> None:
+    async def _believe_of(self, processes: set[str]) -> None:
+        """Some at a time: events go on, and whoever handed it in is answered when it holds for all."""
         engine = self._common.engine
-        if any(models.restricted(key) for table in engine.tables for key in table.model.attributes):
-            self.believe([party for party in engine.parties() if party.partition("/")[0] in processes])
+        if not any(models.restricted(key) for table in engine.tables for key in table.model.attributes):
+            return
+        parties = [party for party in engine.parties() if party.partition("/")[0] in processes]
+        for start in range(0, len(parties), AT_ONCE):
+            self.believe(party for party in parties[start : start + AT_ONCE] if party in engine)
+            await asyncio.sleep(0)
 
     def moved(self, process: str, change: protocol.Change) -> bool:
         """Whether a change may bring its parties under other grants."""

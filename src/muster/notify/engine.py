@@ -160,7 +160,7 @@ class Engine:
 
     def update(self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]], at_s: int = 0) -> None:
         """New values in columns, at a time; a party that comes twice keeps its last."""
-        for number, places, rows in self._places(parties):
+        for number, places, rows in self.places(parties):
             if len(places) == len(parties):
                 some = columns
             else:
@@ -169,7 +169,7 @@ class Engine:
             if at_s:
                 self.tables[number].changed_s[rows] = at_s
 
-    def _places(self, parties: Sequence[str]) -> list[tuple[int, Sequence[int], Array]]:
+    def places(self, parties: Sequence[str]) -> list[tuple[int, Sequence[int], Array]]:
         """By table: which of the parties are there, each once, and their rows."""
         places: list[tuple[int, Sequence[int], Array]] = []
         missing = np.ones(len(parties), np.bool_)
@@ -187,12 +187,11 @@ class Engine:
         return places
 
     def believe(
-        self, parties: Sequence[str], columns: Mapping[str, Sequence[Any]], ends_s: Sequence[float]
+        self, number: int, rows: Array, columns: Mapping[str, Sequence[Any]], ends_s: Sequence[float]
     ) -> None:
-        """What was granted to parties of one model, each of them once, and until when."""
-        for number, _, rows in self._places(parties):
-            self.tables[number].write(rows, columns)
-            self.tables[number].set_ends(rows, np.array(ends_s))
+        """What was granted to parties of one table, and until when."""
+        self.tables[number].write(rows, columns)
+        self.tables[number].set_ends(rows, np.array(ends_s))
 
     def next_end_s(self) -> float:
         """When a grant ends next."""

@@ -50,6 +50,7 @@ class Known:
         self._domain = domain
         self._chains: dict[str, dict[str, tuple[str, ...]]] = {}  # holder -> serial -> chain
         self._regional: set[str] = set()  # holders with a grant that holds in some region only
+        self._particular: set[str] = set()  # holders with a grant for some of their parties only
         self._authorities = {root} if root else set()
         self._believed: dict[tuple[str, str], tuple[float, Believed]] = {}
         self._verdicts: dict[str, tuple[float, documents.Scope, grants.Granted | None]] = {}  # until when
@@ -69,6 +70,8 @@ class Known:
             held[serial] = chain
             if grant.scope.region:
                 self._regional.add(grant.holder)
+            if grant.scope.prefix:
+                self._particular.add(grant.holder)
             for sealed in chain[1:]:
                 self._authorities.add(documents.open_sealed(sealed, documents.Mandate)[0].subject)
             self._forget()
@@ -106,6 +109,9 @@ class Known:
 
     def has_regions(self, process: str) -> bool:
         return process in self._regional
+
+    def has_prefixes(self, process: str) -> bool:
+        return process in self._particular
 
     # -- what comes in: the key under which it is to be kept
 

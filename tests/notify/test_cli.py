@@ -70,8 +70,8 @@ def test_send_who_explain_and_grants_from_the_command_line(up, listener):
     out, _ = listener.communicate(timeout=30)
     assert '"threat_level": 4' in out
 
-    unknown = f"{serial[:-1]}{'A' if serial[-1] != 'A' else 'B'}"
-    refused = driver.quick("authority", "revoke", serial, unknown, home=up)
+    unknown = f"{'-' if serial[0] != '-' else 'A'}{serial[1:]}"
+    refused = driver.quick("authority", "revoke", "--", serial, unknown, home=up)
     assert refused.code == errors.NotFound.exit_code
     assert unknown in refused.err
     assert serial not in refused.err

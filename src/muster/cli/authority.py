@@ -119,7 +119,7 @@ class _OfSerials(base.Command):
 
         options = {name for option in self.get_params(ctx) for name in option.opts}
         serials = [one for one in args if one[0:1] == "-" and one not in options and documents.is_serial(one)]
-        others = [one for one in args if one not in serials]
+        others = [one for one in args if one not in serials and one != "--"]  # that stands below
         return super().parse_args(ctx, [*others, "--", *serials] if serials else others)
 
 

@@ -188,7 +188,20 @@ class Desk:
 
     async def refresh(self, timeout_s: float) -> None:
         """Know all that the log held when this was called; `errors.Unavailable` if that cannot be."""
+        if self.was_deaf_too_long:
+            raise errors.Unavailable(f"{self.name} was cut off for long: it looks its copies up first")
         asked_at_s = self.now_s()
+        await self.catch_up(timeout_s)
+        self.fresh_at_s = max(self.fresh_at_s, asked_at_s)
+
+    @property
+    def was_deaf_too_long(self) -> bool:
+        """What was deleted meanwhile may have left no trace in the log."""
+        deaf_s = self.now_s() - self.fresh_at_s
+        return self.settings.tombstone_s < deaf_s < float("inf")
+
+    async def catch_up(self, timeout_s: float) -> None:
+        """Have the follower see all that the log holds now."""
         try:
             async with asyncio.timeout(timeout_s):
                 end = await self.log.ends_at()
@@ -203,7 +216,6 @@ class Desk:
                             self.seen(end, "")
         except TimeoutError:
             raise errors.TimedOut(f"the log did not answer {self.name} in {timeout_s:g} s") from None
-        self.fresh_at_s = max(self.fresh_at_s, asked_at_s)
 
     def age_s(self, copy: copies.Copy) -> float:
         return max(0.0, self.now_s() - (copy.fresh_at_s if copy.temporary else self.fresh_at_s))

@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any
 
 from muster.core import errors
-from muster.inform import demand, desk, placement, protocol, writing
+from muster.inform import copies, demand, desk, placement, protocol, writing
 
 PROBE_S = 1.0
 CHUNK = 2_000
 TOGETHER = 32
+AGAIN_NS = 5_000_000_000  # an end that could not be written
 
 _Work = Callable[[], Coroutine[Any, Any, None]]  # not begun: a round may be cancelled while it makes its list
 
@@ -75,9 +76,8 @@ class Upkeep:
 
     async def probe(self) -> None:
         shared = self._desk
-        deaf_s = shared.now_s() - shared.fresh_at_s
         try:
-            if deaf_s > shared.settings.tombstone_s:
+            if shared.was_deaf_too_long:
                 await self._drop_forgotten()
             await shared.refresh(shared.settings.timeout_s)
         except errors.Unavailable:
@@ -94,9 +94,10 @@ class Upkeep:
             await self.mend()
 
     async def _drop_forgotten(self) -> None:
-        """We were deaf for so long that what was deleted meanwhile may have left no trace in the log."""
+        """Copies whose deletion we have not heard, and whose log is gone."""
         shared = self._desk
-        await shared.log.ends_at()  # as long as it is silent there is nothing to look up
+        asked_at_s = shared.now_s()
+        await shared.catch_up(shared.settings.timeout_s)  # what is deleted from now on, the follower hears
 
         async def look_up(key: str) -> None:
             if await shared.log.last(key) is None:
@@ -106,6 +107,7 @@ class Upkeep:
         for first in range(0, len(keys), CHUNK):
             if not await _all([partial(look_up, key) for key in keys[first : first + CHUNK]]):
                 raise errors.Unavailable("the log went silent again")
+        shared.fresh_at_s = asked_at_s
 
     async def mend(self) -> None:
         """Make copies again that went with a lost node, and those that a new node makes possible."""
@@ -189,16 +191,24 @@ class Upkeep:
             if copy.deleted:
                 if (copy.stamp >> 16) * 1_000_000 + shared.settings.tombstone_s * 1e9 <= now_ns:
                     if not copy.temporary and placement.responsible(copy.holders, members) == shared.name:
-                        work.append(partial(shared.log.forget, key, copy.sequence))
-                    shared.drop(key)
+                        work.append(partial(self._forget, key, copy))
+                        heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
+                    else:
+                        shared.drop(key)
             elif 0 < copy.expires_at_ns <= now_ns:
                 if copy.temporary:
                     shared.drop(key)
                 elif copy.holders[0] == shared.name:
                     self.moved["expired"] += 1
                     work.append(partial(self._writer.expire, key))
-                    heapq.heappush(shared.due, (now_ns + 5_000_000_000, key))  # should this one fail
+                    heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
         await _all(work)
+
+    async def _forget(self, key: str, copy: copies.Copy) -> None:
+        shared = self._desk
+        await shared.log.forget(key, copy.sequence)
+        if shared.copies.index.get(key) is copy:
+            shared.drop(key)
 
 
 async def _all(work: list[_Work]) -> bool:

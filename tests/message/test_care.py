@@ -210,6 +210,7 @@ async def test_a_queue_that_nobody_uses_any_more_is_forgotten_and_begins_anew(
         await session.producer(destinations.queue(names[0])).send("again")
         await session.producer(destinations.queue("consumed")).send("to whom it may concern")
         assert await held.receive(30) is not None
+        await connection.outbox.idle()
     async with conftest.serving(connect, "second", wanted):
         consumer = await session.consumer(destinations.queue(names[0]))
         message = await consumer.receive(30)

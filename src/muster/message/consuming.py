@@ -421,15 +421,16 @@ class FedConsumer(Consumer):
             await connection.ask(protocol.Release(connection.name, seen, counted=True))
         await connection.tell(protocol.Credit(connection.name, self.number, self._prefetch))
 
-    async def _stop(self) -> None:
+    async def _stop(self, timeout_s: float | None = None) -> None:
         """What came ahead is for others."""
         connection = self.session.connection
-        await connection.ask(protocol.Stop(connection.name, [self.number]))
+        await connection.ask(protocol.Stop(connection.name, [self.number]), timeout_s=timeout_s)
         ahead = by_key(self._arrived)
         self._arrived.clear()
         self._spent = 0
         if ahead:
-            await connection.ask(protocol.Release(connection.name, ahead, counted=False))
+            release = protocol.Release(connection.name, ahead, counted=False)
+            await connection.ask(release, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """What a session keeps of it stays the session's, until it is acknowledged or given back."""
@@ -446,7 +447,7 @@ class FedConsumer(Consumer):
             return
         session.leaving.append(self)
         with contextlib.suppress(errors.Unavailable):
-            await self._stop()
+            await self._stop(connection_.CLOSE_S)
 
     async def leave(self) -> None:
         held = [one for one in self.session.unacknowledged if one.consumer is self]

@@ -12,7 +12,8 @@ from muster.message import desk, destinations, journal, ledger, messages, pages,
 if TYPE_CHECKING:
     from muster.message import delivering
 
-TOGETHER: Final = 500  # due at one time
+TOGETHER: Final = 500  # due at one time,
+TOGETHER_BYTES: Final = 1 << 20  # and stored at one time
 AGAIN_MS: Final = 1000
 
 
@@ -22,6 +23,7 @@ class Delays:
         self._deliver = deliver
         self._waiting: list[tuple[int, int]] = []  # due, number
         self._alarm: asyncio.TimerHandle | None = None
+        self._turn = asyncio.Lock()
 
     async def recover(self) -> None:
         """What waits in the log. What a dispatcher before us released and did not delete goes now."""
@@ -61,23 +63,47 @@ class Delays:
         self._set_alarm()
 
     async def _release(self, due: list[int]) -> None:
+        """Those that came due before go first: a session's messages keep their order."""
+        done: list[int] = []
+        async with self._turn:
+            while due:
+                released = await self._read(due)
+                del due[: len(released)]
+                if await self._pass_on(released):
+                    done += released
+        for number in done:
+            await self._desk.stream.delete(pages.sequence_of(number))
+            self._desk.ledger.delayed_done.discard(number)
+
+    async def _read(self, due: list[int]) -> dict[int, journal.Copy | None]:
+        """Of the first of them, as many as are stored at one time, what goes where."""
+        found: dict[int, journal.Copy | None] = {}
+        total = 0
         for number in due:
             sequence = pages.sequence_of(number)
             page = await self._desk.stream.get(sequence)
             held = dict(pages.read(sequence, page.data))[number]
             meta = messages.decode_meta(held.raw)
-            if meta.destination is None:
-                continue
-            meta.sequence = number  # subscriptions made since do not get it
-            raw = messages.encode_meta(meta).decode()
-            target = destinations.Destination.parse(meta.destination)
-            copies = [self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)]
-            record = ledger.Record(acked={ledger.DELAY_KEY: [number]}, stored=journal.counts(copies))
-            try:
-                numbers = await self._desk.store(journal.Item(copies, record))
-            except errors.LimitExceeded:  # not a byte more fits
+            found[number] = None
+            if meta.destination is not None:
+                meta.sequence = number  # subscriptions made since do not get it
+                raw = messages.encode_meta(meta).decode()
+                target = destinations.Destination.parse(meta.destination)
+                found[number] = self._deliver.copy_to(target, meta, raw, held.data, republish=True, due=True)
+            total += len(held.data)
+            if total > TOGETHER_BYTES:
+                break
+        return found
+
+    async def _pass_on(self, released: dict[int, journal.Copy | None]) -> bool:
+        """Whether there was room for them."""
+        copies = [copy for copy in released.values() if copy is not None]
+        record = ledger.Record(acked={ledger.DELAY_KEY: list(released)}, stored=journal.counts(copies))
+        try:
+            numbers = await self._desk.store(journal.Item(copies, record))
+        except errors.LimitExceeded:  # not a byte more fits
+            for number in released:
                 self.add(self._desk.now_ms() + AGAIN_MS, number)
-                continue
-            self._deliver.stored(copies, numbers)
-            await self._desk.stream.delete(sequence)
-            self._desk.ledger.delayed_done.discard(number)
+            return False
+        self._deliver.stored(copies, numbers)
+        return True

@@ -132,6 +132,18 @@ async def test_7_9_a_delayed_message_is_not_browsed_before_its_time(
     assert [message.body() async for message in session.browse(ORDERS)] == ["now"]
 
 
+async def test_6_2_9_2_delayed_messages_of_a_session_keep_their_order(
+    dispatcher: service.Service, dial: conftest.Dial
+):
+    producer = (await dial()).session().producer(ORDERS, delay_s=0.2)
+    consumer = await (await dial()).session().consumer(ORDERS)
+    for number in range(200):
+        producer.submit(f"{number}")
+        if number % 10 == 9:
+            await asyncio.sleep(0.001)  # pace: they become due one after the other
+    assert [await _text(consumer) for _ in range(200)] == [f"{number}" for number in range(200)]
+
+
 async def test_8_3_3_and_8_3_4_subscriptions_in_use_and_changed(
     dispatcher: service.Service, dial: conftest.Dial
 ):

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 import msgspec
@@ -152,6 +152,16 @@ def test_bytes_that_are_no_text_travel_in_base_64(olga):
     assert olga.get("/contexts/bytes").json()["value_base64"] == "/wA="
     assert olga.put("/contexts/bytes", json={"value_base64": "!"}).status_code == 400
     assert olga.put("/contexts/bytes", json={"value": "a", "value_base64": "YQ=="}).status_code == 400
+
+
+@pytest.mark.parametrize("key", ["a\nb/\x1b[31m\n", "//", "a?b#c", "%2F"])
+def test_any_key_can_be_said(olga, key):
+    place = quote(key, safe="")
+    assert olga.put(f"/contexts/{place}", json={"value": "v"}).json()["key"] == key
+    assert olga.get(f"/contexts/{place}").json()["key"] == key
+    for of in ("context-history", "context-copies"):
+        assert len(olga.get(f"/{of}/{place}").json()["items"]) == 1
+    assert olga.delete(f"/contexts/{place}").status_code == 204
 
 
 def test_a_watch_of_a_context_goes_on_where_it_was(olga):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query
+from starlette import convertors
 from starlette.responses import Response
 
 from muster.core import errors
@@ -54,6 +55,15 @@ PROBLEM_SCHEMA = {
 PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys(
     (400, 401, 403, 404, 409, 412, 413, 415, 429, 500, 501, 503, 504), _PROBLEM
 )
+
+
+class _Text(convertors.PathConvertor):
+    """Of a path, all that is left: Starlette's own ends at a line break, and a key may hold one."""
+
+    regex = r"[\s\S]*"
+
+
+convertors.register_url_convertor("text", _Text())
 
 _kinds: dict[str, type[msgspec.Struct]] = {}
 

@@ -128,7 +128,7 @@ async def watch(
     return stream(request, changes)
 
 
-@router.get("/watch-context/{key:path}", summary="Each change of a context as it comes", **STREAM)
+@router.get("/watch-context/{key:text}", summary="Each change of a context as it comes", **STREAM)
 async def watch_context(
     request: Request,
     known: state.Known,

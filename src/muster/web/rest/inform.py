@@ -140,7 +140,7 @@ async def contexts(
     return base.reply(await known.source.contexts(person, where, limit=limit, after=cursor))
 
 
-@router.get("/contexts/{key:path}", summary="A context", **base.answers(_CONTEXT, headers=True))
+@router.get("/contexts/{key:text}", summary="A context", **base.answers(_CONTEXT, headers=True))
 async def context(
     known: state.Known, person: state.Person, key: Key, max_staleness_s: MaxStaleness = None
 ) -> Response:
@@ -178,7 +178,7 @@ async def new_context(known: state.Known, person: state.Person, wanted: NewConte
 
 
 @router.put(
-    "/contexts/{key:path}",
+    "/contexts/{key:text}",
     summary="Write a context; with If-Match, only if it is still that version",
     **base.answers({"type": "object"}, headers=True),
 )
@@ -189,7 +189,7 @@ async def put_context(
     return base.reply(msgspec.structs.asdict(written), version=written.version)
 
 
-@router.delete("/contexts/{key:path}", summary="Delete a context", **base.answers(None, status=204))
+@router.delete("/contexts/{key:text}", summary="Delete a context", **base.answers(None, status=204))
 async def delete_context(
     known: state.Known, person: state.Person, key: Key, if_match: base.IfMatch = None
 ) -> Response:
@@ -201,7 +201,7 @@ async def delete_context(
 
 
 @router.get(
-    "/context-history/{key:path}", summary="What a context was, oldest first", **base.answers(base.items())
+    "/context-history/{key:text}", summary="What a context was, oldest first", **base.answers(base.items())
 )
 async def history(
     known: state.Known,
@@ -215,7 +215,7 @@ async def history(
 
 
 @router.get(
-    "/context-copies/{key:path}",
+    "/context-copies/{key:text}",
     summary="Where a context's copies live, the primary first",
     **base.answers(base.items()),
 )

@@ -208,3 +208,12 @@ async def test_one_that_runs_and_does_not_work_is_started_anew(running):
         after = await processes()
         others = {name: one["pid"] for name, one in before.items() if name != "manager-2"}
         assert {name: after[name]["pid"] for name in others} == others, "the others were left alone"
+
+
+def test_machines_that_run_one_domain_have_processes_of_different_names():
+    def names(agent: str) -> set[str]:
+        made = settings.load(catalogue.Settings, flags={"manage.agent_name": agent})
+        return set(manage._names(made.manage))
+
+    assert names("local") == {"registry-1", "registry-2", "manager-1", "manager-2", "agent-local"}
+    assert names("b") & (names("c") | names("local")) == set()

@@ -340,7 +340,7 @@ async def _clocks(bus: api.Bus, brokers: int) -> dict[str, float]:
 def _revive(patient: Patient) -> str:
     if patient.profile is not None:
         return "is the address right, and does a firewall let you through? Ask who runs the domain"
-    if patient.running is None:
+    if patient.running is None or patient.settings.bus.servers:
         return "bus.servers in muster.toml names them: start them, or name others"
     logs = home.Folder(patient.folder).logs
     return f"the domain starts them anew; if not: `muster down && muster up --detach` (logs: {logs})"

@@ -250,8 +250,10 @@ async def _tell(context: context_.Context, servers: Sequence[str], tls: Any) -> 
 
 
 def _names(wanted: settings.Manage) -> list[str]:
-    found = [f"registry-{number}" for number in range(1, wanted.registries + 1)]
-    found += [f"manager-{number}" for number in range(1, wanted.managers + 1)]
+    # Two managers of one name would both do the same: on each of several machines they are called otherwise.
+    here = "" if wanted.agent_name == settings.LOCAL else f"{wanted.agent_name}-"
+    found = [f"registry-{here}{number}" for number in range(1, wanted.registries + 1)]
+    found += [f"manager-{here}{number}" for number in range(1, wanted.managers + 1)]
     return [*found, f"agent-{wanted.agent_name}"] if wanted.agent else found
 
 
@@ -264,8 +266,9 @@ def _task(context: context_.Context, wanted: settings.Manage, name: str) -> mana
     scheme, _, path = whole.store.url.partition(":")
     in_folder = scheme == "sqlite" and path != ":memory:"
     direct_port = None
-    if kind == "manager" and int(rest) <= len(wanted.direct_ports):
-        direct_port = wanted.direct_ports[int(rest) - 1]
+    number = int(rest.rpartition("-")[2]) if kind == "manager" else 0
+    if 0 < number <= len(wanted.direct_ports):
+        direct_port = wanted.direct_ports[number - 1]
     tls = certificates.for_brokers(whole) if uses_tls and direct_port is not None else None
     return managing.Task(
         kind=kind,

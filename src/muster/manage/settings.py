@@ -8,6 +8,8 @@ from muster.core import settings
 
 doc = settings.doc
 
+LOCAL = "local"  # this machine's agent, where it is the only one
+
 
 class Manage(settings.Section, frozen=True, kw_only=True):
     """Management: registry endpoints, managers and this machine's agent, each a process of its own."""
@@ -26,7 +28,13 @@ class Manage(settings.Section, frozen=True, kw_only=True):
         ),
     ] = 2
     agent: Annotated[bool, doc("Whether this machine hosts resources too.")] = True
-    agent_name: Annotated[str, doc("The identity of this machine's agent, which manifests name.")] = "local"
+    agent_name: Annotated[
+        str,
+        doc(
+            "The identity of this machine's agent, which manifests name. Where several machines run one "
+            "domain each has its own, and its registries and managers are named after it (`manager-NAME-1`)."
+        ),
+    ] = LOCAL
     children: Annotated[
         tuple[str, ...],
         doc(

@@ -144,6 +144,34 @@ async def test_a_message_that_is_sent_on_says_what_its_last_sender_said(
     raw.socket.close()
 
 
+async def test_what_was_acknowledged_just_before_its_link_ended_does_not_come_again(
+    gateway: server.Gateway, dial: conftest.Dial
+):
+    session = (await dial()).session()
+    for number in range(5):
+        await session.producer(ORDERS).send(f"{number}")
+    raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "in-one-packet")
+    receiver = raw_client.receiver(raw, "queue:orders", 5)
+
+    def take() -> list[Any]:
+        return [raw_client.receive(raw, receiver)[1] for _ in range(5)]
+
+    deliveries = await asyncio.to_thread(take)
+    other = await session.consumer(ORDERS)
+
+    def leave() -> None:
+        for delivery in deliveries:
+            delivery.update(proton.Delivery.ACCEPTED)
+            delivery.settle()
+        receiver.close()
+        _closed(raw, receiver)
+        raw.socket.close()
+
+    await asyncio.to_thread(leave)
+    assert await other.receive_nowait() is None
+    assert [message.body() async for message in session.browse(ORDERS)] == []
+
+
 async def test_who_never_settles_costs_bounded_memory(
     gateway: server.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):

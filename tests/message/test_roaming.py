@@ -9,7 +9,8 @@ import pytest
 from muster.bus import api, line, locator
 from muster.bus import client as bus_client
 from muster.bus.brokers import network
-from muster.message import client, destinations, service
+from muster.message import client, destinations, dispatcher, service
+from muster.message import connection as connection_
 from muster.testing import eventually, fixtures
 from muster.trust import passwords
 from tests.message import conftest
@@ -38,6 +39,24 @@ async def test_what_was_delivered_into_a_broken_connection_comes_again(
         assert message.body() == f"{number}", "what the application holds does not come again"
         await message.acknowledge()
     assert [one.body() async for one in session.browse(ORDERS)] == []
+
+
+async def test_what_was_asked_of_a_dispatcher_that_died_is_asked_of_the_next_at_once(
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(connection_, "ASK_S", 600.0)
+    asked = asyncio.Event()
+    connection = await dial()
+    session = connection.session()
+    with monkeypatch.context() as deaf:
+        deaf.setattr(dispatcher.Dispatcher, "_work", lambda *_: asked.set())
+        async with conftest.serving(connect, "first"):
+            sending = asyncio.ensure_future(session.producer(ORDERS).send("one"))
+            await asyncio.wait_for(asked.wait(), 30)
+    async with conftest.serving(connect, "second"):
+        await asyncio.wait_for(sending, 60)
+        assert [message.body() async for message in session.browse(ORDERS)] == ["one"]
+        await connection.close()
 
 
 async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(

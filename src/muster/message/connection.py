@@ -21,6 +21,8 @@ events = log.Events("message")
 PING_S = 4.0
 ASK_S = 5.0
 CLOSE_S = 3.0  # closing waits no longer than that for a dispatcher
+#: What is not asked twice unless its answer stays away: it would say the second time that there is nothing.
+_ONCE = (protocol.Unsubscribe, protocol.DropQueue, protocol.Purge, protocol.Move)
 IN_DOUBT_S = 60.0  # how long a work is repeated before its sender hears that it is in doubt
 
 
@@ -62,6 +64,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._known = False
         self._epoch = 0  # of the dispatcher that knows us
+        self._asking: dict[asyncio.Timeout, int] = {}  # what waits for an answer, and of which epoch
         self._hello = asyncio.Lock()
         self._hearing: list[api.Subscription] = []
         self._end_state: Callable[[], None] = lambda: None
@@ -275,13 +278,21 @@ class Connection:
         identity = self.bus.identity
         looks = isinstance(asked, protocol.READS)  # which those may who may do nothing else
         subject = protocol.read_subject(identity) if looks else protocol.ask_subject(identity)
+        until = asyncio.timeout(None)
         try:
-            answered = await self.bus.request(subject, protocol.encode(asked), timeout_s=ASK_S)
+            async with until:
+                if not isinstance(asked, _ONCE):
+                    self._asking[until] = self._epoch
+                answered = await self.bus.request(subject, protocol.encode(asked), timeout_s=ASK_S)
+        except TimeoutError:
+            raise errors.NotConnected("another dispatcher has begun, and has to be asked anew") from None
         except errors.Forbidden as forbidden:
             raise errors.Forbidden(
                 f"{identity} may not {'look at' if looks else 'send or receive'} messages",
                 hint=f"`muster creds show {identity}` lists what it may",
             ) from forbidden
+        finally:
+            self._asking.pop(until, None)
         answer = protocol.decode_answer(answered.data)
         if answer.error is not None:
             error = faults.named(answer.error, answer.message)
@@ -354,7 +365,11 @@ class Connection:
             self.on_ease()
 
     def _began(self, message: api.Message) -> None:
-        if self._known and protocol.decode_began(message.data).epoch == self._epoch:
+        began = protocol.decode_began(message.data).epoch
+        for until in [until for until, epoch in self._asking.items() if epoch != began]:
+            del self._asking[until]  # whom we asked is no more
+            until.reschedule(self._loop.time())
+        if self._known and began == self._epoch:
             return  # we have met
         self._known = False
         if not self.closed:

@@ -17,7 +17,16 @@ import proton
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, ledger, listening, messages, protocol, selectors, slowing
+from muster.message import (
+    connection,
+    destinations,
+    ledger,
+    listening,
+    messages,
+    protocol,
+    selectors,
+    slowing,
+)
 from muster.message.amqp import codec, engine, frames, sections
 
 if TYPE_CHECKING:
@@ -173,6 +182,7 @@ class Fed(Outlet):
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
         jms = self.bridge.jms
+        await jms.outbox.idle(connection.CLOSE_S)  # what its client acknowledged comes before its end
         await jms.detach(self.number, {})
         if destroy and self._attach.durable and not self._attach.shared:
             await jms.ask(protocol.Unsubscribe(jms.name, self._attach.subscription or ""))

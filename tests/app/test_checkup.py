@@ -75,6 +75,14 @@ async def test_keys_that_others_can_read_are_a_fault(place: home.Home):
     assert "chmod" in seen["keys"].advice
 
 
+async def test_a_root_key_that_is_lost_is_named(place: home.Home):
+    lost = place.root / "local" / "keys" / "keys" / "signing.seed"
+    lost.unlink()
+    seen = await found(place)
+    assert seen["keys"].state == checkup.FAULT
+    assert seen["keys"].found == f"missing: {lost}"
+
+
 async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
     seen = await found(
         place, bus__servers=("nats://127.0.0.1:9",), store__url="postgresql://nobody@127.0.0.1:9/x"

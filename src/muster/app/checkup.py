@@ -175,6 +175,11 @@ async def keys(patient: Patient) -> Answer:
     loose = await asyncio.to_thread(_readable_by_others, folder)
     if loose:
         return FAULT, f"others can read {loose}", f"chmod -R go-rwx {folder}"
+    account = folder / "accounts" / patient.settings.domain.name
+    roots = (folder / "keys/operator.seed", folder / "keys/signing.seed", account / "signing.seed")
+    missing = [str(one) for one in roots if not await asyncio.to_thread(one.exists)]
+    if missing:
+        return FAULT, f"missing: {', '.join(missing)}", "restore from a backup; docs/guides/lost-keys.md"
     records = await asyncio.to_thread(trust.records)
     ending = [
         one.identity

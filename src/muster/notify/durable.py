@@ -304,7 +304,7 @@ class Durable:
 
     def joined(self, held: holding.Holding, parties: Iterable[str]) -> None:
         """They may have come back: what they are owed is due now."""
-        some = frozenset(parties)
+        some = frozenset(parties) if held.pending.owed else ()
         for sequence, owing in held.pending.owed.items():
             if not owing.isdisjoint(some):
                 held.sent_at.pop(sequence, None)

@@ -25,9 +25,7 @@ OWN_MAX = 20_000
 DUE_SPARE = 10_000
 GAP_S = 0.2  # the follower is slow, or there is nothing to come
 MOVED_MAX = 10_000
-MOVED_REMEMBERED_S = (
-    10.0  # longer than one answer to a search takes, and a new primary to hear that it is one
-)
+MOVED_REMEMBERED_S = 10.0  # longer than an answer to a search takes, and a new primary to hear that it is
 UNDER_WAY_BYTES_MAX = 64 << 20  # of the memory: records that have come and are not in the view yet
 
 

@@ -142,11 +142,8 @@ class Node:
         self.desk.wake_all()
         if asked := self._tasks | self._watching:
             await asyncio.wait(asked, timeout=DRAIN_S)
-        while work := (
-            *self._loops,
-            *self._tasks,
-            *self._watching,
-        ):  # a write that fails may yet begin a task
+        while work := (*self._loops, *self._tasks, *self._watching):
+            # Again: a write that fails may yet begin a task.
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)

@@ -274,9 +274,8 @@ class Writer:
     def _stamp_after(self, last: clock.Stamp, now_ns: int) -> clock.Stamp:
         try:
             return self._desk.clock.observe(last, now_ns)
-        except (
-            clock.TooFarAhead
-        ):  # its writer's clock was wrong: this context goes on from there, ours does not
+        except clock.TooFarAhead:
+            # Its writer's clock was wrong: the context goes on from there, our clock does not.
             return clock.Stamp(last.time + 1, self._desk.name)
 
     def _base_here(self, key: str) -> _Base | None:

@@ -277,7 +277,8 @@ async def test_what_is_mine_and_since_when(uddi):
     assert infos[0].text_of(U("modifiedIncludingChildren")) >= infos[0].text_of(U("created"))
 
 
-async def test_relations_count_when_both_have_said_them(uddi):
+async def two_publishers(uddi: Uddi) -> tuple[str, str, str, str]:
+    """Their tokens, the key of the second one's business, and what relates the first one's to it."""
     token, other = await published(uddi), await uddi.token("bob")
     saved = await uddi.ask(
         f"<save_business>{other}<businessEntity><name>Paper</name></businessEntity></save_business>"
@@ -288,6 +289,12 @@ async def test_relations_count_when_both_have_said_them(uddi):
         '<keyedReference tModelKey="uddi:uddi.org:relationships" keyName="buys" keyValue="peer-peer"/>'
         "</publisherAssertion>"
     )
+    assert paper is not None
+    return token, other, paper, said
+
+
+async def test_relations_count_when_both_have_said_them(uddi):
+    token, other, paper, said = await two_publishers(uddi)
     related = (
         "<find_relatedBusinesses><businessKey>uddi:example.org:b1</businessKey></find_relatedBusinesses>"
     )
@@ -311,16 +318,7 @@ async def test_relations_count_when_both_have_said_them(uddi):
 
 async def test_what_is_written_by_hand_is_not_taken_for_anothers_word(uddi):
     """Anybody of the domain may write contexts, under the prefixes of UDDI as well."""
-    token, other = await published(uddi), await uddi.token("bob")
-    saved = await uddi.ask(
-        f"<save_business>{other}<businessEntity><name>Paper</name></businessEntity></save_business>"
-    )
-    paper = saved.children[0].get("businessKey")
-    said = (
-        f"<publisherAssertion><fromKey>uddi:example.org:b1</fromKey><toKey>{paper}</toKey>"
-        '<keyedReference tModelKey="uddi:uddi.org:relationships" keyName="buys" keyValue="peer-peer"/>'
-        "</publisherAssertion>"
-    )
+    token, _, paper, said = await two_publishers(uddi)
     await uddi.say(f"<add_publisherAssertions>{token}{said}</add_publisherAssertions>")
     service = (
         '<businessService xmlns="{}" serviceKey="{}" businessKey="uddi:example.org:b1"><name>forged</name>'

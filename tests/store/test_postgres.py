@@ -222,6 +222,7 @@ class Proxy:
 
     def __init__(self, server: postgres.Server) -> None:
         self.plan = "pass"  # or: lose the commit, lose the answer, vanish, freeze
+        self.silent = False  # from the next request on, as a host that fell off the network
         self._server = server
         self._gone = False
         self._connections: set[asyncio.Task[None]] = set()
@@ -247,6 +248,8 @@ class Proxy:
         answers = asyncio.create_task(self._answer(there, writer))
         try:
             while (data := await reader.read(65536)) and not self._gone:
+                if self.silent:
+                    await asyncio.Event().wait()
                 if b"COMMIT" in data and self.plan != "pass":
                     await self._misbehave(data, there_writer, answers)
                     break
@@ -332,3 +335,87 @@ async def test_a_server_that_does_not_answer_is_given_up(postgres_server, settin
         proxy.plan = "pass"
         await eventually(lambda: can_put(store))  # when the server has given up on the one that is frozen
         assert [change.value for change in (await store.changes(0)).changes] == [b"2"]
+
+
+@pytest.mark.parametrize("others", [0, 3], ids=["alone", "with other writers"])
+async def test_a_commit_that_a_crash_took_is_not_acknowledged(own_server, settings, monkeypatch, others):
+    """After the crash, other transactions get the transaction ids and the positions that the lost one had."""
+    carry_out = statements.carry_out
+    crashed = False
+
+    async def crash_after(connection, plan, *rest):
+        nonlocal crashed
+        await carry_out(connection, plan, *rest)
+        if not crashed:
+            crashed = True
+            await asyncio.to_thread(own_server.stop, signal.SIGQUIT)
+            await asyncio.to_thread(own_server.start)
+            for number in range(others):
+                await other.put("a", f"other {number}", b"1")
+
+    async with (
+        await database.open(own_server.url, settings=settings, password=own_server.password) as store,
+        await database.open(own_server.url, settings=settings, password=own_server.password) as other,
+    ):
+        monkeypatch.setattr(statements, "carry_out", crash_after)
+        with pytest.raises(errors.NotConnected):
+            await store.put("a", "mine", b"1")
+        assert await store.get("a", "mine") is None
+        await store.put("a", "mine", b"2")
+        assert len(await other.scan("a")) == others + 1
+
+
+async def test_a_batch_is_recognised_by_its_token(postgres_server, settings):
+    short = msgspec.structs.replace(settings, history_changes_max=2)
+    async with await database.open(
+        postgres_server.url, settings=short, password=postgres_server.password
+    ) as store:
+        version = await store.put("a", "k", b"1")
+        async with await psycopg.AsyncConnection.connect(
+            postgres_server.url, password=postgres_server.password, autocommit=True
+        ) as connection:
+            await connection.execute(f"SET search_path = {settings.namespace}".encode())
+            ((token,),) = await statements.rows(connection, "SELECT batch FROM change")
+            assert len(token) == 16
+            assert await statements.was_committed(connection, version, token) is True
+            assert await statements.was_committed(connection, version, b"another") is False
+            assert await statements.was_committed(connection, version + 1, token) is False
+            for number in range(2):
+                await store.put("a", f"later {number}", b"1")
+            assert await statements.was_committed(connection, version, token) is None
+
+
+async def test_a_read_ends_in_time_when_the_server_falls_silent(postgres_server, settings):
+    quick = msgspec.structs.replace(settings, answer_timeout_s=0.3, pool=1)
+    proxy = Proxy(postgres_server)
+    async with (
+        proxy.listening() as url,
+        await database.open(url, settings=quick, password=postgres_server.password) as store,
+    ):
+        await store.get("a", "k")
+        proxy.silent = True
+        async with asyncio.timeout(2):
+            with pytest.raises(errors.TimedOut):  # while the idle connection is tried
+                await store.get("a", "k")
+        proxy.silent = False
+        async with asyncio.timeout(2), store.snapshot():
+            proxy.silent = True  # while the snapshot's transaction is ended
+        proxy.silent = False
+        assert await store.get("a", "k") is None
+
+
+async def test_a_cancelled_read_does_not_wait_for_a_silent_server(postgres_server, settings):
+    proxy = Proxy(postgres_server)
+    async with (
+        proxy.listening() as url,
+        await database.open(
+            url, settings=msgspec.structs.replace(settings, pool=1), password=postgres_server.password
+        ) as store,
+    ):
+        await store.get("a", "k")
+        proxy.silent = True
+        async with asyncio.timeout(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(store.get("a", "k"), 0.1)
+        proxy.silent = False
+        assert await store.get("a", "k") is None

@@ -7,10 +7,11 @@ import contextlib
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
-from psycopg import pq
+import psycopg.abc
+from psycopg import pq, waiting
 
 from muster.core import errors
 from muster.store import api, urls
@@ -23,6 +24,19 @@ SILENT_FACTOR = 2
 
 _PASSWORD = re.compile(r"authentication failed|no password supplied")
 _DATABASE = re.compile(r'database ".*" does not exist')
+
+
+class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """Hangs up when the caller is cancelled. (The driver would ask the server to cancel the statement, and
+    wait ten seconds for a server that does not answer.)
+    """
+
+    async def wait(self, gen: psycopg.abc.PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        try:
+            return await waiting.wait_async(gen, self.pgconn.socket, interval=interval, timeout=timeout)
+        except asyncio.CancelledError:
+            self.pgconn.finish()
+            raise
 
 
 class Connections:
@@ -41,7 +55,7 @@ class Connections:
         lock_ms = max(1, round(1_000 * self._settings.busy_timeout_s))
         given = {"password": self._password} if self._password is not None else {}
         try:
-            connection = await psycopg.AsyncConnection.connect(
+            connection = await _Connection.connect(
                 self._where.conninfo,
                 autocommit=True,
                 connect_timeout=max(2, round(self._settings.busy_timeout_s)),
@@ -49,7 +63,7 @@ class Connections:
                 client_encoding="UTF8",
                 **given,  # type: ignore[arg-type]
             )
-            async with _closed_on_failure(connection):
+            async with self._closed_on_failure(connection):
                 await connection.execute(
                     "SELECT set_config('search_path', %s, false),"
                     " set_config('synchronous_commit', %s, false),"
@@ -96,14 +110,14 @@ class Connections:
         while self._idle:
             connection = self._idle.pop()
             with contextlib.suppress(psycopg.Error):
-                async with _closed_on_failure(connection):
+                async with self._closed_on_failure(connection):
                     await connection.execute("")  # a restarted server has left dead connections behind
                     return connection
         return await self.connect()
 
     async def _give_back(self, connection: statements.Connection) -> None:
         if connection.info.transaction_status != pq.TransactionStatus.IDLE:
-            with contextlib.suppress(psycopg.Error):
+            with contextlib.suppress(psycopg.Error, errors.TimedOut), self.deadline(connection):
                 await connection.rollback()
         if connection.info.transaction_status == pq.TransactionStatus.IDLE and not self._closed:
             self._idle.append(connection)
@@ -120,7 +134,7 @@ class Connections:
 
     @contextlib.contextmanager
     def deadline(self, connection: statements.Connection) -> Iterator[None]:
-        """Hang up when the server takes too long. (A cancelled driver asks the server to stop, and waits.)"""
+        """Hang up when the server takes too long. Every statement runs under one."""
         late = False
 
         def hang_up() -> None:
@@ -143,20 +157,20 @@ class Connections:
         finally:
             timer.cancel()
 
+    @contextlib.asynccontextmanager
+    async def _closed_on_failure(self, connection: statements.Connection) -> AsyncIterator[None]:
+        try:
+            with self.deadline(connection):
+                yield
+        except BaseException:
+            await connection.close()
+            raise
+
     async def close(self) -> None:
         self._closed = True
         await self.drop_writer()
         while self._idle:
             await self._idle.pop().close()
-
-
-@contextlib.asynccontextmanager
-async def _closed_on_failure(connection: statements.Connection) -> AsyncIterator[None]:
-    try:
-        yield
-    except BaseException:
-        await connection.close()
-        raise
 
 
 def translated(error: psycopg.Error, shown: str) -> errors.MusterError:

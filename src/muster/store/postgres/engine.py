@@ -8,8 +8,10 @@ A process that stops in the middle of a batch is disconnected by the server
 (`idle_in_transaction_session_timeout`), so that it holds up the others for a bounded time only.
 
 A connection lost before COMMIT was sent means that nothing was stored, and the batch is run again on a new
-one. One lost *during* COMMIT leaves the question whether it happened; the server is asked what became of
-that transaction, and only if it cannot be asked in time the callers get `api.OutcomeUnknown`.
+one.  One lost *during* COMMIT leaves the question whether it happened.  Each batch writes a random token with
+its last change, so the engine looks for that token.  (A transaction id would not do: after a crash the server
+gives it to another transaction.)  Only if the server does not answer in time, or the feed has been trimmed
+past that change, the callers get `api.OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ class Engine:
             with contextlib.suppress(errors.Unavailable, psycopg.Error):
                 connection = await self._connections.connect()
                 try:
-                    await connection.execute(f"LISTEN {self._channel}")
+                    with self._connections.deadline(connection):
+                        await connection.execute(f"LISTEN {self._channel}")
                     wake()  # for what was committed before this
                     async for _ in connection.notifies():
                         wake()
@@ -135,13 +138,14 @@ class Engine:
 
     async def _commit(self, batch: Sequence[commits.Commit]) -> list[int | errors.MusterError]:
         connection = await self._connections.writer()
+        token = secrets.token_bytes(16)
         try:
             with self._connections.deadline(connection):
-                now, xid = await statements.begin_batch(connection)
+                now = await statements.begin_batch(connection)
                 plan = await statements.plan(connection, batch, now, commits.limits(self._settings))
                 if plan.writes:
                     await statements.carry_out(
-                        connection, plan, self._settings.history_bytes_max, self._channel
+                        connection, plan, self._settings.history_bytes_max, self._channel, token
                     )
         except BaseException as error:
             lost = connection.broken
@@ -156,22 +160,24 @@ class Engine:
             await self._connections.drop_writer()
             if not isinstance(error, psycopg.OperationalError | errors.TimedOut):
                 raise
-            if not await self._was_committed(xid, error):
+            # Without writes there is nothing to lose: what the plan refused was judged by committed rows.
+            if plan.writes and not await self._was_committed(plan.head.position, token, error):
                 raise
         return plan.outcomes
 
-    async def _was_committed(self, xid: str, cause: Exception) -> bool:
-        """What the server says of a transaction whose COMMIT was not answered."""
+    async def _was_committed(self, position: int, token: bytes, cause: Exception) -> bool:
+        """Whether a batch whose COMMIT was not answered is stored."""
         # By then the server has given up on a transaction that is still open but whose client is silent.
         deadline = time.monotonic() + 1.5 * connections.SILENT_FACTOR * self._settings.busy_timeout_s
         while time.monotonic() < deadline:
-            with contextlib.suppress(errors.Unavailable):
+            with contextlib.suppress(errors.MusterError):  # whatever it is, it does not answer the question
                 connection = await self._connections.writer()
-                ((status,),) = await self._connections.answered(
-                    connection, statements.rows(connection, "SELECT pg_xact_status(%s::xid8)", xid)
+                outcome = await self._connections.answered(
+                    connection, statements.was_committed(connection, position, token)
                 )
-                if status in ("committed", "aborted"):
-                    return bool(status == "committed")
+                if outcome is not None:
+                    return outcome
+                break
             await asyncio.sleep(RETRY_WAIT_S)
         raise api.OutcomeUnknown(
             f"the connection to {self._connections.shown} broke while committing",

@@ -13,7 +13,7 @@ from muster.store import api, commits
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 TABLES: tuple[LiteralString, ...] = (
     "CREATE TABLE head (position bigint NOT NULL, trimmed bigint NOT NULL, record_bytes bigint NOT NULL,"
@@ -23,11 +23,11 @@ TABLES: tuple[LiteralString, ...] = (
     " PRIMARY KEY (collection, key))",
     "CREATE TABLE change (position bigint PRIMARY KEY, version bigint NOT NULL,"
     ' collection text COLLATE "C" NOT NULL,'
-    " key bytea NOT NULL, deleted boolean NOT NULL, epoch bigint NOT NULL, value bytea)",
+    " key bytea NOT NULL, deleted boolean NOT NULL, epoch bigint NOT NULL, value bytea, batch bytea)",
 )
 
 #: From the schema version that is the key to the next one.
-MIGRATIONS: dict[int, tuple[LiteralString, ...]] = {}
+MIGRATIONS: dict[int, tuple[LiteralString, ...]] = {1: ("ALTER TABLE change ADD COLUMN batch bytea",)}
 
 _STORED: LiteralString = """
 SELECT r.collection, r.key, r.version, r.position, r.epoch, octet_length(r.value)
@@ -51,9 +51,10 @@ WITH superseded AS (
     DELETE FROM record r USING unnest(%b::text[], %b::bytea[]) AS t (collection, key)
     WHERE r.collection = t.collection AND r.key = t.key
 ), changes AS (
-    INSERT INTO change (position, version, collection, key, deleted, epoch, value)
-    SELECT * FROM unnest(
-        %b::bigint[], %b::bigint[], %b::text[], %b::bytea[], %b::boolean[], %b::bigint[], %b::bytea[])
+    INSERT INTO change (position, version, collection, key, deleted, epoch, value, batch)
+    SELECT *, CASE t.position WHEN %s THEN %b::bytea END FROM unnest(
+        %b::bigint[], %b::bigint[], %b::text[], %b::bytea[], %b::boolean[], %b::bigint[], %b::bytea[]
+    ) AS t (position)
 ), gone AS (
     DELETE FROM change WHERE position <= %s RETURNING octet_length(value) AS bytes
 ), told AS (
@@ -171,18 +172,17 @@ def _record(key: bytes, value: bytes, version: int, epoch: int) -> api.Record:
 # -- writing ---------------------------------------------------------------------------------------------
 
 
-async def begin_batch(connection: Connection) -> tuple[commits.Head, str]:
-    """Locks the store. Returns also the name by which PostgreSQL knows this transaction."""
+async def begin_batch(connection: Connection) -> commits.Head:
+    """Locks the store."""
     async with connection.cursor() as cursor:
         # In one trip.  (Not with the driver's pipeline: after one, PostgreSQL 15 and 16 do not disconnect a
         # client that has gone silent in a transaction.)
         await cursor.execute(
-            "BEGIN; SELECT position, trimmed, record_bytes, history_bytes, pg_current_xact_id()::text"
-            " FROM head FOR UPDATE"
+            "BEGIN; SELECT position, trimmed, record_bytes, history_bytes FROM head FOR UPDATE"
         )
         cursor.nextset()
-        ((*numbers, xid),) = await cursor.fetchall()
-    return commits.Head(*numbers), xid
+        (row,) = await cursor.fetchall()
+    return commits.Head(*row)
 
 
 async def plan(
@@ -202,13 +202,18 @@ async def plan(
     return commits.plan(batch, head=now, stored=stored, recent=recent, limits=limits)
 
 
-async def carry_out(connection: Connection, plan: commits.Plan, history_bytes_max: int, channel: str) -> None:
+async def carry_out(
+    connection: Connection, plan: commits.Plan, history_bytes_max: int, channel: str, batch: bytes
+) -> None:
+    """``batch`` is a random token. The last change of the batch keeps it, for `was_committed`."""
     (row,) = await rows(
         connection,
         _CARRY_OUT,
         *_columns(3, [(*place, position) for place, position in plan.superseded.items()]),
         *_columns(6, [(*at, p.value, p.version, p.position, p.epoch) for at, p in plan.puts.items()]),
         *_columns(2, list(plan.deletes)),
+        plan.head.position,
+        batch,
         *_columns(7, [(c.position, c.version, *c.place, c.deleted, c.epoch, c.value) for c in plan.changes]),
         plan.head.trimmed,
         channel,
@@ -218,6 +223,23 @@ async def carry_out(connection: Connection, plan: commits.Plan, history_bytes_ma
     while (further := commits.trim_to(now, history_bytes_max)) > now.trimmed:
         (row,) = await rows(connection, _TRIM, further, further)
         now = commits.Head(*row)
+
+
+async def was_committed(connection: Connection, position: int, batch: bytes) -> bool | None:
+    """Whether the batch that was to end at ``position`` was committed; None: the feed no longer shows it.
+
+    A batch holds the lock of `head` until it ends, so once the lock was ours its outcome is final.  Another
+    batch may have taken the same position since; the token tells them apart.
+    """
+    await connection.execute("SELECT FROM head FOR UPDATE")
+    ((reached, trimmed, found),) = await rows(
+        connection,
+        "SELECT h.position, h.trimmed, c.batch FROM head h LEFT JOIN change c ON c.position = %s",
+        position,
+    )
+    if reached < position:
+        return False
+    return None if trimmed >= position else bool(found == batch)
 
 
 def _columns(width: int, values: Sequence[tuple[object, ...]]) -> list[list[object] | None]:

@@ -28,7 +28,7 @@ import msgspec
 from muster.app import context as context_
 from muster.app import team
 from muster.bus import api
-from muster.core import errors, messages, subjects
+from muster.core import errors, files, messages, subjects
 from muster.manage import requests
 
 PART = "audit"
@@ -76,12 +76,7 @@ def note(folder: Path, line: messages.Decision) -> None:
     """For the domain's process to take over; on disk when this returns."""
     place = folder / FOLDER
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = place / f".{line.id}"
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(messages.encode(line))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(place / f"{line.id}.json")
+    files.create(place / f"{line.id}.json", messages.encode(line))
 
 
 class Audit:

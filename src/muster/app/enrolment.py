@@ -16,7 +16,7 @@ import time
 
 import msgspec
 
-from muster.core import errors, subjects
+from muster.core import errors, files, subjects
 from muster.store import api as store_api
 from muster.store import database
 from muster.trust import credentials, keyring, nkeys, roles
@@ -148,5 +148,4 @@ class Desk:
 
 def write_credentials(path: pathlib.Path, key: nkeys.KeyPair, document: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(credentials.Credentials(document, key.seed).render())
+    files.write(path, credentials.Credentials(document, key.seed).render().encode())

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, files
 
 FOLDER_NAME = ".muster"
 SETTINGS_NAME = "muster.toml"
@@ -143,9 +143,7 @@ class Folder:
 
     def announce(self, running: Running) -> None:
         """Write where the doors are, all at once or not at all."""
-        draft = self.running_file.with_suffix(".new")
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(running)))
-        draft.rename(self.running_file)
+        files.write(self.running_file, msgspec.json.format(msgspec.json.encode(running)))
 
     def running(self) -> Running | None:
         """What the running domain says of itself; None when none runs or it is not up yet."""

@@ -237,11 +237,11 @@ def appoint(
     by: Path | None,
 ) -> None:
     """Appoint an authority of a lower tier: its key and mandates are written to a file."""
-    import os
     import time
 
     import msgspec
 
+    from muster.core import files
     from muster.trust import documents, nkeys
 
     key = nkeys.KeyPair.create(nkeys.Kind.ACCOUNT)
@@ -253,8 +253,7 @@ def appoint(
         now=time.time(),
         lifetime_s=lifetime_s,
     )
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode({"name": name, "seed": key.seed, "mandates": mandates}))
+    files.create(path, msgspec.json.encode({"name": name, "seed": key.seed, "mandates": mandates}))
     serial = documents.serial_of(mandates[0])
     invocation.printer.item(
         {"name": name, "tier": tier, "file": str(path), "serial": serial},

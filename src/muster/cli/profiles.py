@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from muster.core import errors, hosts, settings, subjects
+from muster.core import errors, files, hosts, settings, subjects
 
 
 class Profile(settings.Section, frozen=True, kw_only=True):
@@ -66,13 +66,13 @@ def load(name: str) -> Profile:
 def save(name: str, profile: Profile) -> Path:
     path = _path(name)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_text(settings.to_toml(profile))
+    files.write(path, settings.to_toml(profile).encode())
     return path
 
 
 def use(name: str) -> None:
     _existing(name)
-    (folder() / "current").write_text(name + "\n")
+    files.write(folder() / "current", f"{name}\n".encode())
 
 
 def remove(name: str) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterator
 
-from muster.core import errors
+from muster.core import errors, files
 
-PRIVATE = 0o600
-PUBLIC = 0o644
+PRIVATE = files.PRIVATE
+PUBLIC = files.PUBLIC
 
 
 @contextlib.contextmanager
@@ -40,28 +39,7 @@ def write(path: pathlib.Path, data: bytes, *, mode: int = PRIVATE) -> None:
     """Replace the file: a reader, or a crash at any moment, finds all of the old or all of the new."""
     make_folder(path.parent)
     with explained(path):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # made with 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
-        sync_folder(path.parent)
-
-
-def sync_folder(path: pathlib.Path) -> None:
-    """Make a name that was just put into the folder last as long as the data it names."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        files.write(path, data, mode=mode)
 
 
 @contextlib.contextmanager
@@ -76,7 +54,7 @@ def draft(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-        sync_folder(folder.parent)
+        files.sync_folder(folder.parent)
 
 
 def read(path: pathlib.Path, what: str, *, size_max: int = 1 << 20) -> bytes:
@@ -106,10 +84,7 @@ def read_text(path: pathlib.Path, what: str) -> str:
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
     """One process at a time changes the folder. The lock goes with the process, so none is left behind."""
-    with explained(folder):
-        descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, PRIVATE)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        with explained(folder):
+            stack.enter_context(files.locked(folder / "lock"))
         yield
-    finally:
-        os.close(descriptor)

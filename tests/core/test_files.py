@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from muster.core import files
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_secret_written_over_a_readable_file_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("old")
+    path.chmod(0o644)
+    with path.open() as opened:  # an earlier reader of the old file sees nothing of the secret
+        files.write(path, b"new")
+        assert opened.read() == "old"
+    assert (path.read_bytes(), mode(path)) == (b"new", 0o600)
+    files.write(path, b"public", mode=files.PUBLIC)
+    assert mode(path) == 0o644
+    assert os.listdir(tmp_path) == ["secret"]
+
+
+def test_a_link_stays_and_what_it_names_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    files.write(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
+def test_a_device_is_not_replaced() -> None:
+    with pytest.raises(OSError, match="not a regular file"):
+        files.write(Path("/dev/null"), b"x")
+
+
+def test_a_new_file_does_not_replace_another(tmp_path: Path) -> None:
+    files.create(tmp_path / "key", b"first")
+    with pytest.raises(FileExistsError):
+        files.create(tmp_path / "key", b"second")
+    assert (tmp_path / "key").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["key"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write(tmp_path / "kept", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        files.write(tmp_path / "kept", b"new")
+    assert (tmp_path / "kept").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["kept"]

@@ -312,3 +312,25 @@ def test_a_wide_pattern_takes_no_subject_that_is_not_a_topics() -> None:
 )
 def test_subjects_match_as_the_broker_does(pattern: str, subject: str, yes: bool) -> None:
     assert subjects.matches(pattern, subject) is yes
+
+
+# -- permissions ------------------------------------------------------------------------------------------
+
+
+def test_several_tags_in_any_order_are_no_permission() -> None:
+    with pytest.raises(errors.InvalidInput, match="cannot be a permission") as caught:
+        topics.Pattern.parse("Region=north,Kind=meter").permitted()
+    assert "semicolons" in (caught.value.hint or "")
+
+
+@given(topic=any_topic, data=st.data())
+@pytest.mark.parametrize("text", ["Region=north", "Region=*", "Region", "Kind=meter;Region=north", "a/*/b/>"])
+def test_a_permission_covers_what_matches_and_nothing_else(
+    text: str, topic: topics.Topic, data: st.DataObject
+) -> None:
+    pattern = topics.Pattern.parse(text)
+    words = st.sampled_from(["Region", "north", "Kind", "meter", "a", "b", ""])
+    near = topics.Topic(tuple(data.draw(st.lists(words, min_size=2, max_size=6))))
+    for one in (topic, near):
+        covered = any(subjects.matches(subject, one.subject) for subject in pattern.permitted())
+        assert covered == pattern.matches(one)

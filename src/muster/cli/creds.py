@@ -95,21 +95,20 @@ def issue(
 
     The file holds a secret: hand it to the process it is for and to nobody else.
     """
-    from muster.core import topics
+    from muster.core import files, topics
     from muster.trust import roles
 
     settings = config_.load(invocation)
     lifetime_s = lifetime_s or settings.trust.credential_lifetime_s
     trust = _trust(invocation)
-    allowed = tuple(subject for text in patterns for subject in topics.Pattern.parse(text).subjects)
+    allowed = tuple(subject for text in patterns for subject in topics.Pattern.parse(text).permitted())
     trust.issue(identity, roles.Role.named(role), lifetime_s=lifetime_s or None, topics=allowed or None)
     path = trust.credentials_path(identity)
     if to == Path("-"):
         sys.stdout.write(path.read_text())
         return
     if to is not None:
-        to.touch(mode=0o600)
-        to.write_text(path.read_text())
+        files.write(to, path.read_bytes())
     record = trust.show(identity)
     file = str(to or path)
     until = f", until {_time(record.expires_at)}" if record.expires_at else ""

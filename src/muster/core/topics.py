@@ -361,6 +361,10 @@ class Pattern(abc.ABC):
             return None
         return None if any(subjects.matches(other, subject) for other in self.subjects[:via]) else topic
 
+    def permitted(self) -> tuple[str, ...]:
+        """The subjects of a permission for what matches and nothing else; refused where none express it."""
+        return self.subjects
+
     @property
     def cover(self) -> str:
         """One subject that covers them all: for readers of a stream, whose filters may not overlap."""
@@ -447,6 +451,14 @@ class TagPattern(Pattern):
             if len(levels) < MAX_LEVELS:
                 found.append([*levels, Wildcard.REST])
         return tuple(map(_subject, found))
+
+    def permitted(self) -> tuple[str, ...]:
+        if len(self.pairs) > 1:  # the subjects name one of the tags only
+            raise errors.InvalidInput(
+                f"{str(self)[:140]!r} cannot be a permission: subjects cannot name several tags in any order",
+                hint="name one tag, or join the tags by semicolons: exactly these, in this order",
+            )
+        return self.subjects
 
     def _sorted(self) -> list[_Pair]:
         return sorted(self.pairs, key=lambda pair: pair.write(last=True))

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import os
+import contextlib
 import secrets
 import time
 from pathlib import Path
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, files
 from muster.trust import passwords
-from muster.web import sessions
+from muster.web import ended, sessions
 
 CHECKS_MAX = 2  # passwords that are checked at the same time
 WAITING_MAX = 16  # and that wait for it
 FREE_FAILURES = 5  # for each name and for each address, before it has to wait
 WAIT_S_MAX = 60.0
-REMEMBERED_MAX = 10_000  # names and addresses that failed; logins that ended
+REMEMBERED_MAX = 10_000  # names and addresses that failed
 KNOWN_S = 5.0
 _Failures = collections.OrderedDict[str, tuple[int, float]]
 
@@ -63,32 +63,21 @@ class Logins:
         self._throttle = Throttle()
         self._checking = asyncio.Semaphore(CHECKS_MAX)
         self._waiting = 0
-        self._ended: dict[str, int] = {}
+        self._ended = ended.EndedLogins(folder)
         self._born: dict[str, tuple[float, int, sessions.Role]] = {}
 
     async def open(self) -> None:
-        """Read, or make, the key that seals sessions, and who has logged out before their time."""
-        self._key, self._ended = await asyncio.to_thread(self._read)
+        """Read, or make, the key that seals sessions."""
+        self._key = await asyncio.to_thread(self._read_key)
+        await asyncio.to_thread(self._ended.read)  # refused where it is damaged
 
-    def _read(self) -> tuple[bytes, dict[str, int]]:
+    def _read_key(self) -> bytes:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / "key"
         if not path.exists():
-            fresh = self._folder / f".key.{os.getpid()}"
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32))
-            try:
-                os.link(fresh, path)  # another web process may have been quicker: then its key counts
-            except FileExistsError:
-                pass
-            finally:
-                fresh.unlink()
-        try:
-            ended = msgspec.json.decode((self._folder / "ended.json").read_bytes(), type=dict[str, int])
-        except (FileNotFoundError, msgspec.MsgspecError):
-            ended = {}
-        return path.read_bytes(), ended
+            with contextlib.suppress(FileExistsError):  # another web process was quicker: its key counts
+                files.create(path, secrets.token_bytes(32))
+        return path.read_bytes()
 
     async def is_empty(self) -> bool:
         return not await asyncio.to_thread(self._known.names)
@@ -120,6 +109,8 @@ class Logins:
         self, name: str, password: str, address: str, kind: sessions.Kind, *, lifetime_s: float | None = None
     ) -> tuple[str, sessions.Session]:
         role, born = await self.check(name, password, address)
+        if await asyncio.to_thread(self._ended.is_full, name):
+            raise errors.Overloaded(f"{name} ended too many sessions that have not expired yet")
         longest_s = self._session_s if kind is sessions.Kind.COOKIE else self._token_s
         session = sessions.Session(
             id=secrets.token_urlsafe(12),
@@ -134,7 +125,7 @@ class Logins:
     async def recognise(self, text: str, kind: sessions.Kind) -> sessions.Session:
         """Whose it is: `errors.Unauthorized` unless it is sealed by us, not ended, and its login still is."""
         session = sessions.unseal(text, self._key, kind=kind, now_s=time.time())
-        if session.id in self._ended:
+        if await asyncio.to_thread(self._ended.has, session):
             raise errors.Unauthorized("this login was ended", hint="log in again")
         looked_s, born, role = self._born.get(session.name, (0.0, -1, sessions.Role.VIEWER))
         if time.monotonic() - looked_s > KNOWN_S or born < session.born:
@@ -156,15 +147,8 @@ class Logins:
             return -1, sessions.Role.VIEWER
 
     async def end(self, session: sessions.Session) -> None:
-        now_s = time.time()
-        kept = {id: until for id, until in self._ended.items() if until > now_s}
-        self._ended = {**dict(list(kept.items())[-REMEMBERED_MAX:]), session.id: session.until}
-        await asyncio.to_thread(self._write, msgspec.json.encode(self._ended))
-
-    def _write(self, data: bytes) -> None:
-        fresh = self._folder / f".ended.{os.getpid()}"
-        fresh.write_bytes(data)
-        fresh.replace(self._folder / "ended.json")
+        """The session is over, for every web process of the domain, when this returns."""
+        await asyncio.to_thread(self._ended.add, session)
 
     def form_token(self, session: sessions.Session) -> str:
         return sessions.form_token(session, self._key)

@@ -1,0 +1,71 @@
+"""Ended logins: they stay ended, whatever process ended them and however many end at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from muster.core import errors
+from muster.web import ended, sessions
+
+
+def session(id: str, name: str = "ann", *, for_s: float = 1000) -> sessions.Session:
+    return sessions.Session(
+        id=id,
+        name=name,
+        role=sessions.Role.VIEWER,
+        kind=sessions.Kind.COOKIE,
+        born=0,
+        until=int(time.time() + for_s),
+    )
+
+
+async def test_logouts_at_once_in_two_processes_are_all_kept(tmp_path: Path) -> None:
+    here, elsewhere = ended.EndedLogins(tmp_path), ended.EndedLogins(tmp_path)
+    all_sessions = [session(f"s{number}", f"n{number % 3}") for number in range(40)]
+    await asyncio.gather(
+        *(
+            asyncio.to_thread((here, elsewhere)[number % 2].add, one)
+            for number, one in enumerate(all_sessions)
+        )
+    )
+    for process in (here, elsewhere, ended.EndedLogins(tmp_path)):
+        assert all(process.has(one) for one in all_sessions)
+        assert not process.has(session("another"))
+
+
+def test_an_end_is_known_at_once_to_a_process_that_has_read_the_file(tmp_path: Path) -> None:
+    here, elsewhere = ended.EndedLogins(tmp_path), ended.EndedLogins(tmp_path)
+    here.add(session("first"))
+    assert elsewhere.has(session("first"))
+    assert not elsewhere.has(session("second"))
+    here.add(session("second"))
+    assert elsewhere.has(session("second"))
+
+
+def test_a_damaged_file_does_not_mean_that_no_login_was_ended(tmp_path: Path) -> None:
+    logins = ended.EndedLogins(tmp_path)
+    logins.add(session("first"))
+    (tmp_path / "ended.json").write_bytes(b'{"ann": {"fir')
+    with pytest.raises(errors.Refused, match="damaged"):
+        logins.has(session("first"))
+    with pytest.raises(errors.Refused, match="damaged"):
+        logins.add(session("second"))
+
+
+def test_no_end_is_dropped_for_space_and_expired_ones_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ended, "PER_NAME_MAX", 3)
+    logins = ended.EndedLogins(tmp_path)
+    for number in range(4):
+        logins.add(session(f"s{number}"))
+    assert all(logins.has(session(f"s{number}")) for number in range(4))
+    assert logins.is_full("ann")
+    assert not logins.is_full("bob")
+    logins.add(session("old", "bob", for_s=-1))
+    logins.add(session("new", "bob"))
+    assert not logins.has(session("old", "bob"))

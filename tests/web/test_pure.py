@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import types
 
 import msgspec
 import pytest
 
-from muster.core import errors, reports
+from muster.core import errors, messages, reports
 from muster.pipeline import levels, query, results
 from muster.trust import roles
-from muster.web import cache, guard, logins, past, problems, sessions
+from muster.web import acts, cache, guard, logins, past, problems, sessions
 from muster.web.pages import charts, html, overview, routes, view, widgets
 from muster.web.rest import base
 from tests.pipeline import test_history, traffic
@@ -131,6 +132,124 @@ async def test_the_cache_is_bounded_and_keeps_failures_for_a_moment_only():
     with pytest.raises(errors.Unavailable):
         await kept.get("f", "t", 10.0, fail)
     assert kept.made == before + 1
+
+
+async def test_a_reader_after_a_write_is_not_served_by_a_fill_begun_before_it():
+    kept = cache.Cache()
+    truth, running, most = "before", 0, 0
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def make() -> str:
+        nonlocal running, most
+        begun.set()
+        running += 1
+        most = max(most, running)
+        seen = truth
+        await release.wait()
+        running -= 1
+        return seen
+
+    early = asyncio.create_task(kept.get("k", "t", 10.0, make))
+    await begun.wait()
+    truth = "between"
+    kept.touch("t")
+    between = asyncio.create_task(kept.get("k", "t", 10.0, make))
+    await asyncio.sleep(0)
+    truth = "after"
+    kept.touch("t")
+    late = [asyncio.create_task(kept.get("k", "t", 10.0, make)) for _ in range(20)]
+    await asyncio.sleep(0)
+    release.set()
+    assert await early == "before"
+    assert await between in ("between", "after")
+    assert await asyncio.gather(*late) == ["after"] * 20
+    assert (most, kept.made) == (1, 2)
+
+
+class NoLink:
+    """The link of an act: its bus stores nothing, and is there."""
+
+    def __init__(self) -> None:
+        self.published: list[messages.Decision] = []
+        self.bus = self
+
+    async def as_person(self, name, role):
+        return self
+
+    async def open_stream(self, name):
+        return self
+
+    async def publish(self, subject, data):
+        await asyncio.sleep(0)  # as a real one: the caller may be cancelled meanwhile
+        self.published.append(messages.decode(data, messages.Decision))
+
+
+def an_act() -> tuple[NoLink, acts.Desk]:
+    link = NoLink()
+    return link, acts.Desk(types.SimpleNamespace(link=link, cache=cache.Cache()))  # type: ignore[arg-type]
+
+
+OLGA = sessions.Session(
+    id="1", name="olga", role=sessions.Role.OPERATOR, kind=sessions.Kind.TOKEN, born=0, until=1
+)
+
+
+async def test_an_act_that_is_cancelled_while_it_is_carried_out_is_recorded_in_doubt():
+    link, desk = an_act()
+    sent = asyncio.Event()
+
+    async def act(_bus):
+        sent.set()
+        await asyncio.Event().wait()
+
+    doing = asyncio.create_task(desk.do(OLGA, "purge", "queue:q", act))
+    await sent.wait()
+    doing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await doing
+    await desk.close()
+    assert [(one.who, one.what, one.outcome) for one in link.published] == [
+        ("olga", "purge", messages.Outcome.IN_DOUBT)
+    ]
+
+
+async def test_an_act_that_was_carried_out_is_recorded_although_its_request_is_cancelled_then():
+    link, desk = an_act()
+    done = asyncio.Event()
+
+    async def act(_bus):
+        done.set()
+
+    doing = asyncio.create_task(desk.do(OLGA, "purge", "queue:q", act))
+    await done.wait()
+    doing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await doing
+    await desk.close()
+    assert [one.outcome for one in link.published] == [messages.Outcome.DONE]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (errors.TimedOut("no answer"), messages.Outcome.IN_DOUBT),
+        (errors.NotConnected("the connection is closed"), messages.Outcome.IN_DOUBT),
+        (errors.Unavailable("nothing listens"), messages.Outcome.FAILED),
+        (errors.Conflict("changed"), messages.Outcome.REFUSED),
+        (TimeoutError("in our own code"), messages.Outcome.IN_DOUBT),
+    ],
+)
+async def test_the_outcome_of_an_act_that_failed(error, outcome):
+    link, desk = an_act()
+    before = desk._source.cache.turn("manage")
+
+    async def act(_bus):
+        raise error
+
+    with pytest.raises(type(error)):
+        await desk.do(OLGA, "apply", "web", act, touches="manage")
+    assert [one.outcome for one in link.published] == [outcome]
+    assert desk._source.cache.turn("manage") > before  # it may have been carried out
 
 
 async def test_who_asks_and_goes_does_not_take_the_answer_from_others():

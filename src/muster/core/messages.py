@@ -135,7 +135,7 @@ class Outcome(enum.Enum):
     @classmethod
     def of(cls, error: errors.MusterError) -> Outcome:
         """What became of an act that ended with ``error``."""
-        if isinstance(error, errors.TimedOut):
+        if isinstance(error, (errors.TimedOut, errors.NotConnected)):
             return cls.IN_DOUBT
         return cls.REFUSED if isinstance(error, _REFUSALS) else cls.FAILED
 

@@ -8,10 +8,11 @@ written as well.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from muster.bus import api
 from muster.core import errors, log, messages, subjects
@@ -29,6 +30,7 @@ Act = Callable[[api.Bus], Awaitable[T]]
 class Desk:
     def __init__(self, known: source.Source) -> None:
         self._source = known
+        self._records: set[asyncio.Task[None]] = set()
 
     async def do(
         self,
@@ -40,19 +42,38 @@ class Desk:
         touches: str = "",
         needs: sessions.Role = sessions.Role.OPERATOR,
     ) -> T:
-        """Do it, if this person may, and write down what became of it."""
+        """Carry out the act if this person may, and record its outcome, also when it is cancelled."""
+        outcome, why, sent = messages.Outcome.IN_DOUBT, "cancelled before it was answered", False
         try:
             require(session, needs, what)
             bus = await self._source.link.as_person(session.name, roles.Role.OPERATOR)
+            sent = True
             found = await act(bus)
+            outcome, why = messages.Outcome.DONE, ""
         except errors.MusterError as error:
-            outcome = messages.Outcome.of(error)
-            await self.record(session.name, what, target, error.message, outcome, door=session.kind)
+            outcome, why = messages.Outcome.of(error), error.message
             raise
-        if touches:
-            self._source.cache.touch(touches)
-        await self.record(session.name, what, target, "", messages.Outcome.DONE, door=session.kind)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            if outcome is messages.Outcome.IN_DOUBT and not sent:
+                outcome = messages.Outcome.FAILED
+            if touches and sent:
+                self._source.cache.touch(touches)
+            await self._finish(self.record(session.name, what, target, why, outcome, door=session.kind))
         return found
+
+    async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for ``work``, which goes on if the caller is cancelled."""
+        task = asyncio.create_task(work, name="web audit record")
+        self._records.add(task)
+        task.add_done_callback(self._records.discard)
+        await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Wait for the records that are still being stored."""
+        await asyncio.gather(*self._records, return_exceptions=True)
 
     async def record(
         self, who: str, what: str, target: str, why: str, outcome: messages.Outcome, *, door: str

@@ -1,7 +1,9 @@
 """One answer for everybody who asks the same: what is asked often is asked once.
 
 An entry is kept until its time is over or its tag is touched, whichever is first; the bus touches tags as
-things change.  Those who come while it is being made wait for the same making.  What could not be made is
+things change.  Readers that come while it is being made wait for the same making, unless the tag was touched
+since it began: it may have read the state before the change.  They wait for the next one, which begins when
+the present one ends, so there is never more than one at a time for a key.  What could not be made is
 kept too, for a moment, so that a service that is away is not asked by every page.  The number of entries is
 bounded: the one that was asked for longest ago goes.
 """
@@ -28,7 +30,7 @@ class _Entry:
     made_at_s: float
     kept_s: float
     future: asyncio.Future[Any]
-    turn: int
+    turn: int | None = None  # of its tag when its making began; None: it has not begun
 
 
 class Cache:
@@ -46,7 +48,7 @@ class Cache:
     async def get(self, key: Hashable, tag: str, kept_s: float, make: Callable[[], Awaitable[T]]) -> T:
         entry = self._entries.get(key)
         if entry is None or self._is_over(entry):
-            entry = self._begin(key, tag, kept_s, make)
+            entry = self._begin(key, tag, kept_s, make, after=None if entry is None else entry.future)
         self._entries.move_to_end(key)
         return cast(T, await asyncio.shield(entry.future))
 
@@ -70,25 +72,38 @@ class Cache:
 
     def _is_over(self, entry: _Entry) -> bool:
         if not entry.future.done():
-            return False
+            return entry.turn not in (None, self._turns[entry.tag])
         kept_s = entry.kept_s
         if entry.future.cancelled() or entry.future.exception() is not None:
             kept_s = min(FAILED_S, kept_s)
         return entry.turn != self._turns[entry.tag] or self._now() - entry.made_at_s > kept_s
 
-    def _begin(self, key: Hashable, tag: str, kept_s: float, make: Callable[[], Awaitable[T]]) -> _Entry:
+    def _begin(
+        self,
+        key: Hashable,
+        tag: str,
+        kept_s: float,
+        make: Callable[[], Awaitable[T]],
+        after: asyncio.Future[Any] | None,
+    ) -> _Entry:
+        """``after``: the making before it, which may still be going on."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        entry = self._entries[key] = _Entry(tag, self._now(), kept_s, future, self._turns[tag])
+        entry = self._entries[key] = _Entry(tag, self._now(), kept_s, future)
         while len(self._entries) > self._max:
             self._entries.popitem(last=False)
         self.made += 1
-        task = asyncio.create_task(self._make(entry, make), name=f"web cache {tag}")
+        task = asyncio.create_task(self._make(entry, make, after), name=f"web cache {tag}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return entry
 
-    async def _make(self, entry: _Entry, make: Callable[[], Awaitable[T]]) -> None:
+    async def _make(
+        self, entry: _Entry, make: Callable[[], Awaitable[T]], after: asyncio.Future[Any] | None
+    ) -> None:
         try:
+            if after is not None and not after.done():
+                await asyncio.wait([after])
+            entry.turn = self._turns[entry.tag]
             found = await make()
         except asyncio.CancelledError:
             entry.future.cancel()

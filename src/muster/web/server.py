@@ -170,6 +170,7 @@ async def serve(
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
+        await known.desk.close()
         reading.cancel()
         stopping.cancel()
         await asyncio.gather(reading, stopping, return_exceptions=True)

@@ -422,7 +422,12 @@ class Streams:
         bus = await connect("one")
         stream = await bus.stream(settings())
         first = await stream.publish("log.a", b"x", message_id="m1")
-        assert await stream.publish("log.a", b"x", message_id="m1") == first
+        again = await stream.publish("log.a", b"x", message_id="m1")
+        assert (again, type(first), type(again)) == (first, int, api.Duplicate)
+        with pytest.raises(errors.Conflict):  # of one replica: expectations come first
+            await stream.publish("log.a", b"x", message_id="m1", expected_last_subject_sequence=first - 1)
+        again = await stream.publish("log.a", b"x", message_id="m1", expected_last_subject_sequence=first)
+        assert isinstance(again, api.Duplicate)
         assert (await stream.state()).messages == 1
 
     async def test_a_batch_is_all_or_nothing(self, connect: Connect):

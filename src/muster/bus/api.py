@@ -128,6 +128,12 @@ class Outgoing:
     deliver_to: str | None = None
 
 
+class Duplicate(int):
+    """The sequence of a message that was stored before under the same ``message_id``, whatever it holds."""
+
+    __slots__ = ()
+
+
 class OnFull(enum.Enum):
     """What a stream does when its budget is used up. Either way it is an alert and a counter."""
 
@@ -250,7 +256,8 @@ class Stream(Protocol):
 
         Concurrent publishes of one connection share a sync (group commit) and are stored in the order of
         the calls.  With ``message_id``, a repeat inside the duplicate window is stored once and returns the
-        first one's sequence.
+        first one's sequence as a `Duplicate`.  A stream of one replica compares expectations first: with one
+        that no longer holds, a repeat is an `errors.Conflict`.
         """
         ...
 

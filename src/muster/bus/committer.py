@@ -346,7 +346,7 @@ class Committer:
         report: dict[str, Any] = json.loads(answer.data)
         if "error" in report:
             return jetstream.error_of(report["error"], f"storing in {self._stream}")
-        return int(report["seq"])
+        return api.Duplicate(report["seq"]) if report.get("duplicate") else int(report["seq"])
 
 
 def _retry(outcome: errors.MusterError) -> bool:
@@ -355,7 +355,9 @@ def _retry(outcome: errors.MusterError) -> bool:
 
 
 def _tell(items: Sequence[Item], outcome: int | errors.MusterError) -> None:
-    if isinstance(outcome, int):
+    if isinstance(outcome, api.Duplicate):
+        items[-1].settle(outcome)  # the broker accepts no batch with a duplicate
+    elif isinstance(outcome, int):
         for sequence, item in enumerate(items, outcome - len(items) + 1):
             item.settle(sequence)
 

@@ -97,9 +97,11 @@ class Log:
         self.expire(now_ns)
         ids: set[str] = set()
         for message in batch:
+            if self.settings.replicas == 1:  # as the broker does: replicated streams look for the id first
+                self._check_expectations(message)
             duplicate = self._known(message.message_id, now_ns)
             if duplicate and len(batch) == 1:
-                return duplicate
+                return api.Duplicate(duplicate)
             if duplicate or message.message_id in ids:
                 raise errors.AlreadyExists(f"{self.settings.name}: the batch contains a duplicate message id")
             if message.message_id is not None:

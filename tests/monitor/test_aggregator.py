@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.core import messages, reports, sketches
+from muster.core import duplicates, messages, reports, sketches
 from muster.monitor import aggregator, interpreters
 
 NOW_MS = 1_700_000_000_000
@@ -20,10 +20,10 @@ def node(machine: str, sequence: int = 1, **more: Any) -> messages.NodeReport:
 
 
 def make(
-    name: str = "c", interpreter: str = "concat", where: str = "", **limits: Any
+    name: str = "c", interpreter: str = "concat", where: str = "", boot: int = 1, **limits: Any
 ) -> aggregator.Aggregator:
     to = interpreters.Subscription("up", ("root",), interpreter=interpreter, where=where)
-    return aggregator.Aggregator(name, 1, [to], limits=aggregator.Limits(**limits))
+    return aggregator.Aggregator(name, boot, [to], limits=aggregator.Limits(**limits))
 
 
 def give(channel: aggregator.Aggregator, *rows: messages.NodeReport, now_ms: int = NOW_MS) -> None:
@@ -99,8 +99,52 @@ def test_nothing_is_counted_twice_or_lost_when_children_move_about(seed):
 def test_a_restarted_sensor_begins_anew():
     channel = make()
     give(channel, node("a", 5, boot=1), node("a", 1, boot=2), node("a", 6, boot=1), node("a", 1, boot=2))
-    assert [(r.boot, r.sequence) for r in rows_of(channel.flush(NOW_MS))] == [(1, 5), (2, 1)]
-    assert channel.dropped == {"late": 1, "duplicate": 1}
+    assert [(r.boot, r.sequence) for r in rows_of(channel.flush(NOW_MS))] == [(1, 5), (2, 1), (1, 6)]
+    assert channel.dropped == {"duplicate": 1}
+
+
+def test_a_sensor_that_restarts_after_its_clock_was_set_back_is_heard():
+    channel = make()
+    give(channel, *(node("a", number, boot=7_200_000) for number in (1, 2, 3)))
+    give(channel, *(node("a", number, boot=60_000) for number in range(1, 100)), node("a", 3, boot=7_200_000))
+    assert len(rows_of(channel.flush(NOW_MS))) == 102
+    assert channel.dropped == {"duplicate": 1}
+
+
+def test_a_channel_that_restarts_after_its_clock_was_set_back_is_heard():
+    root = make()
+    for boot in (7_200_000, 60_000):
+        below = make("below", boot=boot)
+        for number in range(1, 4):
+            give(below, node(f"m{boot}-{number}", 1))
+            for forward in below.flush(NOW_MS):
+                root.take_batch("below", forward.encode(), NOW_MS)
+    assert len(rows_of(root.flush(NOW_MS))) == 6
+    assert not root.dropped
+
+
+def test_batches_of_a_channel_may_overtake_each_other():
+    root, below = make(), make("below")
+    sent = []
+    for number in range(duplicates.KEPT + 2):
+        give(below, node(f"m{number}", 1))
+        sent += [forward.encode() for forward in below.flush(NOW_MS)]
+    for data in (*reversed(sent), sent[5]):
+        root.take_batch("below", data, NOW_MS)
+    assert len(rows_of(root.flush(NOW_MS))) == duplicates.KEPT  # so far back is remembered
+    assert root.dropped == {"late-batch": 2, "duplicate-batch": 1}
+
+
+def test_what_was_dropped_is_reported_to_a_parent_once_however_many_messages_it_gets():
+    channel, below = make(), make("below", "merge")
+    give(below, node("x", 1))
+    give(channel, node("a", 1))
+    channel.take("a", b"rubbish", NOW_MS)
+    for forward in below.flush(NOW_MS):
+        channel.take_batch("below", forward.encode(), NOW_MS)
+    forwards = channel.flush(NOW_MS)
+    assert len(forwards) == 2  # rows and summaries
+    assert [one.facts.dropped for one in forwards if one.facts.dropped] == [{"malformed": 1}]
 
 
 def test_out_of_order_is_not_a_repeat_but_too_far_back_cannot_be_told():

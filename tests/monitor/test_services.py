@@ -53,6 +53,46 @@ def test_statsd_counters_are_rates_timers_means_and_sets_counts():
         "statsd": {"plain": 1.0},
     }
     assert held.take(20.0)[0].metrics == {"depth": 5.0}  # a gauge stays
+    late = held.take(2.0 + services.LATE_AFTER * services.STATSD_PERIOD_S + 1)[0]
+    assert (late.name, late.state) == ("shop", health.State.LATE)
+    assert held.take(2.0 + services.FORGET_AFTER * services.STATSD_PERIOD_S + 1) == ()
+
+
+def test_statsd_takes_updates_when_it_is_full_and_newcomers_for_what_fell_silent():
+    held = services.Services()
+    lines = [f"app.g{number}:1|g" for number in range(services.METRICS_MAX)]
+    held.statsd("\n".join([*lines, "app.g0:99|g", "app.more:1|g"]).encode(), 1.0)
+    assert held.take(2.0)[0].metrics["g0"] == 99.0
+    assert held.dropped == {"statsd-metrics": 1}
+    later_s = 2.0 + services.FORGET_AFTER * services.STATSD_PERIOD_S
+    held.statsd(b"app.more:1|g", later_s)
+    assert held.take(later_s)[0].metrics == {"more": 1.0}
+
+    held = services.Services()
+    for number in range(services.SERVICES_MAX + 1):
+        held.statsd(f"service{number}.x:1|g".encode(), 1.0)
+    assert held.dropped == {"statsd-services": 1}
+    held.statsd(b"newcomer.x:1|g", later_s)
+    assert [one.name for one in held.take(later_s)] == ["newcomer"]
+
+
+def test_text_that_is_not_unicode_reaches_no_node_report():
+    lone = json.dumps(
+        {"resourceMetrics": [{"scopeMetrics": [{"metrics": [_gauge("x\ud800"), _gauge("good")]}]}]}
+    )
+    held = services.Services()
+    for report in foreign.service_reports(foreign.otlp_json(lone.encode())):
+        held.push(report, 0.0)
+    assert messages.encode(
+        messages.NodeReport(machine="m", sequence=1, at_ms=1, period_s=1, services=held.take(1.0))
+    )
+    assert set(held.take(1.0)[0].metrics) == {"x?", "good"}
+    with pytest.raises(messages.Malformed):
+        held.push(told("\ud800"), 0.0)
+
+
+def _gauge(name: str) -> dict[str, object]:
+    return {"name": name, "gauge": {"dataPoints": [{"asDouble": 1}]}}
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"a:1|c", b"a.b:x|c", b"a.b:1|c|@0"]), max_size=20))

@@ -93,7 +93,7 @@ def test_a_silence_covers_what_it_selects_while_it_lasts_and_then_it_fires():
     spoken = restarted(one).tick(60_000)
     assert states(spoken) == ["firing"]
     assert len(spoken.notices) == 1
-    assert one.unsilence("s", 40_000).alerts[0].state is AlertState.FIRING
+    assert one.unsilence("s").alerts[0].state is AlertState.FIRING
 
 
 def test_a_maintenance_window_begins_later():
@@ -106,12 +106,38 @@ def test_a_maintenance_window_begins_later():
 
 
 @pytest.mark.parametrize(
-    ("covers", "until_ms", "fault"),
-    [("colour = 'red'", 10, "colour"), ("rule =", 10, "end"), ("TRUE", 0, "over before")],
+    ("covers", "from_ms", "until_ms", "fault"),
+    [
+        ("colour = 'red'", 0, 10, "colour"),
+        ("rule =", 0, 10, "end"),
+        ("TRUE", 0, 0, "over before"),
+        ("TRUE", -1, 10, "begin at -1 ms"),
+        ("TRUE", 0, 10**17, "end at"),
+    ],
 )
-def test_a_silence_that_makes_no_sense_is_refused(covers, until_ms, fault):
+def test_a_silence_that_makes_no_sense_is_refused(covers, from_ms, until_ms, fault):
+    one = book()
     with pytest.raises(errors.InvalidInput, match=fault):
-        book().silence(alerts.Silence(id="x", covers=covers, from_ms=0, until_ms=until_ms), 0)
+        one.silence(alerts.Silence(id="x", covers=covers, from_ms=from_ms, until_ms=until_ms), 0)
+    assert restarted(one).silences() == []
+
+
+def test_a_silence_by_an_operator_whose_clock_is_ahead_moves_no_alert_on():
+    one = book()
+    one.judge(say(True, 10), 10_000)
+    hour_ms = 3_600_000
+    other = alerts.Silence(id="s", covers="rule = 'other'", from_ms=hour_ms, until_ms=2 * hour_ms)
+    assert states(one.silence(other, hour_ms)) == []
+    assert states(one.tick(39_999)) == []
+    assert states(one.tick(40_000)) == ["firing"]
+
+
+def test_an_alert_about_a_group_ends_when_nothing_was_reported_of_it_for_long():
+    one = alerts.Book((DOWN,), forget_s=3600.0)
+    one.judge(say(True, 0, "group:web", "down"), 0)
+    assert states(one.tick(3_600_000)) == []
+    assert states(one.tick(3_600_001)) == ["resolved"]
+    assert one.on() == frozenset()
 
 
 @given(

@@ -195,13 +195,76 @@ def test_rules_and_roll_ups_see_what_services_report():
     assert found["own.queue_max"] == 7.0
 
 
-def test_changes_told_at_once_are_bounded_and_the_rest_is_counted():
+def test_beginnings_of_a_rule_are_deferred_beyond_a_bound_and_ends_never():
     hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
     known = fleet.Fleet(fleet.Plan(rules=(hot,), changes_max=10))
     rows = [traffic.report(f"m{n}", 1, T0, metrics={"cpu_percent": 99.0}) for n in range(50)]
     output = known.feed([arrival(rows, T0)], T0)
     assert len(output.changes) == 10
-    assert output.counts == {"untold hot": 40}
+    assert output.counts == {"deferred hot": 40}
+    for number in range(2, 6):
+        rows = [
+            traffic.report(f"m{n}", number, T0 + number, metrics={"cpu_percent": 99.0}) for n in range(50)
+        ]
+        output = known.feed([arrival(rows, T0 + number, number)], T0 + number)
+    assert len(output.changes) == 10
+    assert output.counts == {}
+    rows = [traffic.report(f"m{n}", 6, T0 + 6, metrics={"cpu_percent": 1.0}) for n in range(50)]
+    output = known.feed([arrival(rows, T0 + 6, 6)], T0 + 6)
+    assert [one.on for one in output.changes] == [False] * 50
+
+
+def test_rules_about_machines_are_judged_by_the_brokers_clock():
+    hot = rules.Rule(name="hot", level="node", when="cpu_percent > 90")
+    known = fleet.Fleet(fleet.Plan(rules=(hot,)))
+
+    def judged(sequence: int, machine_ms: int, stored_ms: int, cpu: float) -> list[tuple[bool, int]]:
+        row = traffic.report("m", sequence, machine_ms, metrics={"cpu_percent": cpu})
+        output = known.feed([arrival([row], stored_ms, sequence)], stored_ms)
+        return [(one.on, one.at_ms) for one in output.changes]
+
+    assert judged(1, T0 + 45_000, T0, 99.0) == [(True, T0)]
+    assert judged(2, T0 + 10_000, T0 + 10_000, 1.0) == [(False, T0 + 10_000)]
+    assert judged(3, T0 + 20_000, T0 + 9_000, 99.0) == [(True, T0 + 10_000)]  # another leader's clock
+
+
+def test_a_report_that_was_overtaken_does_not_count_its_machine_twice():
+    known = fleet.Fleet(fleet.Plan())
+    for order, (sequence, at_s) in enumerate([(1, 1), (3, 11), (2, 6), (4, 4)]):
+        stored_ms = T0 + 1000 * (10 + order)
+        known.feed([arrival([traffic.report("a", sequence, T0 + at_s * 1000)], stored_ms, order)], stored_ms)
+    found = closed(known.feed([], T0 + 40_000))
+    assert [found["group", "default", second].cell.heard() for second in (0, 10)] == [1, 1]
+    assert found["group", "default", 0].cell.total == 3
+
+
+def test_a_group_whose_last_machine_is_forgotten_is_reported_gone_once():
+    plan = fleet.Plan(forget_s=60)
+    known = fleet.Fleet(plan)
+    rows = [traffic.report("a", 1, T0, group="web"), traffic.report("b", 1, T0, group="db", zone="z2")]
+    known.feed([arrival(rows, T0)], T0)
+    gone = []
+    for second in range(10, 130, 10):
+        now_ms = T0 + second * 1000
+        row = traffic.report("a", 1 + second, now_ms, group="web")
+        known = again(known, plan)
+        output = known.feed([arrival([row], now_ms, second)] if second < 50 else [], now_ms)
+        gone += [(many.level, many.name) for many in results.levels(output.closed) if many.gone]
+    assert gone == [("group", "db"), ("zone", "z2"), ("group", "web"), ("zone", "default")]
+
+
+def test_summaries_that_overtake_each_other_are_all_taken_once():
+    known = fleet.Fleet(fleet.Plan())
+    first, second = (summary([traffic.report(name, 1, T0)], sequence=n) for n, name in ((1, "a"), (2, "b")))
+    counts = [
+        known.feed([], T0 + 1000 + number, summaries=[stored_as(one, number)]).counts
+        for number, one in enumerate((second, first, second))
+    ]
+    assert [list(one) for one in counts] == [["summaries"], ["summaries"], ["duplicated"]]
+
+
+def stored_as(one: fleet.Arrival, sequence: int) -> fleet.Arrival:
+    return fleet.Arrival(sequence, one.stored_ms, one.batch, one.facts)
 
 
 def test_odd_numbers_stop_nothing():

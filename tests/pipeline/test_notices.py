@@ -127,6 +127,58 @@ async def test_who_does_not_answer_is_given_up_after_some_tries(monkeypatch):
             await eventually(lambda: not sender.unsent())
 
 
+def notice(number: int, state: AlertState = AlertState.FIRING, *receivers: str) -> alerts.Notice:
+    alert = msgspec.structs.replace(ALERT, about=f"node:{number}", state=state)
+    return alerts.Notice(alert, receivers or ("team",))
+
+
+async def test_a_full_queue_drops_and_counts_new_alerts_but_takes_their_ends(monkeypatch):
+    monkeypatch.setattr(notices, "QUEUE_MAX", 3)
+    counted: list[str] = []
+    sender = notices.Sender({"team": notices.Receiver()}, settings.Pipeline(), count=counted.append)
+    for number in range(4):
+        sender.add(notice(number))
+    assert [one.alert.about for one in sender.unsent()] == ["node:0", "node:1", "node:2"]
+    sender.add(notice(0, AlertState.RESOLVED))
+    assert [one.alert.about for one in sender.unsent()] == ["node:1", "node:2", "node:0"]
+    assert counted == ["notices-not-sent"] * 2
+    assert sender.failed == 2
+
+
+async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):
+    silent, reached = asyncio.Event(), asyncio.Event()
+    sender = notices.Sender(
+        {"silent": notices.Receiver(webhook="silent"), "team": notices.Receiver(webhook="team")},
+        settings.Pipeline(),
+    )
+
+    async def send(receiver: notices.Receiver, _: alerts.Notice) -> None:
+        if receiver.webhook == "silent":
+            await silent.wait()
+            raise RuntimeError("a fault of ours")
+        reached.set()
+
+    monkeypatch.setattr(sender, "_send", send)
+    task = asyncio.create_task(sender.run(lambda: None))
+    sender.add(notice(1, AlertState.FIRING, "silent", "team"))
+    async with asyncio.timeout(5):
+        await reached.wait()
+    await eventually(lambda: [one.receivers for one in sender.unsent()] == [("silent",)])
+    silent.set()
+    await eventually(lambda: not sender.unsent())
+    assert sender.failed == 1
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("server", ["mailhost", "mailhost:", ":25", "mailhost:x", "mailhost:70000"])
+def test_a_mail_server_without_a_port_is_refused_when_receivers_are_read(server):
+    wanted = settings.Pipeline(mail_server=server, mail_allowed=("@example.org",))
+    with pytest.raises(errors.InvalidInput, match="host:port"):
+        notices.refuse_forbidden("team", notices.Receiver(mail=("ann@example.org",)), wanted)
+
+
 def test_mail_without_tls_stays_on_this_machine():
     with pytest.raises(errors.InvalidInput, match="loopback"):
         notices.mail(

@@ -30,7 +30,8 @@ DECISIONS_SUBJECTS = "muster.*.log.decision.>"
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-TimeMs = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
+TIME_MS_MAX = (1 << 53) - 1
+TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
 Metrics = Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
 Labels = Annotated[dict[Name, Text], msgspec.Meta(max_length=64)]
 
@@ -170,8 +171,11 @@ _decoders: dict[Any, tuple[msgspec.json.Decoder[Any], msgspec.msgpack.Decoder[An
 
 
 def encode(message: Message, form: Literal["json", "msgpack"] = "json") -> bytes:
-    """`TooLarge` where no reader would take it."""
-    data = _json.encode(message) if form == "json" else _msgpack.encode(message)
+    """`TooLarge` or `Malformed` where no reader would take it."""
+    try:
+        data = _json.encode(message) if form == "json" else _msgpack.encode(message)
+    except UnicodeEncodeError as error:
+        raise Malformed(f"a {type(message).__name__} with text that is not Unicode: {error}") from error
     if len(data) > MAX_BYTES:
         raise TooLarge(f"a {type(message).__name__} of {len(data)} bytes is over {MAX_BYTES}")
     return data

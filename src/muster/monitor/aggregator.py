@@ -4,9 +4,8 @@ Pure: bytes and times in, `Forward`s out.  Three things come in, and each may be
 as JSON (the fast path: only put aside, and decoded a thousand at a time), Arrow batches of rows from channels
 below, and Arrow batches of summaries.  Whatever is refused is counted by reason in `dropped`; nothing raises.
 
-**Counted once.**  A report is named by (machine, boot, sequence).  For each machine the highest sequence and
-the 64 before it are remembered, so that a repeat is seen however many channels it came through, and what
-arrives out of order is not taken for one.  What is older than that cannot be told from a repeat and is
+**Counted once.**  A report is named by (machine, boot, sequence); `core.duplicates` says which are repeats,
+however many channels they came through and in whatever order.  What is too old to be told from a repeat is
 dropped as ``late``.  The memory is bounded: past ``machines_max``, those heard of longest ago are forgotten.
 A batch is named by (channel, boot, sequence) likewise, for summaries, of which the rows have no names.
 
@@ -23,11 +22,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from muster.core import errors, messages, reports
+from muster.core import duplicates, errors, messages, reports
 from muster.monitor import interpreters, protocol, rows
 
 CHUNK_ROWS = 1000
-_KEPT = (1 << protocol.SEQUENCES_KEPT) - 1
+_BITS = (1 << duplicates.KEPT) - 1
+CHANNELS_MAX = 10_000  # below this one, whose batches are remembered
 MISSING_AFTER_PERIODS = 2
 GONE_AFTER_PERIODS = 6
 LOOK_AGAIN_MS = 2000
@@ -93,7 +93,8 @@ class Aggregator:
         self._summary_count = 0
         self._young: dict[str, _Known] = {}
         self._old: dict[str, _Known] = {}
-        self._batches: dict[str, tuple[int, int, int]] = {}
+        self._former: dict[str, duplicates.Seen] = {}  # by machine: the boot before its current one
+        self._batches = duplicates.Windows(CHANNELS_MAX)
         self._told = collections.Counter[str]()  # of what was dropped, here or below, not yet sent on
         self._below = collections.Counter[str]()
         self._partial_below = False
@@ -161,8 +162,9 @@ class Aggregator:
         if facts.channel != sender:
             self.dropped["forged"] += batch.num_rows
             return
-        if not self._is_new_batch(sender, facts.boot, facts.sequence):
-            self.dropped["duplicate-batch"] += batch.num_rows
+        verdict = self._batches.observe(sender, facts.boot, facts.sequence)
+        if verdict is not duplicates.Verdict.NEW:
+            self.dropped[f"{verdict.value}-batch"] += batch.num_rows
             return
         if self.held + batch.num_rows > self._limits.rows_max:
             self.dropped["overload"] += batch.num_rows
@@ -197,12 +199,14 @@ class Aggregator:
             group for table in (held.rows, held.summaries) for group in pc.unique(table["group"]).to_pylist()
         }
         self.level = min(self._levels_below + 1, reports.LEVELS_MAX)
-        forwards = [
-            forward
-            for label, interpreter, subscriptions in self._interpreters
-            for emission in self._interpreted(interpreter, held, subscriptions)
-            for forward in self._messages(label, emission, held, _tellable(lost), missing)
-        ]
+        forwards: list[Forward] = []
+        informed: set[tuple[str, ...]] = set()  # parents that have been sent the counts of what was dropped
+        for label, interpreter, subscriptions in self._interpreters:
+            for emission in self._interpreted(interpreter, held, subscriptions):
+                parents = emission.subscription.parents
+                dropped = {} if parents in informed else _tellable(lost)
+                informed.add(parents)
+                forwards += self._messages(label, emission, held, dropped, missing)
         self._told += lost
         self._rows, self._summaries = [], []
         self._row_count = self._summary_count = 0
@@ -292,7 +296,7 @@ class Aggregator:
         ):
             before = known.get(machine)
             if before is not None and before[1] + 1 == sequence and before[0] == boot:  # the usual case
-                known[machine] = (boot, sequence, before[2] << 1 & _KEPT | 1, now_ms, period_s * 1000)
+                known[machine] = (boot, sequence, before[2] << 1 & _BITS | 1, now_ms, period_s * 1000)
                 fresh.append(True)
             else:
                 fresh.append(is_new(machine, boot, sequence, now_ms, period_s * 1000))
@@ -305,39 +309,33 @@ class Aggregator:
             known = self._old.get(machine)
             if len(self._young) * 2 >= self._limits.machines_max:
                 self._old, self._young = self._young, {}
-        mask = 1
-        if known is not None and boot <= known[0]:
-            if boot < known[0]:
-                self.dropped["late"] += 1
-                return False
-            high = known[1]
-            ahead = sequence - high
-            if ahead > 0:
-                self.gaps += ahead - 1
-                mask = (known[2] << ahead | 1) & _KEPT if ahead < protocol.SEQUENCES_KEPT else 1
-            else:
-                if -ahead >= protocol.SEQUENCES_KEPT or known[2] >> -ahead & 1:
-                    self.dropped["late" if -ahead >= protocol.SEQUENCES_KEPT else "duplicate"] += 1
-                    return False
-                self.gaps -= 1
-                mask, sequence = known[2] | 1 << -ahead, high
-        self._young[machine] = (boot, sequence, mask, now_ms, period_ms)
+        if known is None:
+            self._young[machine] = (boot, sequence, 1, now_ms, period_ms)
+            return True
+        if boot == known[0]:
+            verdict, high, bits = self._observe(known[1], known[2], sequence)
+            if verdict:
+                self._young[machine] = (boot, high, bits, now_ms, period_ms)
+            return verdict
+        former = self._former.get(machine)
+        if former is not None and boot == former[0]:  # under way since before the restart
+            verdict, high, bits = self._observe(former[1], former[2], sequence)
+            self._former[machine] = (boot, high, bits)
+            return verdict
+        if former is None and len(self._former) >= self._limits.machines_max:
+            del self._former[next(iter(self._former))]
+        self._former[machine] = known[:3]
+        self._young[machine] = (boot, sequence, 1, now_ms, period_ms)
         return True
 
-    def _is_new_batch(self, sender: str, boot: int, sequence: int) -> bool:
-        known_boot, high, mask = self._batches.get(sender, (-1, 0, 0))
-        if boot < known_boot:
-            return False
-        if boot > known_boot:
-            high, mask = sequence, 0
-        ahead = sequence - high
-        if ahead > 0:
-            mask = mask << ahead & _KEPT if ahead < protocol.SEQUENCES_KEPT else 0
-            high, ahead = sequence, 0
-        if -ahead >= protocol.SEQUENCES_KEPT or mask >> -ahead & 1:
-            return False
-        self._batches[sender] = (boot, high, mask | 1 << -ahead)
-        return True
+    def _observe(self, high: int, bits: int, sequence: int) -> tuple[bool, int, int]:
+        """As `duplicates.observe`, and count."""
+        verdict, highest, bits = duplicates.observe(high, bits, sequence)
+        if verdict is not duplicates.Verdict.NEW:
+            self.dropped[verdict.value] += 1
+            return False, highest, bits
+        self.gaps += sequence - high - 1 if sequence > high else -1
+        return True, highest, bits
 
     def _missing_further_below(self, now_ms: int) -> int:
         """As mergers said of themselves; one that fell silent says nothing any more."""

@@ -31,7 +31,12 @@ def service_reports(figures: Figures) -> list[messages.ServiceReport]:
 
 def named(name: str, labels: Iterable[tuple[str, str]]) -> str:
     inside = ",".join(f"{key}={value}" for key, value in sorted(labels))
-    return (f"{name}{{{inside}}}" if inside else name)[:NAME_MAX]
+    return _valid(f"{name}{{{inside}}}" if inside else name)
+
+
+def _valid(name: str) -> str:
+    """JSON can name half of a surrogate pair, which no UTF-8 can say."""
+    return name[:NAME_MAX].encode("utf-8", "replace").decode()
 
 
 def _put(figures: Figures, service: str, name: str, value: Any) -> None:
@@ -40,7 +45,7 @@ def _put(figures: Figures, service: str, name: str, value: Any) -> None:
     except (TypeError, ValueError, OverflowError):
         return
     if name and math.isfinite(number):
-        figures.setdefault(service[:NAME_MAX] or "otlp", {})[name] = number
+        figures.setdefault(_valid(service) or "otlp", {})[name] = number
 
 
 # -- OTLP, as JSON -----------------------------------------------------------------------------------------
@@ -81,7 +86,7 @@ def _json_metric(figures: Figures, service: str, metric: dict[str, Any]) -> None
 def _attributes(found: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     for one in found:
         value = next(iter(one.get("value", {}).values()), "")
-        yield str(one["key"]), str(value)
+        yield str(one["key"]), str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # -- OTLP, as protobuf -------------------------------------------------------------------------------------
@@ -132,12 +137,17 @@ def _pb_metric(figures: Figures, service: str, metric: bytes) -> None:
 def _pb_attributes(holder: bytes, field: int) -> Iterator[tuple[str, str]]:
     for pair in _messages(holder, field):
         fields = _fields(pair)
-        value = _fields(_chunks(fields.get(2, [b""]))[-1])
+        values = _chunks(fields.get(2, [b""]))
+        if not values:
+            raise messages.Malformed("not OTLP: an attribute whose value is not a message")
+        value = _fields(values[-1])
         shown = ""
         if 1 in value:
             shown = _text(value[1][-1])
-        elif 2 in value or 3 in value:
-            shown = str(value.get(2, value.get(3, [""]))[-1])
+        elif 2 in value:
+            shown = "true" if value[2][-1] else "false"
+        elif 3 in value:
+            shown = str(_signed(value[3][-1]))
         elif 4 in value:
             shown = str(struct.unpack("<d", _eight(value[4][-1]))[0])
         yield _text(fields.get(1, [b""])[-1]), shown
@@ -192,6 +202,13 @@ def _eight(value: bytes | int) -> bytes:
     if not isinstance(value, bytes) or len(value) != 8:
         raise messages.Malformed("protobuf whose number is not of 64 bits")
     return value
+
+
+def _signed(value: bytes | int) -> int:
+    """A varint of type int64: negative numbers are sent as their two's complement."""
+    if not isinstance(value, int):
+        raise messages.Malformed("protobuf whose number is not a varint")
+    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _text(value: bytes | int) -> str:

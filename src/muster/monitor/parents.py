@@ -26,7 +26,8 @@ class Parents:
 
     def heard(self, channel: str, beat: protocol.Beat, now_s: float) -> None:
         known = self._heard.get(channel)
-        if known is None or (beat.boot, beat.sequence) > (known[0].boot, known[0].sequence):
+        # A channel that restarted has another boot, which is higher or lower as its clock was corrected.
+        if known is None or beat.boot != known[0].boot or beat.sequence > known[0].sequence:
             self._heard[channel] = (beat, now_s)
 
     def choose(self, now_s: float) -> str | None:

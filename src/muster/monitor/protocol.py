@@ -23,7 +23,6 @@ from muster.core import messages, reports, subjects
 PART = "monitor"
 ROOT = "root"  # the parent of a channel that has none: the durable stream
 BUCKET = PART
-SEQUENCES_KEPT = 64  # of each machine: so far back a channel can tell what came late from what came twice
 MAX_REPORT_BYTES = 64 << 10  # of one sensor's row: a dozen metrics and a dozen services are 2 kB
 
 

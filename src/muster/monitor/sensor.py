@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from muster.bus import api, http
-from muster.core import errors, log, messages
+from muster.core import duplicates, errors, log, messages
 from muster.monitor import buffer, doors, foreign, host, parents, protocol, services
 
 events = log.Events("monitor")
@@ -63,9 +63,7 @@ class Sensor:
         self._sequence = 0
         self._parents = parents.Parents(bus.identity, settings.channels)
         self._parent: str | None = None  # whom the last report went to, over a connection that still holds
-        self._unconfirmed: collections.deque[tuple[float, bytes]] = collections.deque(
-            maxlen=protocol.SEQUENCES_KEPT
-        )
+        self._unconfirmed: collections.deque[tuple[float, bytes]] = collections.deque(maxlen=duplicates.KEPT)
         self.services = services.Services()
         self.doors = doors.Doors(self.services, time.monotonic, period_s=settings.period_s)
         self._host: host.Host
@@ -162,8 +160,8 @@ class Sensor:
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
             try:
                 await self.emit(await self.sample())
-            except (errors.MusterError, OSError) as error:
-                # Not to report at all would be worse than to miss one: the disk may be full, for instance.
+            except Exception as error:  # noqa: BLE001
+                # The heartbeat goes on whatever fails: a full disk, or something that a service reported.
                 self.services.dropped["report-failed"] += 1
                 events.warning("report-failed", machine=self.machine, error=error)
             next_s = max(next_s + self._settings.period_s, time.monotonic())
@@ -204,7 +202,7 @@ class Sensor:
                     await self._bus.publish(subject, data)
                 self._unconfirmed = collections.deque(
                     ((time.monotonic(), data) for _, data in self._unconfirmed),
-                    maxlen=protocol.SEQUENCES_KEPT,
+                    maxlen=duplicates.KEPT,
                 )
                 self.moves += 1
                 self._parent = parent

@@ -2,7 +2,9 @@
 
 A pushed report holds until its service has been silent for `LATE_AFTER` of its own period, then it is shown
 as late, and after `FORGET_AFTER` it is gone.  Statsd lines are gathered between two node reports: counters
-become rates, timers their mean and largest, sets how many different values, gauges stay.
+become rates, timers their mean and largest, sets how many different values.  A gauge stays until it has not
+been set for `FORGET_AFTER` times `STATSD_PERIOD_S`; a service that sends nothing is late and then forgotten,
+as one that pushes reports with that period.
 
 Everything is bounded: services, metrics of each, and what a set remembers; what goes over is counted.
 """
@@ -14,6 +16,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
+import msgspec
+
 from muster.core import errors, health, messages
 
 SERVICES_MAX = 256  # what a node report can hold
@@ -21,6 +25,7 @@ METRICS_MAX = 256  # of one service
 SET_MAX = 10_000
 LATE_AFTER = 3
 FORGET_AFTER = 30
+STATSD_PERIOD_S = 60.0  # in which a service is expected to send a line
 
 _LINE = re.compile(
     r"([^:|@\n]{1,200}):([^|@\n]{1,64})\|(c|g|ms|h|d|s)(?:\|@([0-9.]{1,20}))?(?:\|#[^\n]{0,1000})?\Z"
@@ -39,14 +44,17 @@ class _Statsd:
     """One service's lines since the last node report."""
 
     counters: dict[str, float] = field(default_factory=dict)
-    gauges: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, tuple[float, float]] = field(default_factory=dict)  # value, when it was set
     timers: dict[str, list[float]] = field(default_factory=dict)  # count, sum, largest
     sets: dict[str, set[str]] = field(default_factory=dict)
     at_s: float = 0.0
 
-    @property
-    def size(self) -> int:
-        return len(self.counters) + len(self.gauges) + len(self.timers) + len(self.sets)
+    def has_room_for(self, metric: str) -> bool:
+        names = [*self.counters, *self.gauges, *self.timers, *self.sets]
+        return len(names) < METRICS_MAX or metric in names
+
+    def forget_old(self, now_s: float) -> None:
+        self.gauges = {name: told for name, told in self.gauges.items() if not _is_old(told[1], now_s)}
 
 
 class Services:
@@ -60,6 +68,10 @@ class Services:
         """`errors.LimitExceeded` where there are too many services already."""
         if len(report.metrics) > METRICS_MAX:
             raise errors.LimitExceeded(f"{report.name!r} has more than {METRICS_MAX} metrics")
+        try:
+            msgspec.json.encode(report)
+        except UnicodeEncodeError as error:  # it would cost the machine its node report
+            raise messages.Malformed(f"a service report with text that is not Unicode: {error}") from error
         if report.name not in self._told and len(self._told) >= SERVICES_MAX:
             raise errors.LimitExceeded(f"{SERVICES_MAX} services report already, so {report.name!r} cannot")
         self._told[report.name] = _Told(report, now_s, period_s)
@@ -94,17 +106,28 @@ class Services:
                 found[name] = told.report
         passed_s = max(now_s - since_s, 1e-3) if since_s is not None else None
         for name, gathered in list(self._statsd.items()):
+            gathered.forget_old(now_s)
             metrics = _figures(gathered, passed_s)
             if not metrics:
                 del self._statsd[name]
             elif name in found:
-                merged = {**found[name].metrics, **metrics}
-                found[name] = messages.ServiceReport(
-                    name=name, state=found[name].state, reason=found[name].reason, metrics=merged
-                )
+                pushed = found[name]
+                found[name] = msgspec.structs.replace(pushed, metrics={**pushed.metrics, **metrics})
             elif len(found) < SERVICES_MAX:
-                found[name] = messages.ServiceReport(name=name, metrics=metrics)
+                silent_s = now_s - gathered.at_s
+                late = silent_s > LATE_AFTER * STATSD_PERIOD_S
+                found[name] = messages.ServiceReport(
+                    name=name,
+                    state=health.State.LATE if late else health.State.UP,
+                    reason=f"silent for {silent_s:.0f} s" if late else "",
+                    metrics=metrics,
+                )
         return tuple(list(found.values())[:SERVICES_MAX])
+
+    def _forget_silent(self, now_s: float) -> None:
+        self._statsd = {
+            name: gathered for name, gathered in self._statsd.items() if not _is_old(gathered.at_s, now_s)
+        }
 
     def _line(self, line: str, now_s: float) -> bool:
         match = _LINE.match(line)
@@ -117,10 +140,14 @@ class Services:
         gathered = self._statsd.get(service)
         if gathered is None:
             if len(self._statsd) >= SERVICES_MAX:
+                self._forget_silent(now_s)
+            if len(self._statsd) >= SERVICES_MAX:
                 self.dropped["statsd-services"] += 1
                 return True
             gathered = self._statsd[service] = _Statsd()
-        if gathered.size >= METRICS_MAX:
+        if not gathered.has_room_for(metric):
+            gathered.forget_old(now_s)
+        if not gathered.has_room_for(metric):
             self.dropped["statsd-metrics"] += 1
             return True
         gathered.at_s = now_s
@@ -139,7 +166,8 @@ class Services:
             gathered.counters[metric] = gathered.counters.get(metric, 0.0) + value / rate
         elif kind == "g":
             signed = text[0] in "+-"
-            gathered.gauges[metric] = gathered.gauges.get(metric, 0.0) + value if signed else value
+            before = gathered.gauges.get(metric, (0.0, 0.0))[0] if signed else 0.0
+            gathered.gauges[metric] = before + value, now_s
         else:
             timer = gathered.timers.setdefault(metric, [0.0, 0.0, -math.inf])
             timer[0] += 1 / rate
@@ -148,9 +176,13 @@ class Services:
         return True
 
 
+def _is_old(at_s: float, now_s: float) -> bool:
+    return now_s - at_s > FORGET_AFTER * STATSD_PERIOD_S
+
+
 def _figures(gathered: _Statsd, passed_s: float | None) -> dict[str, float]:
     """And begin anew. Gauges stay; a counter without a time between has no rate yet and goes on counting."""
-    metrics = dict(gathered.gauges)
+    metrics = {name: value for name, (value, _) in gathered.gauges.items()}
     if passed_s is not None:
         metrics |= {f"{name}_s": count / passed_s for name, count in gathered.counters.items()}
         gathered.counters = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,17 +20,21 @@ STALE_AFTER_PERIODS = 2.5
 
 
 def latest(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The last report of each machine: by boot, then by number."""
+    """The last report of each machine.
+
+    Batches come in the order of the stream.  Of a machine's boots the one that began last in it counts, and
+    of that boot the highest sequence: a boot's own number may come from a clock that was corrected.
+    """
     table = pa.Table.from_batches(list(batches), schema=reports.node_schema())
     if not table.num_rows:
         return table
-    order = pc.sort_indices(
-        table, sort_keys=[("machine", "ascending"), ("boot", "ascending"), ("sequence", "ascending")]
-    )
-    table = table.take(order).combine_chunks()
-    machines = table.column("machine").combine_chunks()
-    is_last = pc.not_equal(machines[:-1], machines[1:])
-    return table.filter(pa.concat_arrays([is_last, pa.array([True])]))
+    table = table.combine_chunks()
+    machine = table.column("machine").combine_chunks().dictionary_encode().indices.to_numpy()
+    boot, sequence = (table.column(name).to_numpy() for name in ("boot", "sequence"))
+    _, first_row, run = np.unique(np.stack([machine, boot]), axis=1, return_index=True, return_inverse=True)
+    order = np.lexsort((sequence, first_row[run.ravel()], machine))
+    is_last = np.r_[machine[order][:-1] != machine[order][1:], True]
+    return table.take(order[is_last])
 
 
 def group_reports(nodes: pa.Table, *, from_ms: int, to_ms: int) -> list[reports.GroupReport]:

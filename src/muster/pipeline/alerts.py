@@ -13,8 +13,10 @@ An alert is named by its rule and what it is about.  Its life, as a table (`NEXT
 A silence, or a maintenance window, covers alerts while it lasts; what it covers is *silenced* instead of
 firing, and fires when the silence is over.  An alert that was acknowledged stays so until it ends.
 
-Everything is idempotent: a judgement that is not newer than the last one about the same thing changes
-nothing, so a micro-batch may be judged twice.
+**Time** is that of the stream: the broker's, as of the newest message read.  What an operator does carries
+the time of the operator's clock, which marks when it was done and moves no alert on.
+
+A judgement older than the last one about the same thing changes nothing, so a batch may be judged twice.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ _STRING = types.parse_type("string")
 SILENCE_MODEL = dict.fromkeys(("rule", "about", "level", "severity", "group"), _STRING)
 
 REMEMBER_S = 3600.0  # a resolved alert is remembered so long, lest a repeated judgement bring it back
+FORGET_S = 86400.0  # an alert about a group or zone of which nothing was reported for so long ends
 SILENCES_MAX = 10_000
 
 
@@ -127,8 +130,11 @@ class Memory(msgspec.Struct):
 
 
 class Book:
-    def __init__(self, known: Iterable[rules.Rule], memory: Memory | None = None) -> None:
+    def __init__(
+        self, known: Iterable[rules.Rule], memory: Memory | None = None, *, forget_s: float = FORGET_S
+    ) -> None:
         self._rules = {rule.name: rule for rule in known}
+        self._forget_ms = int(forget_s * 1000)
         memory = memory or Memory()
         self._now_ms = memory.now_ms
         # Of a rule that is gone from the file nothing remains.
@@ -170,7 +176,7 @@ class Book:
                 if not one.on:
                     continue
                 entry = self._entries[one.rule, one.about] = Entry(one.rule, one.about)
-            if one.at_ms <= entry.judged_ms:
+            if one.at_ms < entry.judged_ms:
                 continue
             entry.judged_ms, entry.group = one.at_ms, one.group
             if one.value is not None:  # a window in which nothing was measured says nothing newer
@@ -201,18 +207,23 @@ class Book:
 
     def silence(self, silence: Silence, now_ms: int) -> Outcome:
         check.require(parser.parse(silence.covers), SILENCE_MODEL, silence.covers)
+        for name, time_ms in (("begin", silence.from_ms), ("end", silence.until_ms)):
+            if not 0 <= time_ms <= messages.TIME_MS_MAX:
+                raise errors.InvalidInput(
+                    f"the silence would {name} at {time_ms} ms: expected 0 to {messages.TIME_MS_MAX}"
+                )
         if silence.until_ms <= max(silence.from_ms, now_ms):
             raise errors.InvalidInput("the silence would be over before it began")
         if len(self._silences) >= SILENCES_MAX:
             raise errors.LimitExceeded(f"there are {SILENCES_MAX} silences already")
         self._silences[silence.id] = silence
-        return self.tick(now_ms)
+        return self.tick(self._now_ms)
 
-    def unsilence(self, id: str, now_ms: int) -> Outcome:
+    def unsilence(self, id: str) -> Outcome:
         if self._silences.pop(id, None) is None:
             raise errors.NotFound(f"no silence is called {id!r}")
         self._covers.pop(id, None)
-        return self.tick(now_ms)
+        return self.tick(self._now_ms)
 
     # Inside
 
@@ -226,6 +237,9 @@ class Book:
             if entry.state is AlertState.RESOLVED:
                 if self._now_ms - entry.judged_ms > REMEMBER_S * 1000:
                     del self._entries[key]
+            elif rule.level in ("group", "zone") and self._now_ms - entry.judged_ms > self._forget_ms:
+                entry.on = False
+                self._step(entry, Event.ENDS, self._now_ms, outcome)
             elif entry.state is AlertState.PENDING:
                 ripe_ms = entry.began_ms + int(rule.for_s * 1000)
                 if self._now_ms >= ripe_ms:

@@ -6,13 +6,15 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from muster.bus import api
-from muster.core import errors, log, subjects
+from muster.core import errors, log, messages, subjects
 from muster.pipeline import alerts, outcomes, protocol
+
+SILENCE_S_MAX = 10 * 365 * 86400.0
 
 
 class Desk:
@@ -76,7 +78,7 @@ class Desk:
         raise errors.NotFound(f"nothing called {verb!r} can be read here")
 
     async def _do(self, sender: str, verb: str, given: dict[str, Any]) -> Any:
-        now_ms = max(self._outcomes.clock_ms, int(time.time() * 1000))
+        now_ms = int(time.time() * 1000)
         match verb:
             case "stop":
                 self._stop()
@@ -87,18 +89,20 @@ class Desk:
                 made: Any = None
             case "silence":
                 wish = _asked(given, _Silence)
-                start_ms = now_ms if wish.from_ms is None else wish.from_ms
+                # From now on: the stream's clock is behind while the pipeline catches up.
+                begin_ms = min(now_ms, self._outcomes.clock_ms or now_ms)
+                end_ms = (now_ms if wish.from_ms is None else wish.from_ms) + int(wish.for_s * 1000)
                 made = alerts.Silence(
                     id=uuid.uuid4().hex[:8],
                     covers=wish.covers,
-                    from_ms=start_ms,
-                    until_ms=start_ms + int(wish.for_s * 1000),
+                    from_ms=begin_ms if wish.from_ms is None else wish.from_ms,
+                    until_ms=end_ms,
                     by=sender,
                     reason=wish.reason,
                 )
                 outcome = self._outcomes.book.silence(made, now_ms)
             case "unsilence":
-                outcome, made = self._outcomes.book.unsilence(_asked(given, _Unsilence).id, now_ms), None
+                outcome, made = self._outcomes.book.unsilence(_asked(given, _Unsilence).id), None
             case _:
                 raise errors.NotFound(f"there is no request {verb!r}")
         await self._outcomes.obey(outcome)
@@ -113,8 +117,8 @@ class _Acknowledge(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Silence(msgspec.Struct, forbid_unknown_fields=True):
     covers: str
-    for_s: float
-    from_ms: int | None = None
+    for_s: Annotated[float, msgspec.Meta(gt=0, le=SILENCE_S_MAX)]
+    from_ms: messages.TimeMs | None = None
     reason: str = ""
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from muster.core import errors, messages
+from muster.core import duplicates, errors, messages
 from muster.pipeline import blocks, cells, machines, roll, rules, summaries
 
 FUTURE = "future"
@@ -37,7 +37,7 @@ DUPLICATED = "duplicated"
 LATE = "late"
 UNUSABLE = "unusable"
 
-LAYOUT = 1  # of what `Fleet.pack` makes
+LAYOUT = 2  # of what `Fleet.pack` makes
 UNREADABLE = "the state of the fleet in Spark's checkpoint cannot be read"  # by which others know the error
 
 _CHANNELS_MAX = 10_000  # that send summaries, remembered by one shard
@@ -59,7 +59,7 @@ class Plan:
     top: int = 10
     top_metrics: tuple[str, ...] = ("cpu_percent", "memory_percent")
     rules: tuple[rules.Rule, ...] = ()
-    changes_max: int = 1000  # told of one rule by one shard at one time; the rest is counted
+    changes_max: int = 1000  # beginnings of one rule by one shard in one batch; the rest is deferred
 
     @property
     def window_ms(self) -> int:
@@ -76,6 +76,7 @@ class Closed(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     stale: int
     cell: list[Any]  # packed
     top: dict[str, list[tuple[float, str]]] = {}
+    gone: bool = False  # its last machine here was forgotten: nothing more will be reported of it
 
 
 class Output(msgspec.Struct, array_like=True):
@@ -111,23 +112,27 @@ class Fleet:
         self._clock_ms = 0
         self._closed_ms = 0  # windows that end here or before are closed
         self._open: dict[tuple[int, str, int], cells.Cell] = {}  # by window's start, level, code in the roll
-        self._heard: dict[str, tuple[int, int]] = {}  # channels that merge: boot and sequence of the last
+        self._heard = duplicates.Windows(_CHANNELS_MAX)  # messages of channels that merge
 
     def feed(
         self, arrivals: Iterable[Arrival], clock_ms: int, *, summaries: Iterable[Arrival] = ()
     ) -> Output:
         """All that one micro-batch brought to this shard; ``clock_ms`` is the latest `stored_ms` in it."""
         output = Output(max(clock_ms, self._clock_ms))
+        changes = machines.Changes(self._plan.changes_max)
         words: dict[str, int] = {}
+        judged_ms = self._clock_ms
         for block in blocks.joined(self._apart(arrivals, words, output)):
-            self._take(block, list(words), output)
+            self._take(block, list(words), output, changes, judged_ms)
+            judged_ms = max(judged_ms, int(block.stored_ms.max()))
         for one in sorted(summaries, key=lambda one: one.sequence):
             self._take_summaries(one, output)
         self._clock_ms = output.clock_ms
-        self._close(output)
-        self._judge.look(self.roll, self._clock_ms, output.changes)
-        self._forget(output)
-        _bound_changes(output, self._plan.changes_max)
+        self._close(output, changes)
+        self._judge.look(self.roll, self._clock_ms, changes)
+        output.changes = changes.reported
+        for rule, number in changes.deferred.items():
+            output.count(f"deferred {rule}", number)
         output.machines = len(self.roll)
         return output
 
@@ -143,7 +148,14 @@ class Fleet:
                 # One message that nobody foresaw must not stop the whole fleet's query for good.
                 output.count(UNUSABLE, arrival.batch.num_rows)
 
-    def _take(self, block: blocks.Block, words: Sequence[str], output: Output) -> None:
+    def _take(
+        self,
+        block: blocks.Block,
+        words: Sequence[str],
+        output: Output,
+        changes: machines.Changes,
+        judged_ms: int,
+    ) -> None:
         place = self.roll.places(block.machines)
         skew_ms = int(self._plan.skew_s * 1000)
         future = block.reported_ms > block.stored_ms + skew_ms
@@ -159,10 +171,8 @@ class Fleet:
         for some in roll.rounds(place, block.sequence):
             at = place[some]
             fresh[some] = self.roll.unseen(at, block.boot[some], block.sequence[some])
-            wanted = fresh[some] & ~late[some]
-            before = of["window_ms"][at]
-            new[some] = wanted & (before != window[some])
-            of["window_ms"][at] = np.where(wanted, np.maximum(before, window[some]), before)
+            counted = fresh[some] & ~late[some]
+            new[some] = self.roll.first_in_window(at, window[some], counted, self._plan.window_ms)
             of["heard_ms"][at] = np.maximum(of["heard_ms"][at], block.stored_ms[some])
             of["period_ms"][at] = block.period_ms[some]
             of["zone"][at] = block.zone[some]
@@ -174,7 +184,7 @@ class Fleet:
             rows = np.flatnonzero(kept)
             block, place, window, new = block.take(rows), place[rows], window[rows], new[rows]
         if len(block):
-            self._judge.reports(self.roll, block, place, words, output.changes)
+            self._judge.reports(self.roll, block, place, words, changes, judged_ms=judged_ms)
             for level, code in (("group", block.group), ("zone", block.zone)):
                 self._roll_up(level, block, code, window, place, new, words)
 
@@ -252,13 +262,11 @@ class Fleet:
 
     def _take_summaries(self, arrival: Arrival, output: Output) -> None:
         facts = arrival.facts
-        last = self._heard.get(facts.channel, (-1, -1))
-        if (facts.boot, facts.sequence) <= last:
-            output.count(DUPLICATED, arrival.batch.num_rows)
+        verdict = self._heard.observe(facts.channel, facts.boot, facts.sequence)
+        if verdict is not duplicates.Verdict.NEW:
+            reason = LATE if verdict is duplicates.Verdict.LATE else DUPLICATED
+            output.count(reason, arrival.batch.num_rows)
             return
-        if len(self._heard) >= _CHANNELS_MAX:
-            self._heard.pop(next(iter(self._heard)))
-        self._heard[facts.channel] = (facts.boot, facts.sequence)
         try:
             group, zone = (
                 codes(arrival.batch.column(name)).tolist()
@@ -286,12 +294,13 @@ class Fleet:
 
     # Closing windows
 
-    def _close(self, output: Output) -> None:
+    def _close(self, output: Output, changes: machines.Changes) -> None:
         width = self._plan.window_ms
         closing_ms = (self._clock_ms - int(self._plan.delay_s * 1000)) // width * width
         if closing_ms <= self._closed_ms:
             return
         last = closing_ms - width
+        gone = self._forget(changes)
         of = self.roll.of
         stale = self._clock_ms - of["heard_ms"] > of["period_ms"] * self._plan.stale_after
         for level, words in (("group", self.roll.groups), ("zone", self.roll.zones)):
@@ -311,6 +320,10 @@ class Fleet:
                 if level == "group":
                     whole.setdefault(start_ms, _Whole()).add(cell, told, top, self._plan.top)
                 output.closed.append(_closed(level, names[code], start_ms, told, cell, top))
+            for name in gone[level]:
+                output.closed.append(_closed(level, name, last, (0, 0), cells.Cell(), {}, gone=True))
+            if level == "group" and gone[level]:
+                whole.setdefault(last, _Whole())  # an empty system is one, too
             for start_ms, one in whole.items():
                 told = (len(self.roll), int(stale.sum())) if start_ms == last else (one.known, one.stale)
                 output.closed.append(_closed("system", "", start_ms, told, one.cell, one.top))
@@ -328,17 +341,27 @@ class Fleet:
         cell.ranks = {}
         return found
 
-    def _forget(self, output: Output) -> None:
+    def _forget(self, changes: machines.Changes) -> dict[str, list[str]]:
+        """Forget machines; the names of the groups and zones of which none is left, by level."""
         gone = self._clock_ms - self.roll.of["heard_ms"] > self._plan.forget_s * 1000
         if not gone.any():
-            return
-        self._judge.forget(self.roll, gone, self._clock_ms, output.changes)
+            return {"group": [], "zone": []}
+        self._judge.forget(self.roll, gone, self._clock_ms, changes)
+        left = {level: np.unique(self.roll.of[level][gone]).tolist() for level in ("group", "zone")}
+        names = {
+            level: [list(words)[code] for code in left[level]]
+            for level, words in (("group", self.roll.groups), ("zone", self.roll.zones))
+        }
         moved = self.roll.keep(~gone)
         for cell in self._open.values():
             for name, (values, at) in cell.ranks.items():
-                left = moved[at] >= 0
-                cell.ranks[name] = values[left], moved[at][left]
+                here = moved[at] >= 0
+                cell.ranks[name] = values[here], moved[at][here]
         self._renumber()
+        return {
+            "group": [name for name in names["group"] if name not in self.roll.groups],
+            "zone": [name for name in names["zone"] if name not in self.roll.zones],
+        }
 
     def _renumber(self) -> None:
         """Groups and zones of which nobody is left free their codes."""
@@ -363,7 +386,7 @@ class Fleet:
         """All but the names of machines (`roll.Names`)."""
         open_cells = [[*key, cell.pack()] for key, cell in self._open.items()]
         return msgspec.msgpack.encode(
-            (LAYOUT, self._clock_ms, self._closed_ms, self._heard, self.roll.pack(), open_cells)
+            (LAYOUT, self._clock_ms, self._closed_ms, self._heard.remembered(), self.roll.pack(), open_cells)
         )
 
     @classmethod
@@ -380,7 +403,9 @@ class Fleet:
         _, clock_ms, closed_ms, heard, packed, open_cells = told
         fleet = cls(plan, roll.Roll.unpack(packed, names, machines.Judge(plan.rules).wanted))
         fleet._clock_ms, fleet._closed_ms = clock_ms, closed_ms
-        fleet._heard = {name: (boot, sequence) for name, (boot, sequence) in heard.items()}
+        fleet._heard = duplicates.Windows(
+            _CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in heard.items()}
+        )
         fleet._open = {
             (start, level, code): cells.Cell.unpack(cell) for start, level, code, cell in open_cells
         }
@@ -412,9 +437,19 @@ def _closed(
     told: tuple[int, int],
     cell: cells.Cell,
     top: dict[str, list[tuple[float, str]]],
+    *,
+    gone: bool = False,
 ) -> Closed:
+    known, stale = told
     return Closed(
-        level=level, name=name, from_ms=start_ms, known=told[0], stale=told[1], cell=cell.pack(), top=top
+        level=level,
+        name=name,
+        from_ms=start_ms,
+        known=known,
+        stale=stale,
+        cell=cell.pack(),
+        top=top,
+        gone=gone,
     )
 
 
@@ -441,16 +476,3 @@ def _fold_extra(
         key[starts].tolist(), counts.tolist(), *(part.tolist() for part in parts), strict=True
     ):
         targets[one // len(words)].fold_extra(words[one % len(words)], cells.Extra(count, total, least, most))
-
-
-def _bound_changes(output: Output, most: int) -> None:
-    """A rule that becomes true of half the fleet at once is told of as many machines as anyone can read."""
-    seen: dict[str, int] = {}
-    kept = []
-    for change in output.changes:
-        number = seen[change.rule] = seen.get(change.rule, 0) + 1
-        if number <= most:
-            kept.append(change)
-    output.changes = kept
-    for rule, number in seen.items():
-        output.count(f"untold {rule}", max(0, number - most))

@@ -12,6 +12,7 @@ the odd usual, but a new level becomes so in time.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from muster.pipeline import blocks, cells, roll, rules
 from muster.predicates import columns, types, vectors
@@ -41,6 +43,25 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
     on: bool
     at_ms: int
     value: float | None
+
+
+class Changes:
+    """Of one batch.  Of each rule at most ``most`` beginnings are reported; the others are deferred: their
+    machines are judged again in the next batch.  Ends are never deferred."""
+
+    def __init__(self, most: int) -> None:
+        self.reported: list[Change] = []
+        self.deferred: collections.Counter[str] = collections.Counter()  # by rule
+        self._most = most
+        self._begun: collections.Counter[str] = collections.Counter()
+
+    def admit(self, rule: str, beginnings: Array) -> Array:
+        """Which of these rows may begin now."""
+        admitted = beginnings[: max(0, self._most - self._begun[rule])]
+        self._begun[rule] += len(admitted)
+        if len(admitted) < len(beginnings):
+            self.deferred[rule] += len(beginnings) - len(admitted)
+        return admitted
 
 
 class Judge:
@@ -80,19 +101,30 @@ class Judge:
         block: blocks.Block,
         place: Array,
         words: Sequence[str],
-        changes: list[Change],
+        changes: Changes,
+        *,
+        judged_ms: int,
     ) -> None:
-        """``words`` are the names of the metrics that are not standard."""
+        """``words`` are the names of the metrics that are not standard.
+
+        Judged by the broker's clock, which a machine cannot set back; never earlier than ``judged_ms``, when
+        the reports before these were judged, nor than an earlier report of the same machine.
+        """
         if not self._about_reports:
             return
         rounds = list(roll.rounds(place, block.sequence))
+        at_ms = np.maximum(block.stored_ms, judged_ms)
+        if len(rounds) > 1:
+            latest_ms = np.full(len(known), judged_ms)
+            for rows in rounds:
+                at_ms[rows] = latest_ms[place[rows]] = np.maximum(at_ms[rows], latest_ms[place[rows]])
         table = self._table(known, block, place, words, rounds)
         for rule in self._about_reports:
             value = table.columns[rule.measured].values if rule.measured else None
             for rows in rounds:
-                self._compare(known, rule, table, rows, place[rows], block.reported_ms, value, changes)
+                self._compare(known, rule, table, rows, place[rows], at_ms, value, changes)
 
-    def look(self, known: roll.Roll, clock_ms: int, changes: list[Change]) -> None:
+    def look(self, known: roll.Roll, clock_ms: int, changes: Changes) -> None:
         """Rules about silence: of every machine, whether or not it was heard of just now."""
         rows = len(known)
         if not rows or not self._about_silence:
@@ -114,13 +146,13 @@ class Judge:
             at_ms = np.full(rows, clock_ms)
             self._compare(known, rule, table, slice(None), every, at_ms, value, changes)
 
-    def forget(self, known: roll.Roll, gone: Array, clock_ms: int, changes: list[Change]) -> None:
-        """What is forgotten no longer rings."""
+    def forget(self, known: roll.Roll, gone: Array, clock_ms: int, changes: Changes) -> None:
+        """No rule is true of a machine that is forgotten."""
+        groups = list(known.groups)
         for rule in self._rules:
-            ringing = np.flatnonzero(gone & known.of[f"on {rule.name}"]).tolist()
-            changes += [
-                Change(rule.name, known.names[at], _group(known, at), False, clock_ms, None) for at in ringing
-            ]
+            for at in np.flatnonzero(gone & known.of[f"on {rule.name}"]).tolist():
+                group = groups[int(known.of["group"][at])]
+                changes.reported.append(Change(rule.name, known.names[at], group, False, clock_ms, None))
 
     def _table(
         self,
@@ -195,7 +227,7 @@ class Judge:
         place: Array,
         at_ms: Array,
         value: Array | None,
-        changes: list[Change],
+        changes: Changes,
     ) -> None:
         on = known.of[f"on {rule.name}"]
         when = vectors.evaluate(rule.condition, table)[rows]
@@ -203,22 +235,28 @@ class Judge:
         if not when.any() and not was.any():
             return
         now = np.where(was, ~vectors.evaluate(rule.release, table)[rows], when)
-        at_ms = at_ms[rows]
-        for row in np.flatnonzero(now != was).tolist():
-            at = int(place[row])
-            machine = known.names[at]
-            if not rule.only or machine in rule.only:
-                measured = None if value is None else float(value[rows][row])
-                if measured is not None and not np.isfinite(measured):
-                    measured = None
-                changes.append(
-                    Change(rule.name, machine, _group(known, at), bool(now[row]), int(at_ms[row]), measured)
-                )
+        beginnings = np.flatnonzero(now & ~was)
+        now[beginnings] = False
+        if rule.only:  # it says nothing about other machines
+            names = known.names.array.take(pa.array(place[beginnings]))
+            beginnings = beginnings[
+                pc.is_in(names, value_set=pa.array(rule.only, pa.string())).to_numpy(False)
+            ]
+        now[changes.admit(rule.name, beginnings)] = True
+        changed = np.flatnonzero(now != was)
         on[place] = now
-
-
-def _group(known: roll.Roll, at: int) -> str:
-    return list(known.groups)[int(known.of["group"][at])]
+        if not len(changed):
+            return
+        at_ms = at_ms[rows]
+        measured = None if value is None else value[rows]
+        groups = list(known.groups)
+        for row in changed.tolist():
+            at = int(place[row])
+            figure = None if measured is None or not np.isfinite(measured[row]) else float(measured[row])
+            group = groups[int(known.of["group"][at])]
+            changes.reported.append(
+                Change(rule.name, known.names[at], group, bool(now[row]), int(at_ms[row]), figure)
+            )
 
 
 def _coded(codes: Array, words: Mapping[str, int]) -> columns.Column:

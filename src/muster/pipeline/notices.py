@@ -4,9 +4,12 @@
       team-web: {webhook: "https://hooks.example/web"}
       on-call:  {mail: [ann@example.org]}
 
-A webhook gets the alert as JSON in a POST; redirects are not followed.  A notice is queued, tried again with
-growing waits, and given up, counted, after `TRIES`; what is still queued when the process ends is sent by the
-next one.  So a notice may arrive twice, and its ``id`` says so.
+A webhook gets the alert as JSON in a POST; redirects are not followed.  Each receiver has a queue and a
+worker of its own, so that one that does not answer delays no other.  A notice is tried again with growing
+waits, and given up after `TRIES`.  A full queue refuses new alerts; for the end of an alert it drops its
+oldest notice instead, since a receiver that never hears of an end acts on what is over.  Whatever is given up
+or dropped is counted.  What is still queued when the process ends is sent by the next one, so a notice may
+arrive twice, and its ``id`` says so.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from urllib import parse
 
 import msgspec
 
-from muster.core import errors, hosts, log, yaml
+from muster.core import errors, hosts, log, messages, yaml
 from muster.core import settings as core_settings
 from muster.pipeline import alerts
 from muster.pipeline import settings as settings_
@@ -66,8 +69,8 @@ def refuse_forbidden(name: str, receiver: Receiver, settings: settings_.Pipeline
                 f"the receiver {name!r}: mail to {address!r} is not allowed",
                 hint="pipeline.mail_allowed in the settings lists what is",
             )
-    if receiver.mail and not settings.mail_server:
-        raise errors.InvalidInput(f"the receiver {name!r}: there is no pipeline.mail_server in the settings")
+    if receiver.mail:
+        mail_server(settings)
 
 
 def _url_allowed(url: str, allowed: Sequence[str]) -> bool:
@@ -98,36 +101,66 @@ class Sender:
         settings: settings_.Pipeline,
         *,
         unsent: Sequence[alerts.Notice] = (),
+        count: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._receivers = receivers
         self._settings = settings
-        self._queue = collections.deque(unsent, maxlen=QUEUE_MAX)
-        self._more = asyncio.Event()
+        self._queues: dict[str, collections.OrderedDict[str, alerts.Notice]] = {  # by receiver, by id
+            name: collections.OrderedDict() for name in receivers
+        }
+        self._more = {name: asyncio.Event() for name in receivers}
         self._log = log.Events("pipeline")
         self.sent = self.failed = 0
-        if unsent:
-            self._more.set()
+        self._count = count
+        for notice in unsent:
+            self.add(notice)
 
     def add(self, notice: alerts.Notice) -> None:
-        if notice.id not in {one.id for one in self._queue}:
-            self._queue.append(notice)
-            self._more.set()
+        for name in notice.receivers:
+            queue = self._queues.get(name)
+            if queue is None or notice.id in queue:
+                continue
+            if len(queue) >= QUEUE_MAX:
+                self._fail()
+                self._log.warning("notice-dropped", receiver=name, notice=notice.id, queued=len(queue))
+                if notice.alert.state is not messages.AlertState.RESOLVED:
+                    continue
+                queue.popitem(last=False)
+            queue[notice.id] = notice
+            self._more[name].set()
+
+    def _fail(self) -> None:
+        self.failed += 1
+        self._count("notices-not-sent")
 
     def unsent(self) -> list[alerts.Notice]:
-        return list(self._queue)
+        """Each with the receivers that have not got it yet."""
+        found: dict[str, tuple[alerts.Notice, list[str]]] = {}
+        for name, queue in self._queues.items():
+            for id, notice in queue.items():
+                found.setdefault(id, (notice, []))[1].append(name)
+        return [alerts.Notice(notice.alert, tuple(names)) for notice, names in found.values()]
 
     async def run(self, save: Callable[[], None]) -> None:
-        """Send what is queued, one after the other, until cancelled."""
+        """Send what is queued, each receiver's one after the other, until cancelled."""
+        async with asyncio.TaskGroup() as workers:
+            for name in self._receivers:
+                workers.create_task(self._work(name, save), name=f"notices for {name}")
+
+    async def _work(self, name: str, save: Callable[[], None]) -> None:
+        receiver, queue, more = self._receivers[name], self._queues[name], self._more[name]
         while True:
-            await self._more.wait()
-            while self._queue:
-                notice = self._queue[0]
-                for name in notice.receivers:
-                    if receiver := self._receivers.get(name):
-                        await self._send(receiver, notice)
-                self._queue.popleft()
+            await more.wait()
+            more.clear()
+            while queue:
+                id, notice = next(iter(queue.items()))
+                try:
+                    await self._send(receiver, notice)
+                except Exception as error:  # noqa: BLE001  (a fault with one receiver must not end the pipeline)
+                    self._fail()
+                    self._log.error("notice-failed", receiver=name, notice=id, error=error)
+                queue.pop(id, None)
                 await asyncio.to_thread(save)
-            self._more.clear()
 
     async def _send(self, receiver: Receiver, notice: alerts.Notice) -> None:
         ways: list[Callable[[], None]] = []
@@ -150,7 +183,7 @@ class Sender:
                 ) as error:
                     self._log.warning("notice-not-sent", notice=notice.id, attempt=attempt, error=error)
                     if attempt == TRIES:
-                        self.failed += 1
+                        self._fail()
                     else:
                         await asyncio.sleep(wait_s)
                         wait_s *= 2
@@ -189,15 +222,15 @@ def mail(addresses: Sequence[str], notice: alerts.Notice, settings: settings_.Pi
         *(_one_line(f"{key}: {value}") for key, value in facts.items() if value is not None),
     ]
     message.set_content("\n".join(lines))
-    host, _, port = settings.mail_server.rpartition(":")
+    host, port = mail_server(settings)
     security = settings.mail_security
     if security == "off" and not hosts.is_loopback(host):
         raise errors.InvalidInput("mail without TLS goes only to a server on loopback")
     tls = ssl.create_default_context()
     opened = (
-        smtplib.SMTP_SSL(host, int(port), timeout=TIMEOUT_S, context=tls)
+        smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=tls)
         if security == "tls"
-        else smtplib.SMTP(host, int(port), timeout=TIMEOUT_S)
+        else smtplib.SMTP(host, port, timeout=TIMEOUT_S)
     )
     with opened as server:
         if security == "starttls":
@@ -205,6 +238,16 @@ def mail(addresses: Sequence[str], notice: alerts.Notice, settings: settings_.Pi
         if settings.mail_user:
             server.login(settings.mail_user, core_settings.read_secret(settings.mail_password, os.environ))
         server.send_message(message)
+
+
+def mail_server(settings: settings_.Pipeline) -> tuple[str, int]:
+    """Its host and port."""
+    host, _, port = settings.mail_server.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise errors.InvalidInput(
+            f"pipeline.mail_server is {settings.mail_server!r}: expected host:port (mail.example.org:465)"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _one_line(text: str) -> str:

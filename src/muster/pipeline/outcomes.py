@@ -64,8 +64,8 @@ class Outcomes:
         self._memory_path = memory
         self._log = log.Events("pipeline", pipeline=bus.identity)
         remembered = self._remember()
-        self.book = alerts.Book((*known, HISTORY), remembered.book)
-        self.sender = notices.Sender(receivers, settings, unsent=remembered.unsent)
+        self.book = alerts.Book((*known, HISTORY), remembered.book, forget_s=settings.forget_s)
+        self.sender = notices.Sender(receivers, settings, unsent=remembered.unsent, count=self.count)
         self._unsaid = remembered.unsaid  # changes of alerts that the brokers do not have yet
         self._unkept: list[messages.Alert] = []  # that they have, and the history does not
         self._window_ms = int(settings.window_s * 1000)
@@ -95,6 +95,8 @@ class Outcomes:
         ]
         judgements.sort(key=lambda one: one.at_ms)
         clock_ms = max((output.clock_ms for output in outputs), default=0)
+        gone = [(many.level, many.name) for many in found if many.gone]
+        found = [many for many in found if not many.gone]
         made = self._make(found)
         try:
             levels.write(found, self._window_ms, self._history, self._run, number)
@@ -106,6 +108,8 @@ class Outcomes:
             judgements.append(_about_history(counts, clock_ms))
         finish = self._finish(number, judgements, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
+        for name in gone:
+            self.latest.pop(name, None)
         self.mark_done(number, max((output.summaries for output in outputs), default=0))
 
     def mark_done(self, number: int, summaries: int) -> None:

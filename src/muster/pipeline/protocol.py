@@ -30,8 +30,8 @@ TICK = "tick"
 
 Counts = dict[str, int]
 
-#: What `Progress.counts` counts, in words. ``untold RULE`` besides: a rule became true of more machines than
-#: anyone can read about.
+#: What `Progress.counts` counts, in words. ``deferred RULE`` besides: alerts of a rule that were raised in a
+#: later batch because too many began at once.
 COUNTED = {
     "malformed": "messages that could not be read",
     "too-large": "messages that were too large to be read",
@@ -47,6 +47,7 @@ COUNTED = {
     "not-in-history": "reports that could not be written to the history",
     "levels-not-in-history": "group, zone and system reports that could not be written to the history",
     "alerts-not-in-history": "changes of alerts that could not be written to the history",
+    "notices-not-sent": "notices about alerts that a receiver did not take, or that its full queue dropped",
     "history-full": "times the history had no room",
     "history-failed": "times the history could not be written for another reason",
     "query-failed": "times Spark's query ended by itself and was started again; nothing is lost by that",

@@ -37,6 +37,7 @@ class Many:
     known: int = 0
     stale: int = 0
     top: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # highest values, and whose
+    gone: bool = False  # all of its machines were forgotten
     _figures: cells.Floats | None = None
 
     @property
@@ -65,7 +66,8 @@ def levels(closed: Iterable[fleet.Closed], top: int = 10) -> list[Many]:
         key = (one.from_ms, one.level, one.name)
         many = found.get(key)
         if many is None:
-            many = found[key] = Many(one.level, one.name, one.from_ms)
+            many = found[key] = Many(one.level, one.name, one.from_ms, gone=one.gone)
+        many.gone &= one.gone
         many.add(one, top)
     return [found[key] for key in sorted(found)]
 
@@ -194,7 +196,10 @@ class Judge:
             known = facts(many, scores)
             for rule, when, until in applying:
                 key = (rule.name, many.about)
-                on = not until(known.get) if is_on.get(key) else when(known.get)
+                if many.gone and many.name not in rule.only:
+                    on = False
+                else:
+                    on = not until(known.get) if is_on.get(key) else when(known.get)
                 is_on[key] = on
                 value = known.get(rule.measured) if rule.measured else None
                 judgements.append(

@@ -38,6 +38,7 @@ COLUMNS: Mapping[str, tuple[Any, float]] = {
     "heard_ms": (np.int64, 0),  # by the broker's clock
     "period_ms": (np.int32, 0),
     "window_ms": (np.int64, -1),  # the last one it was counted in
+    "windows": (np.uint64, 0),  # bit i: counted in the window i before the last
     "group": (np.int32, 0),
     "zone": (np.int32, 0),
 }
@@ -169,6 +170,20 @@ class Roll:
         of["boot"][place] = boot
         unseen: Bools = ~known
         return unseen
+
+    def first_in_window(self, place: Array, window_ms: Array, counted: Array, width_ms: int) -> Bools:
+        """Which of these reports, no two of one machine, are the first of their machine in their window; and
+        remember them. Only those ``counted`` matter."""
+        last, bits = self.of["window_ms"][place], self.of["windows"][place]
+        ahead = (window_ms - last) // width_ms
+        shift = np.clip(ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
+        moved = np.where(ahead < _HISTORY_BITS, bits << shift, np.uint64(0))
+        back = np.clip(-ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
+        bit = np.uint64(1) << back
+        first: Bools = counted & ((ahead > 0) | ((bits & bit) == 0))
+        self.of["windows"][place] = np.where(first, moved | bit, bits)
+        self.of["window_ms"][place] = np.where(counted, np.maximum(last, window_ms), last)
+        return first
 
     # To bytes and back
 

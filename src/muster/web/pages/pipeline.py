@@ -216,8 +216,8 @@ def _metrics(source: source_.Source, chosen: str) -> list[str]:
 
 def _counted(reason: str) -> str:
     word, _, rule = reason.partition(" ")
-    if word == "untold":
-        return f"machines of which {rule} became true at once, beyond those that were told"
+    if word == "deferred":
+        return f"alerts of {rule} that were raised in a later batch: too many began at once"
     return protocol.COUNTED.get(reason, "")
 
 

@@ -1,0 +1,65 @@
+"""Recognise repeats of numbered items, such as reports and batches. Pure.
+
+A source numbers what it sends and names the run in which it counts: its *boot*.  A boot is an identifier and
+nothing more; it may have been taken from a clock that was corrected afterwards, so a lower one is not older.
+
+Of each source the highest sequence of its current boot is kept, and which of the `KEPT` - 1 before it were
+seen, so that items which overtake each other are not taken for repeats.  The same is kept of the boot before
+the current one, because items of a former run may still be under way after a restart.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+KEPT = 64
+_BITS = (1 << KEPT) - 1
+
+#: The boot, the highest sequence, and a bit for each sequence seen: bit i is the one i below the highest.
+Seen = tuple[int, int, int]
+
+
+class Verdict(enum.Enum):
+    NEW = "new"
+    DUPLICATE = "duplicate"
+    LATE = "late"  # too far below the highest to be told from a repeat
+
+
+def observe(high: int, bits: int, sequence: int) -> tuple[Verdict, int, int]:
+    """Whether ``sequence`` is new within its boot, and what to remember then."""
+    ahead = sequence - high
+    if ahead > 0:
+        return Verdict.NEW, sequence, (bits << ahead | 1) & _BITS if ahead < KEPT else 1
+    if -ahead >= KEPT:
+        return Verdict.LATE, high, bits
+    if bits >> -ahead & 1:
+        return Verdict.DUPLICATE, high, bits
+    return Verdict.NEW, high, bits | 1 << -ahead
+
+
+class Windows:
+    """The items of many sources; the source that was heard of first is forgotten beyond ``most``."""
+
+    def __init__(self, most: int, remembered: Mapping[str, list[Seen]] | None = None) -> None:
+        self._most = most
+        self._seen: dict[str, list[Seen]] = dict(remembered or {})  # the current boot first
+
+    def observe(self, source: str, boot: int, sequence: int) -> Verdict:
+        seen = self._seen.get(source)
+        if seen is None:
+            if len(self._seen) >= self._most:
+                del self._seen[next(iter(self._seen))]
+            seen = self._seen[source] = []
+        for place, (known, high, bits) in enumerate(seen):
+            if known == boot:
+                verdict, high, bits = observe(high, bits, sequence)
+                seen[place] = boot, high, bits
+                return verdict
+        seen.insert(0, (boot, sequence, 1))
+        del seen[2:]
+        return Verdict.NEW
+
+    def remembered(self) -> dict[str, list[Seen]]:
+        """To be stored, and given to the constructor later."""
+        return self._seen

@@ -106,13 +106,20 @@ class Messages:
         reply = await asker.request("shout", b"hey")
         assert (reply.data, reply.headers["Served-By"]) == (b"HEY", "server")
 
-    async def test_an_answer_goes_to_an_inbox_or_nowhere(self, connect: Connect):
+    async def test_a_reply_goes_to_the_requesters_reply_space_or_nowhere(self, connect: Connect):
         """A reply subject is the asker's word; it must not make the server speak where the asker may not."""
         asker, server = await connect("asker"), await connect("server")
         questions, elsewhere = await server.subscribe("shout"), await server.subscribe("muster.>")
-        for reply in (None, "muster.bus.from.server.alert", "_INBOXES.x", "$JS.API.STREAM.DELETE.s"):
+        replies = (
+            None,
+            "muster.bus.from.server.alert",
+            "_INBOX.asker.x",
+            "_R.server.x",
+            "$JS.API.STREAM.DELETE.s",
+        )
+        for reply in replies:
             await asker.publish("shout", b"hey", reply=reply)
-            with pytest.raises(errors.InvalidInput, match=r"did not ask|no inbox"):
+            with pytest.raises(errors.InvalidInput, match=r"did not ask|not below '_R\.app\.'"):
                 await (await questions.next(timeout_s=30)).respond(b"x")
         await server.flush()
         assert elsewhere.statistics().delivered == 0

@@ -144,7 +144,7 @@ async def test_following_shows_what_was_and_then_each_new_act(place):
 
 
 async def test_nobody_acts_under_another_s_name(place, tmp_path):
-    """The broker's word counts, not the message's; rubbish and strangers' inboxes get nothing."""
+    """The broker's word counts, not the message's; rubbish is refused."""
     issued = await asyncio.to_thread(
         driver.quick, "creds", "issue", "mallory", "--to", tmp_path / "mallory.creds", home=place
     )

@@ -98,9 +98,9 @@ async def connected(
         to.url,
         user_jwt_cb=lambda: bytearray(who.user_jwt.encode()),
         signature_cb=who.answer,
-        inbox_prefix=f"_INBOX.{who.identity}",
         error_cb=complain,
-        **{"allow_reconnect": False, "connect_timeout": 5} | options,
+        **{"allow_reconnect": False, "connect_timeout": 5, "inbox_prefix": f"_INBOX.{who.identity}"}
+        | options,
     )
     try:
         yield client, complaints

@@ -10,6 +10,7 @@ import pytest
 from nats import errors as nats_errors
 from nats.js import api as js_api
 
+from muster.testing.eventually import eventually
 from muster.trust import keyring, roles
 from tests.trust import servers
 
@@ -78,6 +79,10 @@ PUBLISH = {
             "muster.inform.log.key",
             "muster.bus.all.connections.disconnect",  # another's death
             "_INBOX.m1.answer",
+            "_INBOX.a1.answer",  # only the broker sends to inboxes
+            "_R.a2.m1.x.1",  # a reply as another
+            "_R.@manage.op.x.1",
+            "_R.app.u1.x",
             "topic.orders",
             "$KV.leases.manage.m1",
             "$JS.API.STREAM.CREATE.mine",
@@ -126,7 +131,7 @@ PUBLISH = {
         ],
     ),
     "u1": (
-        ["topic.orders.new", "muster.manage.from.u1.apply"],
+        ["topic.orders.new", "muster.manage.from.u1.apply", "_R.app.op.x"],
         [
             "muster.manage.from.u1.renew",
             "muster.pipeline.from.u1.alert.hot",
@@ -142,14 +147,24 @@ PUBLISH = {
     ),
     "v1": (
         ["muster.manage.from.v1.read.resources"],
-        ["muster.manage.from.v1.apply", "topic.orders", "$JS.API.STREAM.NAMES"],
+        ["_R.app.u1.x", "muster.manage.from.v1.apply", "topic.orders", "$JS.API.STREAM.NAMES"],
     ),
 }
 
 SUBSCRIBE = {
     "a1": (
-        ["muster.manage.to.a1.>", "muster.notify.to.a1.event.p7", "muster.monitor.all.>", "_INBOX.a1.*"],
         [
+            "muster.manage.to.a1.>",
+            "muster.notify.to.a1.event.p7",
+            "muster.monitor.all.>",
+            "_INBOX.a1.*",
+            "_R.*.a1.>",
+        ],
+        [
+            "_R.*.a2.>",
+            "_R.*.*.>",
+            "_R.>",
+            "_R.a1.>",
             "muster.manage.to.a2.>",
             "muster.manage.to.*.>",
             "muster.*.from.*.>",
@@ -206,17 +221,95 @@ async def test_a_heartbeat_carries_the_name_of_who_sent_it(tmp_path, trust):
         assert (message.subject, message.data) == ("muster.manage.from.a1.heartbeat", b"true")
 
 
-async def test_a_question_is_answered_once_on_the_askers_inbox(tmp_path, trust):
-    async with fleet(tmp_path, trust, "u1", "m1") as ((user, _), (manager, complaints)):
+async def test_a_reply_goes_from_the_responder_to_the_requester_and_nowhere_else(tmp_path, trust):
+    async with servers.server(tmp_path, trust) as server, contextlib.AsyncExitStack() as stack:
+
+        async def connect(identity: str, **options: Any) -> Any:
+            found = servers.connected(server, trust.credentials(identity), **options)
+            return await stack.enter_async_context(found)
+
+        user, _ = await connect("u1", inbox_prefix="_R.@manage.u1")
+        manager, complaints = await connect("m1")
+        agent, refusals = await connect("a1")
         asked = await manager.subscribe("muster.manage.from.*.>")
         await servers.settle(manager)
         question = asyncio.ensure_future(user.request("muster.manage.from.u1.get", b"?", timeout=5))
         message = await asked.next_msg(5)
+        await agent.publish(message.reply, b"forged")  # the agent does not serve manage
+        assert message.reply.lower() in await refusals.get()
         await message.respond(b"answer")
         assert (await question).data == b"answer"
-        for reply in (message.reply, "_INBOX.u1.unasked"):  # a second answer, and one nobody asked for
+        for reply in (
+            "_INBOX.u1.unasked",
+            "_INBOX.m1.own",
+            "_R.@notify.u1.x",
+            "_R.u1.m1.x",
+            "_R.app.u1.x",
+        ):
             await manager.publish(reply, b"")
             assert reply.lower() in await complaints.get()
+
+
+FORBIDDEN = (
+    "muster.manage.from.op.request.apply",
+    "muster.manage.to.a2.command",
+    "_INBOX.op.1",
+    "_R.@manage.op.1.1",
+    "$JS.API.STREAM.DELETE.reports",
+    "$JS.API.STREAM.NAMES",
+)
+
+
+@pytest.mark.parametrize("identity", ["v1", "u1", "a1"])
+async def test_a_reply_subject_chosen_by_the_sender_gives_no_permission(tmp_path, trust, identity):
+    """Issue 13, finding 1: with `allow_responses` a client that sends itself a message whose reply is a
+    forbidden subject may then publish there."""
+    async with fleet(tmp_path, trust, identity) as ((client, complaints),):
+        own = [
+            f"_INBOX.{identity}.self",
+            f"_R.{identity}.{identity}.self",
+            f"muster.manage.to.{identity}.self",
+        ]
+        if identity == "u1":
+            own += ["topic.self", "_R.app.u1.self"]
+        for subject in own:
+            heard = await client.subscribe(subject)
+            for forbidden in FORBIDDEN:
+                await client.publish(subject, b"", reply=forbidden)
+                await servers.settle(client)
+                with contextlib.suppress(nats_errors.TimeoutError):
+                    assert (await heard.next_msg(0.01)).reply == forbidden
+                while not complaints.empty():
+                    complaints.get_nowait()
+                await client.publish(forbidden, b"")
+                await servers.settle(client)
+                assert forbidden.lower() in complaints.get_nowait(), (subject, forbidden)
+            await heard.unsubscribe()
+
+
+async def test_a_late_reply_passes_after_the_broker_has_restarted(tmp_path, trust):
+    """A permission that is the broker's memory of the request would be lost with it."""
+    async with contextlib.AsyncExitStack() as stack:
+        first = contextlib.AsyncExitStack()
+        server = await first.enter_async_context(servers.server(tmp_path, trust))
+        options = {"allow_reconnect": True, "reconnect_time_wait": 0.05, "max_reconnect_attempts": -1}
+        user, _ = await stack.enter_async_context(
+            servers.connected(server, trust.credentials("u1"), inbox_prefix="_R.@manage.u1", **options)
+        )
+        manager, _ = await stack.enter_async_context(
+            servers.connected(server, trust.credentials("m1"), **options)
+        )
+        asked = await manager.subscribe("muster.manage.from.*.>")
+        await servers.settle(manager)
+        question = asyncio.ensure_future(user.request("muster.manage.from.u1.get", b"?", timeout=30))
+        message = await asked.next_msg(5)
+        await first.aclose()
+        again = servers.server(tmp_path, trust, listen=f"127.0.0.1:{server.ports['client']}")
+        await stack.enter_async_context(again)
+        await eventually(lambda: user.is_connected and manager.is_connected)
+        await servers.settle(user)
+        await message.respond(b"late")
+        assert (await question).data == b"late"
 
 
 async def test_connection_events_reach_those_who_hold_leases_and_nobody_else(tmp_path, trust):
@@ -323,7 +416,7 @@ async def test_a_link_joins_two_brokers_and_is_no_client(tmp_path, trust):
         async with (
             servers.server(tmp_path / "leaf", trust, **there) as leaf,
             servers.connected(hub, trust.credentials("m1")) as (manager, _),
-            servers.connected(leaf, trust.credentials("a1")) as (agent, _),
+            servers.connected(leaf, trust.credentials("a1"), inbox_prefix="_R.@manage.a1") as (agent, _),
         ):
             heard = await manager.subscribe("muster.manage.from.*.>")
             await servers.settle(manager)

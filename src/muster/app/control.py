@@ -4,7 +4,7 @@
 
 The identity in the subject is the asker's own, as the broker saw to it; whether it may is looked up in the
 keyring: only the role ``operator`` is obeyed.  Requests and answers are JSON, an answer ``{"result": …}`` or
-``{"error": {"code", "message", "hint"}}``; it goes to the asker's own inbox and nowhere else.
+``{"error": {"code", "message", "hint"}}``; it goes to the requester's reply space and nowhere else.
 
 What is done may have the broker read its configuration again, and then it forgets who may answer whom: an
 answer that is due is lost.  So one asks again under the same name, and it is answered and not done again.
@@ -76,7 +76,7 @@ class Control:
 
     async def _answer(self, message: api.Message) -> None:
         sender = subjects.sender_of(message.subject)
-        if not requests.own_inbox(message):
+        if not subjects.may_reply(message.subject, message.reply):
             return
         key = (sender, message.headers.get(requests.ASKED, ""))
         data = self._told.get(key)

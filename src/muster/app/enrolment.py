@@ -75,7 +75,7 @@ class Desk:
         approval: bool,
         lifetime_s: float,
     ) -> str:
-        subjects.token(name)
+        subjects.identity(name)
         identity = PREFIX + secrets.token_hex(6)
 
         def issue() -> str:

@@ -50,7 +50,10 @@ says whose it is:
 | `muster.<part>.to.<identity>.…` | heard by that identity, and said by the part's own processes |
 | `muster.<part>.all.…` | said by the part's own processes to everyone in the domain |
 | `muster.<part>.log.…` | kept by the part's own processes in its streams |
-| `_INBOX.<identity>.…` | private answers to that identity |
+| `_R.@<part>.<identity>.…` | replies of the part's own processes to that identity's requests to the part |
+| `_R.<process>.<identity>.…` | replies of one process to that identity's requests to it (`to` subjects) |
+| `_R.app.<identity>.…` | replies to that identity's requests on users' topics: sent by any role with topics |
+| `_INBOX.<identity>.…` | what the broker itself sends to that identity: published by no identity |
 
 In the tables, *hears* leaves out the addressee of a `to` subject, who always hears it, operators and the
 dashboard, who may listen to everything, and links between brokers, which carry everything. Messages are JSON

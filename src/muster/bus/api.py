@@ -62,10 +62,10 @@ class Message(Protocol):
         ...
 
     async def respond(self, data: bytes, *, headers: Headers | None = None) -> None:
-        """Answer on the asker's inbox, and nowhere else (`errors.InvalidInput`).
+        """Reply in the requester's reply space (`subjects.reply_prefix`); `errors.InvalidInput` elsewhere.
 
-        ``reply`` is the sender's word: were any subject allowed, it could have a service say, with the
-        service's own permissions, what it may not say itself.
+        The requester chooses ``reply``: were any subject allowed, it could make a service publish, with the
+        service's own permissions, where the requester may not.
         """
         ...
 

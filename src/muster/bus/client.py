@@ -83,7 +83,7 @@ class Client:
             random.shuffle(order)
         failure: errors.MusterError | None = None
         for server in order:
-            self._wire = wire.Wire(subjects.inbox(self._identity), self._changed, self._refused, self._counts)
+            self._wire = wire.Wire(self._identity, self._changed, self._refused, self._counts)
             try:
                 await self._wire.open(
                     server,
@@ -431,7 +431,7 @@ async def connect(
     ask = creds if callable(creds) or creds is None else functools.partial(_given, creds)
     if identity is None:
         identity = ask().identity if ask is not None else f"anonymous-{secrets.token_hex(4)}"
-    client = Client(subjects.token(identity), audit_s=audit_s, counts=counting.Counts(measure))
+    client = Client(subjects.identity(identity), audit_s=audit_s, counts=counting.Counts(measure))
     await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s, in_order, proxy, echo)
     return client
 

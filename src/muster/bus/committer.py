@@ -310,6 +310,7 @@ class Committer:
                 [part[0] for part in parts],
                 functools.partial(answered, place),
                 functools.partial(failed, place),
+                stored=True,
             )
             landed = functools.partial(flight.done.add_done_callback, functools.partial(_then, end))
             if len(items) == 1 and not items[0].repeatable:

@@ -46,9 +46,10 @@ def answer_subject(subject: str, reply: str | None) -> str:
     """Where to answer the message on ``subject``; see `api.Message.respond`."""
     if reply is None:
         raise errors.InvalidInput(f"the message on {subject!r} did not ask for an answer")
-    if not reply.startswith(f"{subjects.INBOX_PREFIX}."):
+    if not subjects.may_reply(subject, reply):
         raise errors.InvalidInput(
-            f"the message on {subject!r} wants its answer on {reply[:100]!r}, which is no inbox"
+            f"the message on {subject!r} names {reply[:100]!r} for its reply, which is not below "
+            f"{subjects.reply_prefix(subject)!r}"
         )
     return reply
 

@@ -1,18 +1,22 @@
 """Questions and their answers over one connection.
 
-One wildcard subscription, made when somebody asks first, receives all answers; each question has a token of
-its own there.  Whoever asks is told by an error when the broker forbids the question and when the connection
-is closed; a question that nobody hears is answered at once, by the broker.
+Two wildcard subscriptions, made at the first request, receive all replies: those of other processes and those
+of the broker (JetStream, publish acknowledgements).  Each request has a reply subject of its own, derived
+from who must reply to it (`muster.core.subjects`), and only a message on exactly that subject is its reply:
+the right to reply as A never answers a request to B.  A request fails when the broker forbids it and when the
+connection is closed; where no process is subscribed the broker replies at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import Callable, Sequence
 
 from muster.bus import counting, line
 from muster.core import errors
+from muster.core import subjects as subjects_
 
 _NO_RESPONDERS = b"NATS/1.0 503"
 
@@ -34,7 +38,7 @@ class Answer:
 
 
 class _Call:
-    """Somebody waiting for what arrives under one token of our inbox."""
+    """A caller that waits for what arrives on one reply subject."""
 
     __slots__ = ("fail", "subjects", "take")
 
@@ -76,14 +80,13 @@ class Wire(line.Line):
 
     def __init__(
         self,
-        inbox: str,
+        identity: str,
         on_change: Callable[[str], None],
         on_refused: Callable[[str], None],
         counts: counting.Counts,
     ) -> None:
-        super().__init__(inbox, on_change, on_refused, counts)
-        self._mux_prefix = f"{self.fresh_inbox()}."
-        self._mux_start = len(self._mux_prefix)
+        super().__init__(subjects_.inbox(identity), on_change, on_refused, counts)
+        self._requester = f"{identity}.{secrets.token_hex(16)}"  # and the session
         self._mux_started: asyncio.Future[bool] | None = None
         self._tokens = itertools.count(1)
         self._calls: dict[bytes, _Call | _Question] = {}
@@ -102,10 +105,11 @@ class Wire(line.Line):
         return bool(asked)
 
     async def _start_mux(self) -> None:
-        """One wildcard subscription receives all answers; shared by all who ask first at once."""
+        """Subscribe to all replies; shared by all callers that send a first request at once."""
         started = self._mux_started = asyncio.get_running_loop().create_future()
         try:
-            await self.listen(self._mux_prefix + "*", "", self._answered, timeout_s=10.0)
+            for prefix in (subjects_.INBOX_PREFIX, f"{subjects_.REPLY_PREFIX}.*"):
+                await self.listen(f"{prefix}.{self._requester}.*", "", self._answered, timeout_s=10.0)
         except errors.MusterError as error:
             self._mux_started = None
             started.set_exception(error)
@@ -118,7 +122,7 @@ class Wire(line.Line):
         started.set_result(True)
 
     def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        call = self._calls.get(subject[self._mux_start :])
+        call = self._calls.get(subject)
         if call is not None:
             call.take(Answer(subject, reply, data, headers))
 
@@ -139,16 +143,26 @@ class Wire(line.Line):
         subjects: Sequence[str],
         take: Callable[[Answer], None],
         fail: Callable[[errors.MusterError], None],
+        *,
+        stored: bool = False,
     ) -> tuple[str, Callable[[], object]]:
         """A fresh reply subject whose messages go to ``take``, and the function that ends it.
 
-        ``fail`` hears of it if the broker forbids one of ``subjects``, and when the connection is closed.
-        Call `ready` before.
+        ``stored``: the broker replies, when a stream has stored the message.  ``fail`` is called if the
+        broker forbids one of ``subjects``, and when the connection is closed.  Call `ready` before.
         """
-        token = b"%x" % next(self._tokens)
+        reply = self._reply_subject("" if stored else subjects_.responder(subjects[0]))
+        key = reply.encode()
         calls = self._calls
-        calls[token] = _Call(subjects, take, fail)
-        return self._mux_prefix + token.decode(), lambda: calls.pop(token, None)
+        calls[key] = _Call(subjects, take, fail)
+        return reply, lambda: calls.pop(key, None)
+
+    def _reply_subject(self, responder: str) -> str:
+        # Every role with topics may publish replies to requests on topics: they must not be guessed from
+        # others.
+        guarded = responder == subjects_.APP
+        token = secrets.token_hex(16) if guarded else f"{next(self._tokens):x}"
+        return subjects_.reply_subject(responder, self._requester, token)
 
     async def ask(
         self, subject: str, data: bytes, raw_headers: bytes | None = None, *, timeout_s: float
@@ -163,16 +177,17 @@ class Wire(line.Line):
             await self.ready()
         loop = asyncio.get_running_loop()
         question = _Question(subject, timeout_s, loop)
-        token = b"%x" % next(self._tokens)
-        self._calls[token] = question
+        reply = self._reply_subject(subjects_.responder(subject))
+        key = reply.encode()
+        self._calls[key] = question
         alarm = loop.call_later(timeout_s, question.expire)
         try:
-            if self.send(subject, data, self._mux_prefix + token.decode(), raw_headers):
+            if self.send(subject, data, reply, raw_headers):
                 await self.ease()
             answer = await question.future
         finally:
             alarm.cancel()
-            del self._calls[token]
+            del self._calls[key]
         if nobody_listens(answer):
             raise NobodyListens(f"nobody listens on {subject!r}")
         return answer

@@ -4,7 +4,8 @@
     muster.<part>.to.<identity>.<kind>[.…]     received by that identity and nobody else
     muster.<part>.all.<kind>[.…]               said by a service to everyone in the domain
     muster.<part>.log.<kind>[.…]               kept by that part's own processes, whichever of them writes
-    _INBOX.<identity>.…                        private answers to that identity
+    _R.<responder>.<requester>.<session>.<token>   the reply to one request
+    _INBOX.<identity>.…                        what the broker itself sends to that identity
 
 The broker enforces the first two (see `muster.trust`), which is what makes a sender's identity
 unforgeable: a receiver reads it from the subject, never from the message.  Users' topics
@@ -13,16 +14,27 @@ freely needs a first token of its own.
 
 A request that changes nothing has ``read`` as its kind (``muster.manage.from.ann.read.resources``): that is
 all a viewer may say.
+
+Replies.  The broker does not check the reply subject that a requester names, so the reply subject carries
+both ends, and permissions protect both: the responder publishes only below its own ``_R.<responder>.``, the
+requester subscribes only to ``_R.*.<itself>.>``.  The request's subject determines the responder
+(`responder`): ``@<part>`` for a request to a part (any process that serves it may reply; ``@`` cannot occur
+in an identity), the identity for a request to one process, and `APP` for users' topics, whose responder is
+unknown: such replies are not authenticated.  A service replies only below `reply_prefix`, so it cannot be
+made to publish elsewhere with its own permissions.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 
 from muster.core import errors
 
 PREFIX = "muster"
 INBOX_PREFIX = "_INBOX"
+REPLY_PREFIX = "_R"
+APP = "app"  # the responder in replies to requests on users' topics, so no identity has this name
 TOPIC_PREFIX = "topic"  # the first token of every users' topic
 
 # The broker says here who connected and who is gone: `<CONNECTIONS>.connect` and `<CONNECTIONS>.disconnect`.
@@ -37,6 +49,13 @@ def token(name: str) -> str:
         raise errors.InvalidInput(
             f"{name[:140]!r} cannot be a name: use 1 to 128 of A-Z a-z 0-9 _ -",
         )
+    return name
+
+
+def identity(name: str) -> str:
+    """``name`` itself if an identity can have it."""
+    if token(name) == APP:
+        raise errors.InvalidInput(f"{APP!r} cannot be an identity: it is reserved for replies on topics")
     return name
 
 
@@ -58,6 +77,39 @@ def logged(part: str, *kind: str) -> str:
 
 def inbox(identity: str) -> str:
     return f"{INBOX_PREFIX}.{identity}"
+
+
+@functools.lru_cache(maxsize=4096)
+def responder(subject: str) -> str:
+    """The process or processes that reply to a request on ``subject``; empty where the broker does."""
+    if subject.startswith("$"):
+        return ""
+    levels = subject.split(".", 4)
+    if levels[0] != PREFIX or len(levels) < 4:
+        return APP
+    return levels[3] if levels[2] == "to" else f"@{levels[1]}"
+
+
+def reply_subject(responder: str, requester: str, token: str) -> str:
+    """Where ``responder`` (see there) replies; ``requester`` is an identity and its session."""
+    if not responder:
+        return f"{INBOX_PREFIX}.{requester}.{token}"
+    return f"{REPLY_PREFIX}.{responder}.{requester}.{token}"
+
+
+@functools.lru_cache(maxsize=4096)
+def reply_prefix(subject: str) -> str:
+    """What the reply subject of a request on ``subject`` begins with: on a ``from`` subject, the reply space
+    of its sender; on others the requester is not known."""
+    prefix = f"{REPLY_PREFIX}.{responder(subject)}."
+    levels = subject.split(".", 4)
+    return f"{prefix}{levels[3]}." if len(levels) == 5 and levels[2] == "from" else prefix
+
+
+def may_reply(subject: str, reply: str | None) -> bool:
+    """Whether a service may reply to a request on ``subject`` that names ``reply``: it must be in the reply
+    space of the requester.  Elsewhere the requester would publish with the service's permissions."""
+    return reply is not None and reply.startswith(reply_prefix(subject))
 
 
 def sender_of(subject: str) -> str:

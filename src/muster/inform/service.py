@@ -321,9 +321,9 @@ class Node:
     # Questions.
 
     def _asked(self, message: api.Message) -> None:
-        """By a client, whose identity the broker has put into the subject; answered to its own inbox only."""
-        sender, inbox, kind, verb = _asker(message.subject)
-        if message.reply is None or not message.reply.startswith(inbox):
+        """By a client, whose identity the broker has put into the subject."""
+        sender, kind, verb = _asker(message.subject)
+        if not subjects.may_reply(message.subject, message.reply):
             self.malformed += 1
             return
         self.desk.requests += 1
@@ -458,10 +458,10 @@ _WRITES: dict[str, type[protocol.Put] | type[protocol.Delete]] = {
 
 
 @functools.lru_cache(1024)
-def _asker(subject: str) -> tuple[str, str, str, str]:
-    """Who asks on it, the beginning of their inbox, the kind and the verb."""
+def _asker(subject: str) -> tuple[str, str, str]:
+    """Who asks on it, the kind and the verb."""
     sender, parts = subjects.sender_of(subject), subject.split(".")
-    return sender, f"{subjects.inbox(sender)}.", parts[4], parts[-1]
+    return sender, parts[4], parts[-1]
 
 
 async def _raise(error: errors.MusterError) -> object:

@@ -63,7 +63,7 @@ class Message:
     def __init__(self, frame: Frame, link: Link) -> None:
         self.subject = frame.subject
         self.data = frame.data
-        self.reply = f"{subjects.inbox(link.identity)}.{frame.reply}" if frame.reply else None
+        self.reply = f"{subjects.reply_prefix(frame.subject)}{frame.reply}" if frame.reply else None
         self._link = link
         self._frame = frame
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from muster.bus import api
 from muster.core import errors, health, log, messages, subjects
-from muster.manage import checkpoints, obeying, operating, protocol, reconcile, renewing, requests, zones
+from muster.manage import checkpoints, obeying, operating, protocol, reconcile, renewing, zones
 
 events = log.Events("manage")
 
@@ -279,7 +279,7 @@ class Manager:
             self._go_on()
         if said.what != protocol.CHANGED:  # of the resource's own: those who subscribed want it
             self._spawn(self._publish(protocol.happened(said.resource), message.data))
-        if message.reply is not None and requests.own_inbox(message) and not message.respond_now(b"{}"):
+        if subjects.may_reply(message.subject, message.reply) and not message.respond_now(b"{}"):
             self._spawn(_respond(message, b"{}"))
 
     def _ordered(self, message: api.Message) -> None:

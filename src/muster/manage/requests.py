@@ -1,7 +1,7 @@
 """Questions and answers in JSON: ``{"result": …}`` or ``{"error": {"code", "kind", "message", "hint"}}``; the
 kind is the code of the nearest error of `core.errors`, which every asker has.
 
-An answer goes to the asker's own inbox and nowhere else: the broker does not check reply subjects.
+An answer goes to the requester's reply space and nowhere else: the broker does not check reply subjects.
 """
 
 from __future__ import annotations
@@ -77,17 +77,11 @@ def result_of(message: api.Message) -> Any:
 Verb = Callable[..., Awaitable[Any]]
 
 
-def own_inbox(message: api.Message) -> bool:
-    """Whether the answer would go to the asker itself."""
-    sender = subjects.sender_of(message.subject)
-    return message.reply is not None and message.reply.startswith(f"{subjects.inbox(sender)}.")
-
-
 async def answer(
     message: api.Message, verb: Callable[[dict[str, Any]], Awaitable[Any]], *, typed: bool = False
 ) -> None:
     """Carry out one request and answer it, whatever happens. ``typed``: ``verb`` reads the message itself."""
-    if not own_inbox(message):
+    if not subjects.may_reply(message.subject, message.reply):
         return
     said: dict[str, Any]
     try:

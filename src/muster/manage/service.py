@@ -260,7 +260,7 @@ class Registry:
         await requests.answer(message, obey)
 
     async def _renewed(self, message: api.Message) -> None:
-        if not requests.own_inbox(message):
+        if not subjects.may_reply(message.subject, message.reply):
             return
         said = messages.decode(message.data, protocol.Renew)
         manager = subjects.sender_of(message.subject)

@@ -158,7 +158,7 @@ class Dispatcher:
     def _hear(self, message: api.Message) -> None:
         sender = subjects.sender_of(message.subject)
         reply = message.reply
-        if reply is not None and not reply.startswith(subjects.inbox(sender) + "."):
+        if reply is not None and not subjects.may_reply(message.subject, reply):
             return  # an answer there would be forged
 
         def answer(found: protocol.Answer) -> None:

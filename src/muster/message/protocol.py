@@ -1,6 +1,6 @@
 """The wire between JMS clients and the dispatcher of the log; version 1.
 
-    muster.message.from.<user>.ask         a request (`Ask`), answered (`Answer`) on the asker's inbox
+    muster.message.from.<user>.ask         a request (`Ask`), answered (`Answer`) in the asker's reply space
     muster.message.from.<user>.tell        the same without an answer: credit, releases
     muster.message.from.<user>.read.log    requests that change nothing; what a viewer may say
     muster.message.to.<user>.deliver.<c>   `Deliveries` for the connection c

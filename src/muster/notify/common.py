@@ -77,8 +77,7 @@ class Common:
     # -- answers
 
     async def answer(self, message: api.Message, process: str, answer: messages.Message) -> None:
-        # Nowhere but to the asker's own inbox: the broker does not check what reply subject it names.
-        if message.reply and message.reply.startswith(f"{subjects.inbox(process)}."):
+        if subjects.may_reply(message.subject, message.reply):
             with contextlib.suppress(errors.Unavailable):
                 await message.respond(messages.encode(answer))
 

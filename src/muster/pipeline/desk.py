@@ -38,7 +38,7 @@ class Desk:
 
     async def answer(self, message: api.Message) -> None:
         sender = subjects.sender_of(message.subject)
-        if message.reply is None or not message.reply.startswith(f"{subjects.inbox(sender)}."):
+        if not subjects.may_reply(message.subject, message.reply):
             return
         try:
             answer: dict[str, Any] = {"result": await self._serve(sender, message)}

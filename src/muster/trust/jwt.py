@@ -34,19 +34,11 @@ class Subjects(msgspec.Struct, frozen=True, omit_defaults=True):
     deny: tuple[str, ...] = ()
 
 
-class Responses(msgspec.Struct, frozen=True):
-    """How often, and for how long, one may answer on a reply subject one was given."""
-
-    max: int
-    ttl: int  # nanoseconds
-
-
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What one user may do. In a user signed by a role's key it is empty: the account holds the template."""
 
     pub: Subjects = Subjects()
     sub: Subjects = Subjects()
-    resp: Responses | None = None
     subs: int = 0
     data: int = 0
     payload: int = 0

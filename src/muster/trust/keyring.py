@@ -162,7 +162,7 @@ class Trust:
         """
         domain = self._place(role, domain)
         self._existing(domain)
-        subjects.token(identity)
+        subjects.identity(identity)
         with files.locked(self.folder):
             if self._user(domain, identity).exists():
                 record = self.show(identity, domain=domain)

@@ -1,20 +1,22 @@
 """What each role may publish and receive: a table, and the subjects that follow from it.
 
-Everyone speaks only as itself, hears what is addressed to it or said to all, and has an inbox of its own;
-names of parties or resources a process speaks for are further tokens after its identity, so the same rule
-covers them.  A role adds to that:
+Everyone speaks only as itself, hears what is addressed to it or said to all, replies only as itself and
+receives only the replies to its own requests (`muster.core.subjects`).  Nobody may publish to an inbox, not
+even to its own: only the broker sends there.  Names of parties or resources a process speaks for are further
+tokens after its identity, so the same rule covers them.  A role adds to that:
 
-- ``serves`` a part: it hears everyone's requests to that part, may address anyone in it, announces for it,
-  keeps its log, its streams, its bucket and its leases;
+- ``serves`` a part: it hears everyone's requests to that part and replies to them, may address anyone in it,
+  announces for it, keeps its log, its streams, its bucket and its leases;
 - ``hears`` a part: it listens to what is said to it and reads its streams;
-- ``topics``: it publishes and receives users' own messages.
+- ``topics``: it publishes and receives users' own messages, and replies to requests on topics.
 
 What a part's processes say to each other (`OWN_WORDS`) nobody else may say, under no name.
 
 Why nobody but a service touches JetStream's interface: the broker sends the answer to whatever reply subject
 the asker names, without checking that the asker may publish there.  Whoever can store a message and then
-fetch it "to" somebody else's subject has forged a sender.  For the same reason a service must answer only on
-the asker's own inbox (`muster.core.subjects.inbox`).
+fetch it "to" somebody else's subject has forged a sender.  For the same reason a service replies only in the
+requester's own reply space (`muster.core.subjects.may_reply`), and no role has the broker's
+``allow_responses``: it permits a publication to any reply subject that a message names, whoever chose it.
 
 Pure.  The identity is a word put into the subjects; for an account's role templates it is the broker's own
 placeholder, so that a change of this table reaches every credential by one update of the account.
@@ -53,9 +55,6 @@ OWN_WORDS = {
     "monitor": ("batch.>", "summary.>"),
     "pipeline": ("alert.>", "report.>", "progress"),
 }
-
-# One answer to a question, within two minutes: the broker keeps a table of the open ones.
-_RESPONSES = jwt.Responses(max=1, ttl=120 * 10**9)
 
 # Who is connected to the domain's account, from where, and what they subscribe to.
 _CONNECTED = "$SYS.REQ.ACCOUNT.PING.CONNZ"
@@ -171,14 +170,15 @@ def limits(
     for MQTT clients, which can send a password but not sign: the document itself is then the secret.
     """
     duty = DUTIES[role]
-    inbox = f"{subjects.inbox(identity)}.>"
     own_topics = _topics(role, topics)
     speaks = (duty.speaks,) if duty.speaks else ()
-    publish = [subjects.said_by("*", identity, *speaks, ">"), inbox, *own_topics, *duty.publish]
-    subscribe = [subjects.addressed_to("*", identity, ">"), subjects.announced("*", ">"), inbox, *own_topics]
-    subscribe += duty.subscribe
+    publish = [subjects.said_by("*", identity, *speaks, ">"), _replies(identity), *own_topics, *duty.publish]
+    if own_topics:
+        publish.append(_replies(subjects.APP))
+    subscribe = [subjects.addressed_to("*", identity, ">"), subjects.announced("*", ">")]
+    subscribe += [_replies("*", identity), f"{subjects.inbox(identity)}.>", *own_topics, *duty.subscribe]
     for part in duty.serves:
-        publish += _service(part)
+        publish += [_replies(f"@{part}"), *_service(part)]
         subscribe += [subjects.said_by(part, "*", ">"), subjects.logged(part, ">")]
     for part in duty.hears:
         publish += [api for stream in STREAMS.get(part, ()) for api in _reading(stream)]
@@ -188,13 +188,16 @@ def limits(
     return jwt.Limits(
         pub=jwt.Subjects(allow=tuple(publish), deny=_not_its_words(role)),
         sub=jwt.Subjects(allow=tuple(subscribe), deny=() if sees_connections(role) else _CONNECTIONS),
-        resp=_RESPONSES,
         subs=jwt.UNLIMITED,
         data=jwt.UNLIMITED,
         payload=jwt.UNLIMITED,
         bearer_token=bearer,
         allowed_connection_types=("MQTT",) if bearer else duty.connections,
     )
+
+
+def _replies(*levels: str) -> str:
+    return ".".join((subjects.REPLY_PREFIX, *levels, ">"))
 
 
 def _topics(role: Role, topics: tuple[str, ...] | None) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class Ear:
 class Bus:
     """See `api.Bus`; made by `network.Network.connect`."""
 
-    def __init__(self, net: network.Network, identity: str, node: str) -> None:
+    def __init__(self, net: network.Network, identity: str, node: str, session: int) -> None:
         self.net = net
         self.node = node
         self._identity = identity
@@ -75,7 +75,8 @@ class Bus:
         self._counts = counting.Counts(None)
         self._subscriptions: dict[subscriptions.Subscription, Ear] = {}
         self._unsent: list[Callable[[], None]] = []
-        self._inboxes = itertools.count(1)
+        self._session = session
+        self._replies = itertools.count(1)
         self._cause: errors.MusterError | None = None
         self._waiting: set[asyncio.Future[Any]] = set()
 
@@ -287,11 +288,12 @@ class Bus:
             if count == 0:
                 self.net.hop(self.node, "down", lambda: None if done.done() else done.set_result(True))
 
-        inbox = f"{subjects.inbox(self._identity)}.{next(self._inboxes)}"
-        ear = Ear(inbox, "", self, take)
+        requester = f"{self._identity}.{self._session}"
+        reply = subjects.reply_subject(subjects.responder(subject), requester, str(next(self._replies)))
+        ear = Ear(reply, "", self, take)
         self.net.listen(ear)
         try:
-            self._say(subject, data, headers, inbox, heard_by)
+            self._say(subject, data, headers, reply, heard_by)
             return answers, await self.wait(done, timeout_s) or False
         finally:
             self.net.forget(ear)

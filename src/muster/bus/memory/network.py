@@ -200,7 +200,7 @@ class Network:
         node = node or identity
         if not self.is_plugged(node):
             raise errors.NotConnected(f"no broker answers {node!r}")
-        bus = connection.Bus(self, subjects.token(identity), node)
+        bus = connection.Bus(self, subjects.identity(identity), node, self._connections)
         self._buses.append(bus)
         bus.gain_connection(self._next_connection())
         return bus

@@ -25,6 +25,7 @@ chained.  Errors of a library are translated into these at the seam, so no calle
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 
 class MusterError(Exception):
@@ -32,6 +33,7 @@ class MusterError(Exception):
 
     code = "error"
     exit_code = 1
+    facts: ClassVar[tuple[str, ...]] = ()  # attributes that travel with it over the bus
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -48,6 +50,7 @@ class ParseError(InvalidInput):
     """``position`` is the index in ``text`` of the character at fault."""
 
     code = "parse-error"
+    facts = ("text", "position")
 
     def __init__(self, message: str, *, text: str, position: int, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -78,6 +81,7 @@ class Conflict(Refused):
     """``actual`` is what stands there now, as far as it is known."""
 
     code = "conflict"
+    facts = ("actual",)
 
     def __init__(self, message: str, *, actual: int | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -88,6 +92,7 @@ class StaleEpoch(Refused):
     """``epoch`` came with the act; ``current`` is the one that has been seen since."""
 
     code = "stale-epoch"
+    facts = ("epoch", "current")
 
     def __init__(self, message: str, *, epoch: int, current: int) -> None:
         super().__init__(message, hint="stop acting: another holder has taken over")
@@ -114,6 +119,7 @@ class Unavailable(MusterError):
 
     code = "unavailable"
     exit_code = 5
+    facts = ("retry_after_s",)
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -142,6 +148,7 @@ class InvariantBroken(MusterError):
 
     code = "invariant-broken"
     exit_code = 70
+    story: tuple[str, ...] = ()
 
     def __init__(self, message: str, *, story: Sequence[str] = ()) -> None:
         super().__init__(message, hint="this is a bug in Muster: please report it with the story")

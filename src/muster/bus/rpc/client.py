@@ -1,0 +1,121 @@
+"""The client side: `call` sends a request, waits for its answer, and raises the error that came back.
+
+A request that changes something has an id, so that it can be sent again when no answer came: a server that
+has it already answers again and does not carry it out again.  What cannot be known is said: a request that
+was sent, and whose answer did not come, is `errors.TimedOut`, its outcome in doubt.  `errors.Unavailable` of
+another kind means that it was not carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+
+from muster.bus import api
+from muster.bus.rpc import faults, requests, server
+from muster.core import errors
+
+TIMEOUT_S = 30.0
+RETRY_S = 0.2  # between attempts while no process serves
+
+
+class _Reply(msgspec.Struct):
+    result: Any = None
+    error: faults.Fault | None = None
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+async def call(
+    bus: api.Bus,
+    subject: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    try_s: float | None = None,
+    waits: bool = True,
+    absent: errors.Unavailable | None = None,
+    on_behalf_of: str = "",
+) -> Any:
+    """The result of the operation; raises the error that it ended with. See `exchange`."""
+    message = await exchange(
+        bus,
+        subject,
+        msgspec.json.encode(arguments or {}),
+        timeout_s=timeout_s,
+        try_s=try_s,
+        waits=waits,
+        absent=absent,
+        headers={requests.ON_BEHALF_OF: on_behalf_of} if on_behalf_of else None,
+    )
+    return result_of(message.data)
+
+
+def result_of(data: bytes) -> Any:
+    try:
+        reply = _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.MusterError(f"the answer is not understood: {error}") from error
+    if reply.error is not None:
+        raise faults.error_of(reply.error)
+    return reply.result
+
+
+async def exchange(
+    bus: api.Bus,
+    subject: str,
+    data: bytes,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    try_s: float | None = None,
+    waits: bool = True,
+    absent: errors.Unavailable | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> api.Message:
+    """The reply to one request, as it came.
+
+    After ``try_s`` without an answer it is sent again, to whichever process then serves.  While none does, it
+    ``waits`` for one, or raises ``absent`` at once.
+    """
+    reads = subject.split(".", 5)[4:5] == [server.READ]
+    if not reads:
+        headers = {**(headers or {}), requests.REQUEST_ID: secrets.token_hex(16)}
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    sent = False
+    while True:
+        left_s = max(0.1, deadline - loop.time())
+        try:
+            return await bus.request(subject, data, headers=headers, timeout_s=min(left_s, try_s or left_s))
+        except errors.TimedOut:
+            sent = True
+            if loop.time() >= deadline:
+                raise _no_answer(timeout_s, reads) from None
+        except errors.Unavailable as error:
+            if sent and loop.time() + RETRY_S > deadline:
+                raise _no_answer(timeout_s, reads) from error
+            if not sent and (not waits or loop.time() + RETRY_S > deadline):
+                raise absent or error from error
+            await asyncio.sleep(RETRY_S)
+
+
+def _no_answer(timeout_s: float, reads: bool) -> errors.TimedOut:
+    doubt = "" if reads else "; it may have been done"
+    return errors.TimedOut(f"no answer in {timeout_s:g} s{doubt}")
+
+
+async def pages(
+    bus: api.Bus, subject: str, arguments: Mapping[str, Any] | None = None, **options: Any
+) -> AsyncIterator[Any]:
+    """The items of a list that is answered in pages (`server.page`); takes the options of `call`."""
+    after: str | None = ""
+    while after is not None:
+        found = await call(bus, subject, {**(arguments or {}), "after": after}, **options)
+        for item in found["items"]:
+            yield item
+        after = found["next"]

@@ -1,0 +1,74 @@
+"""Which messages are requests: `accept` says who sent one, what it asks for, and that it may be answered.
+
+The sender is the identity in the subject, which the broker enforces.  Three kinds of messages are refused,
+and counted by their reason:
+
+- ``reply``: the reply subject is missing, or is not in the sender's own reply space
+  (`muster.core.subjects`): the service would publish there with its own permissions;
+- ``republished``: a stream sent it (a direct get with a chosen reply subject): its subject does not prove the
+  sender;
+- ``subject``: it does not match the subscribed pattern: a consumer delivered it.
+
+The work is a few dictionary look-ups for each message, so that a data path can afford it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+from muster.bus import api
+from muster.core import subjects
+
+ON_BEHALF_OF = "Muster-On-Behalf-Of"  # a header: the user for whom the sender acts, as the sender claims
+REQUEST_ID = "Muster-Request"  # a header: the same id is the same request, and is carried out once
+
+_STORED_IN, _STORED_AS = "Nats-Stream", "Nats-Sequence"  # headers of what a stream sends
+
+
+class Caller:
+    """A request that may be answered: its sender and its operation."""
+
+    __slots__ = ("identity", "message", "operation")
+
+    def __init__(self, identity: str, operation: str, message: api.Message) -> None:
+        self.identity = identity
+        self.operation = operation  # all of the subject after the sender: "request.apply"
+        self.message = message
+
+    @property
+    def on_behalf_of(self) -> str:
+        """As the sender claims; believe it of senders that may act themselves."""
+        return (self.message.header(ON_BEHALF_OF) or "")[:256]
+
+    @property
+    def request_id(self) -> str:
+        return (self.message.header(REQUEST_ID) or "")[:128]
+
+    def __repr__(self) -> str:
+        return f"<{self.operation} of {self.identity}>"
+
+
+def accept(message: api.Message, pattern: str, refused: Counter[str]) -> Caller | None:
+    """The request on a subscription to ``pattern`` (``muster.<part>.from.*.…``); None if it is not one, which
+    is counted in ``refused``."""
+    parsed = _parse(pattern, message.subject)
+    if parsed is None:
+        refused["subject"] += 1
+        return None
+    sender, operation, prefix = parsed
+    if message.reply is None or not message.reply.startswith(prefix):
+        refused["reply"] += 1
+        return None
+    if message.header(_STORED_IN) is not None or message.header(_STORED_AS) is not None:
+        refused["republished"] += 1
+        return None
+    return Caller(sender, operation, message)
+
+
+@functools.lru_cache(maxsize=8192)
+def _parse(pattern: str, subject: str) -> tuple[str, str, str] | None:
+    if not subjects.matches(pattern, subject):
+        return None
+    _, _, _, sender, operation = subject.split(".", 4)
+    return sender, operation, subjects.reply_prefix(subject)

@@ -1,0 +1,406 @@
+"""The server side: a table of operations, and what is common to all of them.
+
+A handler is ``async def handler(call, **arguments)``.  Its annotated parameters are the declared type of the
+request: arguments that do not fit are the caller's error, found before the handler runs; any other exception
+in the handler is an internal error, logged and counted, and never reported as the caller's.
+
+A request with an id (`requests.REQUEST_ID`) is carried out once: a repetition waits for the first, or gets
+its answer again.  That memory is bounded, and of this process: after a fail-over a repetition is a new
+request.
+
+Every operation that changes something leaves one record in the audit: done, refused, failed, or in doubt when
+it was cancelled or timed out.  Exempt are writes whose own log names the writer (``audited=False``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import inspect
+import typing
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from muster.bus import api
+from muster.bus.rpc import auditing, faults, requests
+from muster.core import errors, log, messages, subjects
+
+events = log.Events("rpc")
+
+PENDING_MAX = 1000  # requests under way or waiting, in one server
+ANSWERS_MAX = 1000  # answers remembered by request id…
+ANSWERS_BYTES_MAX = 16 << 20  # …and their bytes
+AUDIT_S = 5.0  # how long `close` waits for the records of what it cancelled
+PAGE_ROWS = 200
+PAGE_BYTES = 512 << 10  # of one page: half of what a message holds
+
+READ = "read"
+
+
+class Call:
+    """One request while it is carried out. A handler may add to its audit record."""
+
+    def __init__(self, caller: requests.Caller) -> None:
+        self.identity = caller.identity
+        self.operation = caller.operation
+        self.message = caller.message
+        self.on_behalf_of = ""  # set by an authorization that believes `claims_for`
+        self.claims_for = caller.on_behalf_of
+        self.target: str | None = None
+        self.why = ""
+        self.outcome = messages.Outcome.DONE
+        self.details: dict[str, str] = {}
+
+    @property
+    def actor(self) -> str:
+        """The user for whom it is done."""
+        return self.on_behalf_of or self.identity
+
+
+Handler = Callable[..., Awaitable[Any]]
+Authorize = Callable[["Call", "Operation", Mapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``name`` is the subject after the sender: ``request.apply``, ``read.list``, ``hello``, ``vouch.*``.
+
+    ``audited``: None means that an operation which changes something is.  ``what`` is the audit's word for it
+    and ``target`` says what it was done to, from the arguments.  ``arguments`` is the declared type, where
+    the handler's own parameters do not say it (`arguments_of`).  With ``decode`` the handler is called with
+    what it returns, in place of keyword arguments.
+    """
+
+    name: str
+    handler: Handler
+    audited: bool | None = None
+    what: str = ""
+    target: Callable[[Mapping[str, Any]], str] | None = None
+    timeout_s: float | None = None
+    decode: Callable[[bytes], Any] | None = None
+    arguments: type[msgspec.Struct] | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def is_audited(self) -> bool:
+        return self.kind != READ if self.audited is None else self.audited
+
+    @functools.cached_property
+    def _arguments(self) -> type[msgspec.Struct]:
+        return self.arguments or arguments_of(self.handler)
+
+    def parse(self, data: bytes) -> Any:
+        if self.decode is not None:
+            return self.decode(data)
+        try:
+            return msgspec.json.decode(data or b"{}", type=self._arguments)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise errors.InvalidInput(f"{self.name.rpartition('.')[2]}: {error}") from error
+
+    async def run(self, call: Call, request: Any) -> Any:
+        if self.decode is not None:
+            return await self.handler(call, request)
+        return await self.handler(call, **fields_of(request))
+
+
+def arguments_of(handler: Handler, *, skip: int = 1) -> type[msgspec.Struct]:
+    """The type of a request, from the annotations of all parameters but the first ``skip``."""
+    hints = typing.get_type_hints(handler, include_extras=True)
+    fields: list[Any] = []
+    for parameter in list(inspect.signature(handler).parameters.values())[skip:]:
+        declared = (parameter.name, hints.get(parameter.name, Any))
+        default = parameter.default
+        fields.append(declared if default is inspect.Parameter.empty else (*declared, default))
+    name = getattr(handler, "__name__", "Request").strip("_")
+    return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+
+
+def fields_of(request: Any) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in request.__struct_fields__}
+
+
+class Codec(Protocol):
+    """The form of replies."""
+
+    def result(self, value: Any) -> bytes: ...
+    def error(self, error: errors.MusterError) -> bytes: ...
+
+
+class Json:
+    def result(self, value: Any) -> bytes:
+        return msgspec.json.encode({"result": value})
+
+    def error(self, error: errors.MusterError) -> bytes:
+        return msgspec.json.encode({"error": faults.fault_of(error)})
+
+
+@dataclass(slots=True)
+class _Answer:
+    digest: bytes
+    data: asyncio.Future[bytes]
+    bytes: int = 0
+
+
+async def allow(call: Call, operation: Operation, arguments: Mapping[str, Any]) -> None:
+    """The permissions of the broker are enough."""
+
+
+class Server:
+    """``async with Server(bus, part, operations, …):`` serves them until it is left.
+
+    ``at_once``: how many are carried out at a time; further ones wait, up to ``pending_max``, and beyond that
+    are refused as overloaded.  While ``serving`` returns False requests are ignored, and callers ask again.
+    """
+
+    def __init__(
+        self,
+        bus: api.Bus,
+        part: str,
+        operations: Iterable[Operation],
+        *,
+        audit: auditing.Audit | None = None,
+        authorize: Authorize = allow,
+        codec: Codec | None = None,
+        group: str | None = None,
+        at_once: int | None = None,
+        pending_max: int = PENDING_MAX,
+        serving: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.refused: Counter[str] = Counter()  # messages that were no requests, by reason
+        self.outcomes: Counter[str] = Counter()  # of requests, by error code, or "done"
+        self._bus = bus
+        self._part = part
+        self._operations = {one.name: one for one in operations}
+        self._audit = audit or auditing.Audit(bus, part)
+        self._authorize = authorize
+        self._codec: Codec = codec or Json()
+        self._group = group
+        self._gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
+        self._pending_max = pending_max
+        self._serving = serving
+        self._subscriptions: list[api.Subscription] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._records: set[asyncio.Task[None]] = set()
+        self._answers: dict[tuple[str, str], _Answer] = {}
+        self._answers_bytes = 0
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        for suffix, operation in _patterns(self._operations):
+            pattern = subjects.said_by(self._part, "*", suffix)
+            receive = functools.partial(self._receive, pattern, operation)
+            self._subscriptions.append(await self._bus.subscribe(pattern, handler=receive, group=self._group))
+
+    async def close(self) -> None:
+        """What is under way is cancelled; what that leaves in doubt is in the audit when this returns."""
+        while self._subscriptions:
+            await self._subscriptions.pop().close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._records:
+            _, late = await asyncio.wait(self._records, timeout=AUDIT_S)
+            for task in late:
+                task.cancel()
+
+    # Receiving.
+
+    def _receive(self, pattern: str, operation: Operation | None, message: api.Message) -> None:
+        if not self._serving():
+            return
+        caller = requests.accept(message, pattern, self.refused)
+        if caller is None:
+            return
+        operation = operation or self._operations.get(caller.operation)
+        if operation is None:
+            kind, _, name = caller.operation.partition(".")
+            known = ", ".join(
+                one.name.partition(".")[2] for one in self._operations.values() if one.kind == kind
+            )
+            unknown = errors.NotFound(f"no operation {name[:40]!r} to {kind}", hint=f"there are: {known}")
+            self._spawn(self._refuse(message, unknown))
+        elif len(self._tasks) >= self._pending_max:
+            busy = errors.Overloaded(f"{self._pending_max} requests are under way", retry_after_s=1.0)
+            self._spawn(self._refuse(message, busy))
+        else:
+            self._spawn(self._serve(caller, operation))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _refuse(self, message: api.Message, error: errors.MusterError) -> None:
+        self.outcomes[error.code] += 1
+        await self._respond(message, self._codec.error(error))
+
+    # Request ids.
+
+    async def _serve(self, caller: requests.Caller, operation: Operation) -> None:
+        id = caller.request_id
+        if not id:
+            await self._respond(caller.message, await self._carry_out(caller, operation))
+            return
+        key = (caller.identity, id)
+        digest = hashlib.sha256(f"{caller.operation}\n".encode() + caller.message.data).digest()
+        known = self._answers.get(key)
+        if known is not None and known.digest != digest:
+            reused = errors.Conflict(f"the request id {id!r} was used for another request")
+            await self._refuse(caller.message, reused)
+            return
+        if known is None:
+            known = self._answers[key] = _Answer(digest, asyncio.get_running_loop().create_future())
+            try:
+                known.data.set_result(await self._carry_out(caller, operation))
+            except BaseException:
+                del self._answers[key]
+                known.data.cancel()
+                raise
+            self._remember(known)
+        with contextlib.suppress(asyncio.CancelledError):  # of the first request, not of this task
+            data = await asyncio.shield(known.data)
+            await self._respond(caller.message, data)
+
+    def _remember(self, answer: _Answer) -> None:
+        answer.bytes = len(answer.data.result())
+        self._answers_bytes += answer.bytes
+        while len(self._answers) > ANSWERS_MAX or self._answers_bytes > ANSWERS_BYTES_MAX:
+            key = next((key for key, one in self._answers.items() if one.data.done()), None)
+            if key is None:
+                return
+            self._answers_bytes -= self._answers.pop(key).bytes
+
+    # Carrying out.
+
+    async def _carry_out(self, caller: requests.Caller, operation: Operation) -> bytes:
+        """The reply. The audit record is stored when this returns."""
+        call, arguments = Call(caller), {}
+        failure: errors.MusterError | None = None
+        answer = b""
+        try:
+            async with self._gate:
+                request = operation.parse(caller.message.data)
+                arguments = fields_of(request) if operation.decode is None else {}
+                await self._authorize(call, operation, arguments)
+                answer = self._codec.result(await self._run(operation, call, request))
+        except errors.MusterError as error:
+            failure = error
+        except asyncio.CancelledError:
+            call.outcome = messages.Outcome.IN_DOUBT
+            self._record_later(call, operation, arguments, "the service stopped meanwhile")
+            raise
+        except Exception as error:  # noqa: BLE001  (a bug of the service must not leave the caller waiting)
+            events.error("operation-failed", operation=caller.operation, by=caller.identity, error=error)
+            failure = errors.InvariantBroken(
+                f"{caller.operation} failed with an internal error ({type(error).__name__}); "
+                "the log of the service has the details"
+            )
+        self.outcomes[failure.code if failure else "done"] += 1
+        if failure is not None:
+            call.outcome = messages.Outcome.of(failure)
+            call.details["error"] = failure.message
+        if operation.is_audited:
+            await self._record(call, operation, arguments)
+        return answer if failure is None else self._codec.error(failure)
+
+    async def _run(self, operation: Operation, call: Call, request: Any) -> Any:
+        limit = asyncio.timeout(operation.timeout_s)
+        try:
+            async with limit:
+                return await operation.run(call, request)
+        except TimeoutError:
+            if not limit.expired():  # the handler's own
+                raise
+            raise errors.TimedOut(f"{operation.name} was not done in {operation.timeout_s:g} s") from None
+
+    async def _respond(self, message: api.Message, data: bytes) -> None:
+        with contextlib.suppress(errors.Unavailable):
+            try:
+                await message.respond(data)
+            except errors.LimitExceeded:
+                self.outcomes["oversize"] += 1
+                too_large = errors.LimitExceeded(
+                    f"the result is {len(data)} bytes, which is more than a message holds",
+                    hint="ask for it in pages, with a limit, or for less of it",
+                )
+                await message.respond(self._codec.error(too_large))
+
+    # The audit.
+
+    def _record_later(self, call: Call, operation: Operation, arguments: Mapping[str, Any], why: str) -> None:
+        if operation.is_audited:
+            call.details["error"] = why
+            task = asyncio.get_running_loop().create_task(self._record(call, operation, arguments))
+            self._records.add(task)
+            task.add_done_callback(self._records.discard)
+
+    async def _record(self, call: Call, operation: Operation, arguments: Mapping[str, Any]) -> None:
+        target = call.target
+        if target is None:
+            target = (operation.target or target_of)(arguments)
+        await self._audit.record(
+            operation.what or operation.name.rpartition(".")[2],
+            target,
+            call.why or f"{call.actor} asked",
+            who=call.identity,
+            on_behalf_of=call.on_behalf_of,
+            outcome=call.outcome,
+            **call.details,
+        )
+
+
+def _patterns(operations: Mapping[str, Operation]) -> list[tuple[str, Operation | None]]:
+    """What to subscribe to, below the sender: one for each kind, and one for each name with wildcards."""
+    found: dict[str, Operation | None] = {}
+    for name, operation in operations.items():
+        kind, dot, _ = name.partition(".")
+        if "*" in name or not dot:
+            found[name] = operation
+        else:
+            found[f"{kind}.*"] = None
+    return list(found.items())
+
+
+_NAMES = ("names", "name", "target", "agent", "id", "key", "where")
+
+
+def target_of(arguments: Mapping[str, Any]) -> str:
+    """What an operation was done to, as far as its arguments name it."""
+    for name in _NAMES:
+        value = arguments.get(name)
+        if value:
+            return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return "-"
+
+
+def page(
+    rows: Sequence[Any], key: Callable[[Any], str], after: str = "", limit: int = PAGE_ROWS
+) -> dict[str, Any]:
+    """Some of ``rows``, which are in the order of their ``key``: those after ``after``, as many as fit.
+
+    ``next`` is what to go on ``after``, None at the end: see `client.pages`.
+    """
+    left = [row for row in rows if key(row) > after] if after else list(rows)
+    count = size = 0
+    for row in left[: max(1, min(limit, PAGE_ROWS))]:
+        size += len(msgspec.json.encode(row))
+        if count and size > PAGE_BYTES:
+            break
+        count += 1
+    return {"items": left[:count], "next": key(left[count - 1]) if count < len(left) else None}

@@ -1,0 +1,238 @@
+"""What `bus/rpc` promises, whatever the bus is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from muster.bus import api
+from muster.bus.rpc import client, requests, server
+from muster.core import errors, messages, subjects
+from muster.testing.eventually import eventually
+
+PART = "manage"
+O = messages.Outcome  # noqa: E741
+
+
+class Lamp:
+    """A small service."""
+
+    def __init__(self) -> None:
+        self.on: list[str] = []
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    def operations(self) -> list[server.Operation]:
+        return [
+            server.Operation("read.state", self.state),
+            server.Operation("read.long", self.long),
+            server.Operation("read.rows", self.rows),
+            server.Operation("request.switch", self.switch),
+            server.Operation("request.break", self.fail),
+            server.Operation("request.slow", self.slow, timeout_s=0.05),
+            server.Operation("request.wait", self.wait),
+            server.Operation("request.note", self.switch, audited=False),
+        ]
+
+    async def state(self, call: server.Call) -> list[str]:
+        return self.on
+
+    async def long(self, call: server.Call, size: int) -> str:
+        return "x" * size
+
+    async def rows(self, call: server.Call, after: str = "", limit: int = 200) -> dict[str, Any]:
+        return server.page([f"{n:05}" for n in range(6000)], str, after, limit)
+
+    async def switch(self, call: server.Call, name: str, times: int = 1) -> dict[str, Any]:
+        self.on += [name] * times
+        return {"by": call.actor, "on": len(self.on)}
+
+    async def fail(self, call: server.Call, how: str) -> None:
+        if how == "bug":
+            raise TypeError("switch() got an unexpected keyword argument 'colour'")
+        if how == "conflict":
+            raise errors.Conflict("it is on", actual=7, hint="switch it off")
+        raise Odd("it is odd", hint="even it")
+
+    async def slow(self, call: server.Call) -> None:
+        await asyncio.Event().wait()
+
+    async def wait(self, call: server.Call, name: str) -> int:
+        self.begun.set()
+        await self.go_on.wait()
+        self.on.append(name)
+        return len(self.on)
+
+
+class Odd(errors.Refused):
+    code = "odd"
+    exit_code = 9
+
+
+async def decisions(bus: api.Bus) -> list[messages.Decision]:
+    stream = await bus.open_stream(messages.DECISIONS_STREAM)
+    return [messages.decode(one.data, messages.Decision) async for one in stream.read(1)]
+
+
+def ask(bus: api.Bus, operation: str, arguments: Any = None, **options: Any) -> Any:
+    return client.call(bus, subjects.said_by(PART, bus.identity, operation), arguments, **options)
+
+
+class Contract:
+    async def test_an_operation_is_carried_out_and_audited_once(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        async with server.Server(service, PART, Lamp().operations()):
+            assert await ask(ann, "request.switch", {"name": "hall", "times": 2}) == {"by": "ann", "on": 2}
+            assert await ask(ann, "read.state") == ["hall", "hall"]
+            await ask(ann, "request.note", {"name": "cellar"})  # its own log names the writer
+        (one,) = await decisions(service)
+        assert (one.who, one.what, one.target, one.outcome) == ("ann", "switch", "hall", O.DONE)
+
+    @pytest.mark.parametrize(
+        ("operation", "arguments", "kind", "says"),
+        [
+            ("request.switch", {}, errors.InvalidInput, "missing required field `name`"),
+            ("request.switch", {"name": 5}, errors.InvalidInput, "Expected `str`, got `int`"),
+            ("request.switch", {"name": "a", "colour": "red"}, errors.InvalidInput, "unknown field `colour`"),
+            ("request.break", {"how": "bug"}, errors.InvariantBroken, r"internal error \(TypeError\)"),
+            ("request.nothing", {}, errors.NotFound, "no operation 'nothing'"),
+            ("request.slow", {}, errors.TimedOut, "not done in 0.05 s"),
+        ],
+    )
+    async def test_an_error_is_the_callers_or_the_services(self, connect, operation, arguments, kind, says):
+        service, ann = await connect("service"), await connect("ann")
+        async with server.Server(service, PART, Lamp().operations()) as serving:
+            with pytest.raises(kind, match=says) as caught:
+                await ask(ann, operation, arguments)
+            assert serving.outcomes[kind.code] == 1
+            assert caught.value.exit_code == kind.exit_code
+
+    async def test_errors_keep_their_facts_and_unknown_codes_their_exit_status(self, connect, monkeypatch):
+        service, ann = await connect("service"), await connect("ann")
+        async with server.Server(service, PART, Lamp().operations()):
+            with pytest.raises(errors.Conflict, match="it is on") as caught:
+                await ask(ann, "request.break", {"how": "conflict"})
+            assert (caught.value.actual, caught.value.hint) == (7, "switch it off")
+            with pytest.raises(Odd):
+                await ask(ann, "request.break", {"how": "odd"})
+            # A caller that has not loaded the class.
+            monkeypatch.setattr(Odd, "code", "another")
+            data = b'{"error": {"code": "odd", "kind": "refused", "message": "m", "exit_code": 9}}'
+            with pytest.raises(errors.MusterError) as unknown:
+                client.result_of(data)
+            assert type(unknown.value) is errors.Refused
+            assert (unknown.value.code, unknown.value.exit_code) == ("odd", 9)
+
+    async def test_every_outcome_is_in_the_audit(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        lamp = Lamp()
+
+        async def only_ann(call: server.Call, operation: server.Operation, arguments: Any) -> None:
+            if arguments.get("name") == "vault":
+                raise errors.Forbidden("not the vault")
+            call.on_behalf_of = call.claims_for
+
+        serving = server.Server(service, PART, lamp.operations(), authorize=only_ann)
+        async with serving:
+            subject = subjects.said_by(PART, "ann", "request.switch")
+            await client.call(ann, subject, {"name": "hall"}, on_behalf_of="eve")
+            for operation, arguments in (
+                ("request.switch", {"name": "vault"}),
+                ("request.switch", {"name": 1}),
+                ("request.break", {"how": "bug"}),
+                ("request.slow", {}),
+            ):
+                with pytest.raises(errors.MusterError):
+                    await ask(ann, operation, arguments)
+            left = asyncio.ensure_future(ask(ann, "request.wait", {"name": "door"}, timeout_s=5))
+            await lamp.begun.wait()
+        left.cancel()
+        found = [(one.what, one.target, one.outcome, one.on_behalf_of) for one in await decisions(service)]
+        assert found == [
+            ("switch", "hall", O.DONE, "eve"),
+            ("switch", "vault", O.REFUSED, ""),
+            ("switch", "-", O.REFUSED, ""),
+            ("break", "-", O.FAILED, ""),
+            ("slow", "-", O.IN_DOUBT, ""),
+            ("wait", "door", O.IN_DOUBT, ""),
+        ]
+
+    async def test_a_repeated_request_is_answered_again_and_not_done_again(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        lamp = Lamp()
+        async with server.Server(service, PART, lamp.operations()):
+            subject = subjects.said_by(PART, "ann", "request.wait")
+            headers = {requests.REQUEST_ID: "r1"}
+            both = [
+                asyncio.ensure_future(ann.request(subject, b'{"name": "a"}', headers=headers))
+                for _ in range(2)
+            ]
+            await lamp.begun.wait()
+            lamp.go_on.set()
+            answers = {(await one).data for one in both}
+            answers.add((await ann.request(subject, b'{"name": "a"}', headers=headers)).data)
+            assert answers == {b'{"result":1}'}
+            other = await ann.request(subject, b'{"name": "b"}', headers=headers)
+            with pytest.raises(errors.Conflict, match="used for another request"):
+                client.result_of(other.data)
+        assert lamp.on == ["a"]
+
+    async def test_lists_come_in_pages_and_an_oversize_result_says_so(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        async with server.Server(service, PART, Lamp().operations()):
+            rows = [row async for row in client.pages(ann, subjects.said_by(PART, "ann", "read.rows"))]
+            assert rows == [f"{n:05}" for n in range(6000)]
+            with pytest.raises(errors.LimitExceeded, match="more than a message holds") as caught:
+                await ask(ann, "read.long", {"size": 2 << 20})
+            assert "pages" in (caught.value.hint or "")
+
+    async def test_too_many_requests_are_refused_as_overload(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        lamp = Lamp()
+        async with server.Server(service, PART, lamp.operations(), pending_max=2):
+            waiting = [asyncio.ensure_future(ask(ann, "request.wait", {"name": str(n)})) for n in range(2)]
+            await lamp.begun.wait()
+            await ann.flush()
+            with pytest.raises(errors.Overloaded):
+                await ask(ann, "read.state")
+            lamp.go_on.set()
+            await asyncio.gather(*waiting)
+            assert len(await ask(ann, "read.state")) == 2
+
+    async def test_a_reply_elsewhere_and_a_message_out_of_a_stream_are_no_requests(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        lamp = Lamp()
+        async with server.Server(service, PART, lamp.operations()) as serving:
+            heard = await service.subscribe("muster.>")
+            subject = subjects.said_by(PART, "ann", "request.switch")
+            data = b'{"name": "a"}'
+            for reply in (
+                None,
+                "muster.manage.to.x.command",
+                "_R.@manage.eve.s.1",
+                "_R.app.ann.s.1",
+                "_INBOX.ann.1",
+            ):
+                await ann.publish(subject, data, reply=reply)
+            for name in ("Nats-Stream", "Nats-Sequence"):
+                await ann.publish(subject, data, headers={name: "1"}, reply="_R.@manage.ann.s.1")
+            await eventually(lambda: sum(serving.refused.values()) == 7)
+            assert serving.refused == {"reply": 5, "republished": 2}
+            assert not lamp.on
+            assert heard.statistics().pending == 7
+
+    async def test_a_request_waits_for_a_server_and_says_when_its_outcome_is_in_doubt(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        with pytest.raises(errors.NotConnected):
+            await ask(ann, "read.state", waits=False, absent=errors.NotConnected("no lamp"))
+        waiting = asyncio.ensure_future(ask(ann, "request.switch", {"name": "a"}, timeout_s=30))
+        lamp, quiet = Lamp(), [True]
+        async with server.Server(service, PART, lamp.operations(), serving=lambda: not quiet[0]):
+            with pytest.raises(errors.TimedOut, match="it may have been done"):
+                await ask(ann, "request.switch", {"name": "b"}, timeout_s=0.2, try_s=0.1)
+            quiet[0] = False
+            again = await ask(ann, "request.switch", {"name": "c"}, try_s=0.5)
+            assert again["on"] >= 1
+        waiting.cancel()

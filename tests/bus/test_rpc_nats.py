@@ -1,0 +1,9 @@
+"""`bus/rpc` on a real broker."""
+
+from __future__ import annotations
+
+from tests.bus import rpc_contract
+
+
+class TestNats(rpc_contract.Contract):
+    pass

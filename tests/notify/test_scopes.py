@@ -100,6 +100,19 @@ async def test_of_grants_in_several_scopes_the_highest_tier_prevails(sites, part
     assert await _reached(sites, boss) == set()
 
 
+@pytest.mark.parametrize("scope", [{"region": "west"}, {"audience": ("farm/west", "farm/coast")}])
+async def test_of_grants_of_equal_tier_the_last_handed_in_prevails_also_inside_a_scope(
+    sites, parties, root, scope
+):
+    boss = await parties("boss")
+    await boss.present(_grant(root, 4, **scope))
+    assert await _reached(sites, boss) == {"coast", "west"}
+    await boss.present(_grant(root, 1))  # lowers trust for everyone
+    assert await _reached(sites, boss) == set()
+    await boss.present(_grant(root, 4, **scope))
+    assert await _reached(sites, boss) == {"coast", "west"}
+
+
 async def test_a_grant_for_another_domain_or_party_of_the_holder_counts_nowhere(sites, parties, root):
     boss = await parties("boss")
     await boss.present(_grant(root, 4, domain="earth", prefix="other"))

@@ -470,3 +470,31 @@ async def test_more_parties_than_an_answer_holds_are_refused_before_they_are_rea
     monkeypatch.setattr(questions, "_shown", None)
     with pytest.raises(errors.LimitExceeded, match="20,000 of 20,000 parties"):
         questions.answer(served, "parties", protocol.Ask(limit=10**9))
+
+
+async def test_many_changes_of_one_party_are_made_in_their_order(notifier, parties, connect, monkeypatch):
+    await notifier()
+    farm = await parties("farm")
+    await _define(farm)
+    await farm.advertise("a", "WebServer", {"load": 0.0}, policy="TRUE")
+    ask = farm._ask
+    under_way: list[int] = []
+    most = 0
+
+    async def counted(subject, message, **more):
+        nonlocal most
+        under_way.append(1)
+        most = max(most, len(under_way))
+        try:
+            return await ask(subject, message, **more)
+        finally:
+            under_way.pop()
+
+    monkeypatch.setattr(farm, "_ask", counted)
+    changes = [protocol.Update(parties=("a",), values={"load": [float(n)]}) for n in range(1201)]
+    refused = protocol.Update(parties=("a",), values={"nonsense": [1]})
+    with pytest.raises(errors.InvalidInput, match="nonsense"):
+        await farm.change([refused, *changes])
+    assert most == 1  # of one shard
+    found = await asking.who(await connect("asker"), "load = 1200")
+    assert [one["party"] for one in found.parties] == ["farm/a"]

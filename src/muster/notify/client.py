@@ -40,6 +40,7 @@ QUEUE_MAX = 10_000
 PATIENCE_S = 30.0  # outlasts the move of a shard
 RETRY_S = 0.05
 CHANGING_MAX = 4  # shards told at once of what may be a lot: patience is for what is in hand
+CHANGES_PER_MESSAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +154,25 @@ class Parties:
                     models.require_finite(name, (value,))
             by_shard.setdefault(self._shard(change.party), []).append(change)
         turns = asyncio.Semaphore(CHANGING_MAX)
-        await asyncio.gather(
-            *(
-                self._change(turns, shard, some[start : start + 500])
-                for shard, some in by_shard.items()
-                for start in range(0, len(some), 500)
-            )
-        )
+        await asyncio.gather(*(self._change(turns, shard, in_shard) for shard, in_shard in by_shard.items()))
 
     async def _change(self, turns: asyncio.Semaphore, shard: int, changes: Sequence[protocol.Change]) -> None:
-        async with turns:
-            subject = subjects.said_by(PART, self._bus.identity, "change", str(shard))
-            await self._ask(
-                subject, protocol.Changes(changes=tuple(changes), id=f"{self._boot}-{next(self._numbers)}")
-            )
+        """All changes of one shard, in their order: a message is sent when the one before is answered."""
+        subject = subjects.said_by(PART, self._bus.identity, "change", str(shard))
+        refusal: errors.MusterError | None = None
+        for start in range(0, len(changes), CHANGES_PER_MESSAGE):
+            some = tuple(changes[start : start + CHANGES_PER_MESSAGE])
+            async with turns:
+                try:
+                    await self._ask(
+                        subject, protocol.Changes(changes=some, id=f"{self._boot}-{next(self._numbers)}")
+                    )
+                except errors.Unavailable:
+                    raise
+                except errors.MusterError as error:  # of one change; the others of its message hold
+                    refusal = refusal or error
+        if refusal is not None:
+            raise refusal
 
     async def update(self, parties: Sequence[str], **values: Sequence[types.Value]) -> None:
         """New values for many parties: ``update(["a", "b"], load=[0.1, 0.7])``."""

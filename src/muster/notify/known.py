@@ -177,7 +177,12 @@ class Known:
                 scoped.append((scope, held))
             else:
                 everywhere.update(held)
-        found = Believed(everywhere, *_prevailing(everywhere, scoped))
+                # It prevails over what came before, inside of scopes too.
+                scoped = [
+                    (before, {name: one for name, one in those.items() if name not in held})
+                    for before, those in scoped
+                ]
+        found = Believed(everywhere, *_in_scopes(scoped))
         if len(self._believed) > 10_000:
             self._believed.clear()
         self._believed[process, party] = (min(until, now + 60.0), found)
@@ -269,23 +274,20 @@ def _value(value: documents.Value) -> types.Value:
     return frozenset(value) if isinstance(value, tuple) else value
 
 
-def _prevailing(
-    everywhere: dict[str, Held], scoped: list[tuple[documents.Scope, dict[str, Held]]]
+def _in_scopes(
+    scoped: list[tuple[documents.Scope, dict[str, Held]]],
 ) -> tuple[tuple[protocol.Within, ...], tuple[tuple[documents.Scope, dict[str, Held]], ...]]:
-    """Of what holds in some scope, that which prevails there over what holds everywhere."""
-    within: list[protocol.Within] = []
-    listed: list[tuple[documents.Scope, dict[str, Held]]] = []
-    for scope, held in scoped:
-        some = {
-            name: one
-            for name, one in held.items()
-            if name not in everywhere or one.granted.tier >= everywhere[name].granted.tier
-        }
-        if some:
-            values = protocol.to_wire({name: one.value for name, one in some.items()})
-            within.append(protocol.Within(attributes=values, region=scope.region, audience=scope.audience))
-            listed.append((scope, some))
-    return tuple(within), tuple(listed)
+    """For the event, and for people."""
+    listed = tuple((scope, held) for scope, held in scoped if held)
+    within = tuple(
+        protocol.Within(
+            attributes=protocol.to_wire({name: one.value for name, one in held.items()}),
+            region=scope.region,
+            audience=scope.audience,
+        )
+        for scope, held in listed
+    )
+    return within, listed
 
 
 def model_of(define: protocol.Define) -> model.Model:

@@ -594,6 +594,29 @@ class Streams:
             with pytest.raises(errors.NotFound):
                 await take(following, 1)
 
+    @pytest.mark.parametrize("kwargs", [{"gaps": True}, {"subject": "log.a"}], ids=["gaps", "subject"])
+    async def test_followers_that_allow_gaps_hear_of_what_retention_dropped(
+        self, connect: Connect, kwargs: dict[str, Any]
+    ):
+        bus = await connect("one")
+        stream = await bus.stream(settings(max_messages=5))
+        for number in range(1, 21):
+            await stream.publish("log.a", b"%d" % number)
+        await stream.delete(18)
+        async with stream.follow(3, **kwargs) as following:
+            with pytest.raises(errors.Dropped) as dropped:
+                await take(following, 1)
+            assert (dropped.value.first, dropped.value.last) == (3, 15)
+            assert [m.sequence for m in await take(following, 4)] == [16, 17, 19, 20]
+            await stream.publish("log.a", b"21")
+            assert [m.sequence for m in await take(following, 1)] == [21]
+        await stream.purge()
+        async with stream.follow(21, **kwargs) as following:
+            with pytest.raises(errors.Dropped):
+                await take(following, 1)
+            await stream.publish("log.a", b"22")
+            assert [m.sequence for m in await take(following, 1)] == [22]
+
 
 class Consumers:
     """Durable consumers."""
@@ -761,6 +784,25 @@ class KeyValues:
         assert [(e.key, e.value) for e in changes] == [("c", b"3"), ("b", None)]
         assert changes[0].revision == revision
         await watch.close()
+
+    async def test_a_watch_reports_deletions_during_its_initial_part(self, connect: Connect):
+        bus, other = await connect("one"), await connect("two")
+        bucket = await bus.key_value(api.KeyValueSettings("b"))
+        for number in range(50):
+            await bucket.put(f"k{number}", b"1")
+        there = await other.key_value(api.KeyValueSettings("b"))
+        seen: dict[str, bytes | None] = {}
+        async with await bucket.watch() as watch:
+            async for entry in watch:
+                if entry is None:
+                    continue
+                if not seen:
+                    await there.delete(entry.key)
+                    await there.put("end", b"")
+                seen[entry.key] = entry.value
+                if entry.key == "end":
+                    break
+        assert {key for key, value in seen.items() if value is None} == {"k0"}
 
     async def test_watch_of_an_empty_bucket_says_so(self, connect: Connect):
         bus = await connect("one")

@@ -95,6 +95,27 @@ async def leader_of(bus: client.Client, stream: str) -> str:
     return str(report["cluster"]["leader"])
 
 
+async def test_reads_are_current_after_replicas_are_raised(cluster: network.Network):
+    async with contextlib.AsyncExitStack() as stack:
+        buses = [
+            await stack.enter_async_context(await muster.connect(one.url, identity=one.name))
+            for one in cluster.brokers.values()
+        ]
+        settings = api.KeyValueSettings("b", max_bytes=1 << 20)
+        buckets = [await bus.key_value(settings) for bus in buses]  # of one replica
+        await buses[0].limit("KV_b", max_bytes=1 << 20, max_age_s=0, on_full=api.OnFull.REFUSE, replicas=3)
+
+        async def replicated() -> bool:
+            report = (await buses[0].storage.call("STREAM.INFO.KV_b"))["cluster"]
+            return [one["current"] for one in report.get("replicas", ())] == [True, True]
+
+        await eventually(replicated, timeout_s=20)
+        for number in range(300):
+            revision = await buckets[0].put("k", b"%d" % number)
+            found = await asyncio.gather(*(bucket.get("k") for bucket in buckets))
+            assert [entry and entry.revision for entry in found] == [revision] * 3
+
+
 async def test_the_leader_killed_under_load_loses_nothing_and_clients_roam(cluster: network.Network):
     async with await muster.connect(cluster.urls, identity="writer") as bus:
         await bus.stream(api.StreamSettings("log", ("log.>",), max_bytes=64 << 20, replicas=3))

@@ -122,6 +122,65 @@ async def test_what_retention_takes_from_under_a_follower_is_told(
             await contract.take(messages, 1)
 
 
+async def test_a_slow_follower_that_allows_gaps_hears_of_what_it_missed(bus: client.Client):
+    settings = api.StreamSettings("log", ("log.>",), max_bytes=64 << 20)
+    stream = await bus.stream(settings)
+    await asyncio.gather(*(stream.publish("log.a", b"x" * 20_000) for _ in range(1500)))
+    async with stream.follow(1, gaps=True) as messages:
+        await contract.take(messages, 1)
+        sizes = [-1]
+
+        def held_back() -> bool:
+            sizes.append(len(messages._queue))
+            return sizes[-1] == sizes[-2] > 0
+
+        await eventually(held_back)
+        await stream.purge(before=1500)
+        seen: list[int] = []
+
+        async def read() -> None:
+            async for message in messages:
+                seen.append(message.sequence)  # noqa: PERF401 - it ends in an error
+
+        with pytest.raises(errors.Dropped) as dropped:
+            await read()
+        assert seen == list(range(2, dropped.value.first))
+        assert dropped.value.last == 1499
+        assert [m.sequence for m in await contract.take(messages, 1)] == [1500]
+
+
+async def test_a_watch_reports_a_deletion_while_the_broker_still_replays(bus: client.Client):
+    bucket = await bus.key_value(api.KeyValueSettings("b", max_bytes=64 << 20))
+    await asyncio.gather(*(bucket.put(f"k{number}", bytes(20_000)) for number in range(1500)))
+    seen: dict[str, bool] = {}
+    async with await bucket.watch() as watch:
+        async for entry in watch:
+            if entry is None:
+                break
+            if not seen:
+                first = entry.key
+                await bucket.delete(first)
+            seen[entry.key] = entry.value is not None
+    assert [key for key, there in seen.items() if not there] == [first]
+
+
+async def test_a_watch_reports_keys_that_went_without_a_trace(broker: brokers.Broker):
+    async with (
+        await muster.connect(broker.url, identity="writer") as writer,
+        await muster.connect(broker.url, identity="reader") as reader,
+    ):
+        bucket = await writer.key_value(api.KeyValueSettings("b"))
+        for key in ("gone", "stays"):
+            await bucket.put(key, b"1")
+        async with await (await reader.key_value(api.KeyValueSettings("b"))).watch() as watch:
+            await contract.take(watch, 3)
+            await (await writer.open_stream("KV_b")).purge(subject="$KV.b.gone")  # its marker has expired
+            cut(reader)
+            assert [(e.key, e.value) for e in await contract.take(watch, 1)] == [("gone", None)]
+            await bucket.put("new", b"2")
+            assert [(e.key, e.value) for e in await contract.take(watch, 1)] == [("new", b"2")]
+
+
 async def test_a_closed_connection_ends_it(broker: brokers.Broker):
     bus = await muster.connect(broker.url)
     stream = await bus.stream(contract.settings())

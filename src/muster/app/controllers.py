@@ -53,6 +53,8 @@ class Controllers:
                         first = sequence + 1
                         if self._fired(region, alert) and defence is None:
                             defence = tasks.create_task(self._defend(region, bus, sender))
+                except errors.Dropped as error:
+                    first = error.last + 1
                 except (errors.Unavailable, errors.NotFound):
                     await asyncio.sleep(ROUND_S)  # no pipeline yet
 

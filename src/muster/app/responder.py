@@ -72,6 +72,11 @@ class ResponderPart:
                         await self._answer(context, sender, sequence, alert)
                         position = sequence
                         await context.store.put(COLLECTION, POSITION, str(position).encode())
+                except errors.Dropped as error:
+                    lost, position = error.last - position, error.last
+                    self._reason = str(error)
+                    self._counts.add(lost, outcome="lost")
+                    context.log.warning("alerts-lost", first=error.first, last=error.last)
                 except (errors.Unavailable, errors.NotFound) as error:
                     # No pipeline has run yet, or nobody answers: its place is kept, so nothing is missed.
                     self._reason = str(error)

@@ -283,7 +283,7 @@ class Stream(Protocol):
     ) -> AsyncIterator[StoredMessage]:
         """From ``first`` to ``last`` inclusive (None: to what is the end now).
 
-        Raises `errors.NotFound` if a part of the range has been dropped: a short answer is never silent.
+        Raises `errors.Dropped` if a part of the range has been dropped: a short answer is never silent.
         With ``gaps``, or of one ``subject``, messages deleted from the middle are passed over, and only what
         retention took from the front of the range is an error.
         """
@@ -292,7 +292,9 @@ class Stream(Protocol):
     def follow(self, first: int, *, subject: str | None = None, gaps: bool = False) -> Following:
         """From ``first`` on, and then each new message as it is stored, across reconnections.
 
-        No position is kept by the broker: the follower knows how far it is.  Gaps are treated as in `read`.
+        No position is kept by the broker: the follower knows how far it is.  Gaps are treated as in `read`:
+        with ``gaps`` or a ``subject``, `errors.Dropped` tells once of what retention took before it was read,
+        and iterating again goes on with what is left.
         """
         ...
 
@@ -328,7 +330,9 @@ class Entry:
 class Watch(Protocol):
     """First every current entry, then None once, then changes as they come, each key's in order.
 
-    A change may be passed over only if a later one of the same key is delivered.
+    A change may be passed over only if a later one of the same key is delivered.  Deletions come also during
+    the first part, of keys that it has shown; and after an absence of any length, where the revision is only
+    a lower bound of the deletion's and ``created_at_ns`` is 0 if no marker of it is left.
     """
 
     def __aiter__(self) -> AsyncIterator[Entry | None]: ...

@@ -5,6 +5,14 @@ numbers, a beat that tells of messages we did not get, silence, or a new connect
 away and made again from the message after the last one seen.  So what comes out is gapless and in order,
 whatever happened to connections and brokers.  A slow reader holds the broker back: its requests for flow
 control stand in the queue among the messages, and are answered when the reader gets there.
+
+Where sequences may be missing (deleted messages, a filter), a jump in them can also mean that retention
+dropped messages before they were read.  So before the message after a jump is handed out, the stream is asked
+where it begins: if that is after the reader's position, the reader gets an error, and may go on reading with
+what is left.  One question serves all messages that had arrived when it was asked.
+
+Without a position (``first=None``) the last message of every subject comes first, and again after each new
+consumer, between two marks (`keyvalue.Mark`): what was deleted in between shows by its absence only.
 """
 
 from __future__ import annotations
@@ -16,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Self
 
-from muster.bus import api, forms, jetstream
+from muster.bus import api, forms, jetstream, keyvalue
 from muster.core import errors
 
 BEAT_S = 5.0
@@ -25,11 +33,7 @@ RETRY_S = 0.25
 
 
 class Following:
-    """See `api.Following`.
-
-    ``first`` is the sequence to begin with; without one, the last message of every subject comes first.
-    `step` gives None once, where everything that was there at the beginning has been read.
-    """
+    """See `api.Following`, and `keyvalue.Messages` where there is no ``first``."""
 
     def __init__(
         self,
@@ -48,10 +52,13 @@ class Following:
         self._stream = stream
         self._filters = list(filters)
         self._strict = strict  # not a single sequence may be missing
-        self._whole = first is not None  # nothing may have been dropped from the front
+        self._replays = first is None
         self._headers_only = headers_only
-        self._next = first
-        self._queue: deque[api.StoredMessage | str | None] = deque()  # a str is a flow control reply subject
+        self._next = first or 1  # the next sequence to be received
+        self._position = self._next  # the next sequence to be read
+        self._intact_to = 0  # up to here, what is missing was not dropped by retention
+        # A str is a reply subject for flow control, an int the first sequence that is left.
+        self._queue: deque[api.StoredMessage | str | int | keyvalue.Mark] = deque()
         self._arrived = asyncio.Event()
         self._broken = asyncio.Event()
         self._beat_at = 0.0
@@ -61,19 +68,18 @@ class Following:
         self._task: asyncio.Task[None] | None = None
         self._ended = False
 
-    # The reading side: messages, and None once when it has caught up.
+    # The reading side.
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> api.StoredMessage:
         while True:
-            message = await self.step()
-            if message is not None:
-                return message
+            item = await self.step()
+            if isinstance(item, api.StoredMessage):
+                return item
 
-    async def step(self) -> api.StoredMessage | None:
-        """The next message, or None at the place where everything that was there at first has been read."""
+    async def step(self) -> api.StoredMessage | keyvalue.Mark:
         if self._task is None and not self._ended:
             self._task = asyncio.create_task(self._run(), name=f"following {self._stream}")
         while True:
@@ -84,12 +90,40 @@ class Following:
                     raise StopAsyncIteration
                 self._arrived.clear()
                 await self._arrived.wait()
-            one = self._queue.popleft()
-            if isinstance(one, str):
+            item = self._queue[0]
+            if isinstance(item, api.StoredMessage) and not self._replays:
+                position = self._position
+                if item.sequence > max(position, self._intact_to) and (kept := await self._kept()) > position:
+                    self._position = item.sequence  # so that whoever goes on gets this one next
+                    raise self._dropped(position, kept)
+                self._position = item.sequence + 1
+            self._queue.popleft()
+            if isinstance(item, str):
                 with contextlib.suppress(errors.Unavailable):
-                    self._wire.send(one, b"")
+                    self._wire.send(item, b"")
+            elif isinstance(item, int):
+                position, self._position = self._position, max(item, self._position)
+                if item > position:
+                    raise self._dropped(position, item)
+            else:
+                return item
+
+    async def _kept(self) -> int:
+        """The first sequence that is left. Up to what has arrived, nothing from there on was dropped."""
+        while True:
+            received = self._next - 1
+            try:
+                kept = await self._first_kept()
+            except errors.Unavailable:
+                self._wire.check_open()
+                await asyncio.sleep(RETRY_S)
                 continue
-            return one
+            self._intact_to = received
+            return kept
+
+    async def _first_kept(self) -> int:
+        state = (await self._api.call(f"STREAM.INFO.{self._stream}"))["state"]
+        return int(state["first_seq"] if state["messages"] else state["last_seq"] + 1)
 
     async def close(self) -> None:
         self._ended = True
@@ -108,7 +142,7 @@ class Following:
 
     async def _run(self) -> None:
         try:
-            while True:
+            while self._error is None:
                 self._wire.check_open()
                 try:
                     await self._once()
@@ -130,6 +164,9 @@ class Following:
         self._broken.clear()
         self._consumer_sequence = 0
         self._beat_at = loop.time()
+        self._caught_up = not self._replays
+        if self._replays:
+            self._put(keyvalue.Mark.REPLAY)
         inbox = self._wire.fresh_inbox()
         number = await self._wire.listen(inbox, "", self._take, timeout_s=jetstream.TRY_S)
         self._wire.on_news.add(self._broken.set)
@@ -138,13 +175,9 @@ class Following:
                 f"CONSUMER.CREATE.{self._stream}.{name}",
                 {"stream_name": self._stream, "config": self._config(name, inbox)},
             )
-            if self._whole:
+            if not self._replays:
                 await self._check_kept()
-            if (
-                not self._caught_up
-                and report["num_pending"] == 0
-                and report["delivered"]["consumer_seq"] == 0
-            ):
+            if report["num_pending"] == 0 and report["delivered"]["consumer_seq"] == 0:
                 self._catch_up()
             while not self._broken.is_set():
                 left_s = self._beat_at + BEAT_S * BEATS_MISSED - loop.time()
@@ -180,20 +213,25 @@ class Following:
         }
         if self._filters:
             config["filter_subjects"] = self._filters
-        if self._next is None:
+        if self._replays:
             config["deliver_policy"] = "last_per_subject"
         else:
             config.update(deliver_policy="by_start_sequence", opt_start_seq=self._next)
         return config
 
     async def _check_kept(self) -> None:
-        state = (await self._api.call(f"STREAM.INFO.{self._stream}"))["state"]
-        kept = state["first_seq"] if state["messages"] else state["last_seq"] + 1
-        if self._next is not None and self._consumer_sequence == 0 and kept > self._next:
-            raise self._dropped(kept)
+        """Perhaps no message comes that would show a jump."""
+        kept = await self._first_kept()
+        if self._consumer_sequence == 0 and kept > self._next:
+            if self._strict:
+                raise self._dropped(self._next, kept)
+            self._next = kept
+            self._put(kept)
 
-    def _dropped(self, kept: int) -> errors.NotFound:
-        return errors.NotFound(f"{self._stream!r} does not hold {self._next} to {kept - 1} any more")
+    def _dropped(self, position: int, kept: int) -> errors.Dropped:
+        return errors.Dropped(
+            f"{self._stream!r} does not hold {position} to {kept - 1} any more", first=position, last=kept - 1
+        )
 
     def _take(self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None) -> None:
         self._beat_at = asyncio.get_running_loop().time()
@@ -202,8 +240,11 @@ class Following:
             stalled = reply.decode() or headers.get("Nats-Consumer-Stalled")
             if stalled:
                 self._put(stalled)
-            if int(headers.get("Nats-Last-Consumer", 0)) > self._consumer_sequence:
+            sent = int(headers.get("Nats-Last-Consumer", 0))
+            if sent > self._consumer_sequence:
                 self._broken.set()  # it sent more than we got
+            elif not stalled and sent == self._consumer_sequence and not self._broken.is_set():
+                self._catch_up()  # it has nothing more to send
             return
         if self._broken.is_set() or not reply:
             return
@@ -212,7 +253,7 @@ class Following:
             self._broken.set()
             return
         if self._strict and told.sequence != self._next:
-            self._error = self._dropped(told.sequence)
+            self._error = self._dropped(self._next, told.sequence)
             self._arrived.set()
             self._broken.set()
             return
@@ -220,13 +261,14 @@ class Following:
         self._next = told.sequence + 1
         headers = jetstream.public_headers_of(raw_headers)
         self._put(api.StoredMessage(subject.decode(), data, headers, told.sequence, told.stored_at_ns))
-        if told.pending == 0 and not self._caught_up:
+        if told.pending == 0:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        self._caught_up = True
-        self._put(None)
+        if not self._caught_up:
+            self._caught_up = True
+            self._put(keyvalue.Mark.CURRENT)
 
-    def _put(self, one: api.StoredMessage | str | None) -> None:
-        self._queue.append(one)
+    def _put(self, item: api.StoredMessage | str | int | keyvalue.Mark) -> None:
+        self._queue.append(item)
         self._arrived.set()

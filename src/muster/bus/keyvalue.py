@@ -7,7 +7,9 @@ of it.  The layout is the one that brokers' own tools understand.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import enum
 import re
 from collections.abc import AsyncIterator
 from typing import Protocol, Self
@@ -17,6 +19,7 @@ from muster.core import errors, subjects
 
 MARKER_TTL_S = 3600  # how long a deletion stays visible to those who were away
 EXPIRY_MARKER_TTL_S = 60
+RETRY_S = 0.25
 MARKER_REASON = "Nats-Marker-Reason"  # the broker's own header on the marker of an expired key
 
 OPERATION = "KV-Operation"
@@ -76,13 +79,20 @@ def stream_settings(settings: api.KeyValueSettings) -> api.StreamSettings:
     )
 
 
+class Mark(enum.Enum):
+    """A place among the messages of a bucket."""
+
+    REPLAY = "replay"
+    """Here begins the last message of each key. The first replay is the initial one; another follows whenever
+    messages may have been missed, for example after a reconnection."""
+    CURRENT = "current"
+    """Here ends the replay: everything that was stored when it began has been read."""
+
+
 class Messages(Protocol):
-    """The messages that make up (part of) a bucket: first the last of each key, then the new ones."""
+    """The messages of (part of) a bucket: replays of the last of each key, and the new ones after each."""
 
-    async def step(self) -> api.StoredMessage | None:
-        """The next; None once, where all that was there at first has been read."""
-        ...
-
+    async def step(self) -> api.StoredMessage | Mark: ...
     async def close(self) -> None: ...
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *_: object) -> None: ...
@@ -92,6 +102,9 @@ class Stream(api.Stream, Protocol):
     """What a bucket needs of its stream."""
 
     def last_of_each(self, pattern: str, *, headers_only: bool) -> Messages: ...
+    def check_open(self) -> None:
+        """Raise an error if the connection is closed for good."""
+        ...
 
 
 class KeyValue:
@@ -157,10 +170,22 @@ class KeyValue:
     async def keys(self, pattern: str = ">") -> list[str]:
         found: dict[str, bool] = {}
         async with self._follow(pattern, headers_only=True) as messages:
-            while (message := await messages.step()) is not None:
-                entry = self.entry(message)
-                found[entry.key] = entry.value is not None
+            while (message := await messages.step()) is not Mark.CURRENT:
+                if isinstance(message, Mark):
+                    found.clear()
+                else:
+                    entry = self.entry(message)
+                    found[entry.key] = entry.value is not None
         return sorted(key for key, there in found.items() if there)
+
+    async def holds(self, key: str) -> bool:
+        """Whether the key is there now: waits until the storage answers."""
+        while True:
+            try:
+                return await self.get(key) is not None
+            except errors.Unavailable:
+                self._stream.check_open()
+                await asyncio.sleep(RETRY_S)
 
     async def watch(self, pattern: str = ">") -> Watch:
         return Watch(self, self._follow(pattern))
@@ -172,26 +197,63 @@ class KeyValue:
 
 
 class Watch:
-    """See `api.Watch`."""
+    """See `api.Watch`.
+
+    Markers of deletions live for a while only, so after an absence the messages alone do not tell which keys
+    are gone.  Every replay is therefore compared with the keys reported so far: a key that is missing from
+    it, and that the bucket does not hold, is reported as deleted.
+    """
 
     def __init__(self, bucket: KeyValue, messages: Messages) -> None:
         self._bucket = bucket
         self._messages = messages
         self._initial = True
+        self._reported: dict[str, tuple[int, int]] = {}  # key: revision and time of the value
+        self._replayed: set[str] | None = None  # the keys of the replay under way
+        self._missing: list[str] = []  # from the last replay; not yet known to be deleted
+        self._revision = 0  # the highest one seen
 
     async def __aiter__(self) -> AsyncIterator[api.Entry | None]:
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                yield await self._next()
+
+    async def _next(self) -> api.Entry | None:
         while True:
-            try:
-                message = await self._messages.step()
-            except StopAsyncIteration:
-                return
-            if message is None:
-                self._initial = False
-                yield None
+            if self._missing:
+                key = self._missing[-1]
+                held = await self._bucket.holds(key)
+                self._missing.pop()
+                if not held and self._reported.pop(key, None) is not None:
+                    return api.Entry(key, None, self._revision, created_at_ns=0)
                 continue
-            entry = self._bucket.entry(message)
-            if entry.value is not None or not self._initial:  # nobody needs to hear of what went before
-                yield entry
+            message = await self._messages.step()
+            if message is Mark.REPLAY:
+                self._replayed = set()
+            elif message is Mark.CURRENT:
+                self._missing = [key for key in self._reported if key not in (self._replayed or ())]
+                self._replayed = None
+                if self._initial:
+                    self._initial = False
+                    return None
+            else:
+                assert isinstance(message, api.StoredMessage)
+                entry = self._bucket.entry(message)
+                if self._replayed is not None:
+                    self._replayed.add(entry.key)
+                if self._is_news(entry):
+                    return entry
+
+    def _is_news(self, entry: api.Entry) -> bool:
+        newer = entry.revision > self._revision
+        self._revision = max(self._revision, entry.revision)
+        before = self._reported.get(entry.key)
+        if entry.value is None:
+            self._reported.pop(entry.key, None)
+            return before is not None or (newer and not self._initial)
+        # Not only a higher revision is news: a bucket that was restored or made anew counts from less.
+        self._reported[entry.key] = now = (entry.revision, entry.created_at_ns)
+        return now != before
 
     async def close(self) -> None:
         await self._messages.close()

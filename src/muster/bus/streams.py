@@ -187,7 +187,6 @@ class Stream(publishing.Publishing):
         self._wire = streams.wire
         self._name: str = config["name"]
         self._covers = matching.Patterns(config.get("subjects") or [])
-        self._replicated = config.get("num_replicas", 1) > 1
         self._committer = streams.committer(self._name)
 
     def __repr__(self) -> str:
@@ -246,34 +245,23 @@ class Stream(publishing.Publishing):
     async def get(self, sequence: int) -> api.StoredMessage:
         if sequence < 1:
             raise errors.InvalidInput("sequences begin with 1")
-        found = None if self._replicated else await self._direct("", {"seq": sequence})
-        return found or await self._from_leader({"seq": sequence})
+        return await self._from_leader({"seq": sequence})
 
     async def last_for(self, subject: str) -> api.StoredMessage | None:
         forms.check_subject(subject)
-        if not self._replicated:
-            return await self._direct("." + subject, None)
-        # A replica that lags would answer with an older one: of several, only the leader knows.
         try:
             return await self._from_leader({"last_by_subj": subject})
         except errors.NotFound:
             return None
 
-    async def _direct(self, suffix: str, question: dict[str, Any] | None) -> api.StoredMessage | None:
-        """Ask whoever has the stream's messages; None where there is no such message."""
-        body = json.dumps(question).encode() if question is not None else b""
-        try:
-            answer = await self._wire.ask(
-                f"{jetstream.PREFIX}.DIRECT.GET.{self._name}{suffix}", body, timeout_s=jetstream.TRY_S
-            )
-        except (errors.TimedOut, wire.NobodyListens):
-            await self.state()  # says why, or waits until there is a leader
-            return await self._from_leader(question or {"last_by_subj": suffix[1:]})
-        if forms.status_of(answer.raw_headers) == 404:
-            return None
-        return jetstream.stored(answer.data, answer.raw_headers)
+    def check_open(self) -> None:
+        self._wire.check_open()
 
     async def _from_leader(self, question: dict[str, Any]) -> api.StoredMessage:
+        """One message, which only the leader may answer for: a replica that lags would give an older one.
+
+        That holds for a stream of one replica as well, because the number can be raised at any time.
+        """
         found = (await self._api.call(f"STREAM.MSG.GET.{self._name}", question))["message"]
         raw_headers = base64.b64decode(found["hdrs"]) if "hdrs" in found else None
         return api.StoredMessage(
@@ -368,9 +356,11 @@ class Stream(publishing.Publishing):
         finally:
             end()
 
-    def _dropped(self, first: int, last: int) -> errors.NotFound:
-        return errors.NotFound(
-            f"{self._name!r} does not hold {first} to {last} any more: retention or a deletion took them"
+    def _dropped(self, first: int, last: int) -> errors.Dropped:
+        return errors.Dropped(
+            f"{self._name!r} does not hold {first} to {last} any more: retention or a deletion took them",
+            first=first,
+            last=last,
         )
 
     # Following.

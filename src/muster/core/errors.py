@@ -13,6 +13,7 @@ chained.  Errors of a library are translated into these at the seam, so no calle
     │   ├── StaleEpoch      you used to own this; someone else does now
     │   └── LimitExceeded   a stated bound (size, budget, cost) would be passed
     ├── NotFound
+    │   └── Dropped         it was there, and is not kept any more
     ├── AlreadyExists
     ├── Unavailable         not now: trying again may help
     │   ├── TimedOut
@@ -107,6 +108,15 @@ class LimitExceeded(Refused):
 class NotFound(MusterError):
     code = "not-found"
     exit_code = 4
+
+
+class Dropped(NotFound):
+    """``first`` to ``last`` were stored, and have been removed before they were read."""
+
+    def __init__(self, message: str, *, first: int, last: int) -> None:
+        super().__init__(message)
+        self.first = first
+        self.last = last
 
 
 class AlreadyExists(MusterError):

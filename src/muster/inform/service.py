@@ -206,32 +206,31 @@ class Node:
         while True:
             try:
                 async with shared.log.follow(shared.position + 1) as following:
-                    number = 0
-                    async for stored in following:
-                        told = self._take(stored)
-                        if told is not None:
-                            await self._tell(*told)
-                        number += 1
-                        if number % 200 == 0 or shared.unsaved.is_full:
-                            await self._breathe()
-            except errors.NotFound:  # older records have made room for newer ones, which are there
-                shared.position = max(shared.position, await self._before_first())
+                    while True:
+                        try:
+                            await self._take_all(following)
+                        except errors.Dropped as error:
+                            # Older records have made room for newer ones, which come next.
+                            shared.position = max(shared.position, error.last)
             except errors.Unavailable as error:
                 desk.events.info("log-lost", node=self.name, error=error)
                 await asyncio.sleep(RETRY_S)
+
+    async def _take_all(self, following: api.Following) -> None:
+        number = 0
+        async for stored in following:
+            told = self._take(stored)
+            if told is not None:
+                await self._tell(*told)
+            number += 1
+            if number % 200 == 0 or self.desk.unsaved.is_full:
+                await self._breathe()
 
     async def _breathe(self) -> None:
         """Let others have a turn, and the view keep up."""
         await asyncio.sleep(0)
         if self._keeper is not None:
             await self._keeper.keep_up()
-
-    async def _before_first(self) -> int:
-        try:
-            return await self.desk.log.begins_at() - 1
-        except errors.Unavailable:
-            await asyncio.sleep(RETRY_S)
-            return 0
 
     def _take(self, stored: api.StoredMessage) -> tuple[str, bytes] | None:
         """Apply a record. What is to be said of it, and where."""

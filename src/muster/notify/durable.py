@@ -138,10 +138,13 @@ class Durable:
                         self._followed = stored.sequence
                         first = stored.sequence + 1
                         self._came(stored)
-            except errors.NotFound:
-                # Forgotten while we were on our way to it: no shard needs what is below.
-                first = max(first, (await self._events.state()).first_sequence)
-                self._common.count("events-passed-over")
+            except errors.Dropped as error:
+                # Events are purged when no shard needs them, so a shard that is held here has lost them;
+                # one that has moved on may have been the last to need them.
+                first = error.last + 1
+                if any(held.pending.position < error.last for held in self._common.held.values()):
+                    self._common.count("events-lost", first - error.first)
+                    common_.events.warning("events-lost", first=error.first, last=error.last)
             except errors.Unavailable as error:
                 common_.events.warning("events-not-followed", error=error)
                 await asyncio.sleep(RETRY_S)

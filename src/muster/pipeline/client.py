@@ -61,7 +61,8 @@ class Client:
     async def follow_alerts(self, *, first: int | None = None) -> AsyncIterator[tuple[int, messages.Alert]]:
         """Each change as it is stored, with its place in the stream; from ``first`` on, or from now on.
 
-        What is not an alert is passed over.
+        What is not an alert is passed over.  `errors.Dropped` if the stream does not keep some of them any
+        more; the alerts after ``last`` can be followed with another call.
         """
         stream = await self._bus.open_stream(protocol.ALERTS_STREAM)
         start = (await stream.state()).last_sequence + 1 if first is None else first

@@ -234,13 +234,13 @@ class Log:
                     break
         return found
 
-    def last_of_each(self, pattern: str) -> list[api.StoredMessage]:
-        newest = (
+    def last_of_each(self, pattern: str) -> list[int]:
+        """The sequence of the last message of each subject, in order."""
+        return sorted(
             sequences[-1]
             for subject, sequences in self._by_subject.items()
             if matching.matches(pattern, subject)
         )
-        return [self.messages[sequence] for sequence in sorted(newest)]
 
     # Consumers.
 

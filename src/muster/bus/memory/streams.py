@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from muster.bus import api, forms, publishing
+from muster.bus import api, forms, keyvalue, publishing
 from muster.core import errors, subjects
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 PAGE = 500
 LOOK_AGAIN_S = 5.0
+REPLAYED_AT_ONCE = 2  # a replay takes several moments, in between which others write, as with brokers
 RETRY_S = 0.25
 
 
@@ -118,8 +121,10 @@ class Stream(publishing.Publishing):
     def check_open(self) -> None:
         self._bus.check_open()
 
-    def dropped(self, first: int, last: int) -> errors.NotFound:
-        return errors.NotFound(f"{self._name!r} does not hold {first} to {last} any more")
+    def dropped(self, first: int, last: int) -> errors.Dropped:
+        return errors.Dropped(
+            f"{self._name!r} does not hold {first} to {last} any more", first=first, last=last
+        )
 
     def follow(self, first: int, *, subject: str | None = None, gaps: bool = False) -> Following:
         if first < 1:
@@ -127,9 +132,9 @@ class Stream(publishing.Publishing):
         patterns = (subject,) if subject is not None else ()
         return Following(self, first, patterns, strict=subject is None and not gaps)
 
-    def last_of_each(self, pattern: str, *, headers_only: bool) -> Following:
+    def last_of_each(self, pattern: str, *, headers_only: bool) -> LastOfEach:
         del headers_only  # nothing to be saved here
-        return Following(self, None, (pattern,), strict=False)
+        return LastOfEach(self, pattern)
 
     async def wait_for_change(self, seen: int, timeout_s: float) -> None:
         """Return when the stream is not as it was when its last sequence was ``seen``, or soon."""
@@ -141,12 +146,29 @@ class Stream(publishing.Publishing):
             except TimeoutError:
                 return
 
-    async def newest_of_each(self, pattern: str) -> tuple[list[api.StoredMessage], int]:
-        def operation() -> tuple[list[api.StoredMessage], int]:
+    async def newest_of_each(self, pattern: str) -> list[int]:
+        return await self._bus.call(lambda: self._net.log(self._name).last_of_each(pattern))
+
+    async def some_of(
+        self, sequences: Sequence[int], first: int, patterns: Sequence[str]
+    ) -> tuple[list[api.StoredMessage], int, api.StreamState]:
+        """A few of ``sequences`` that are still there, or of those from ``first`` on where none is left; and
+        how many of ``sequences`` have been looked at."""
+
+        def operation() -> tuple[list[api.StoredMessage], int, api.StreamState]:
             log = self._net.log(self._name)
-            return log.last_of_each(pattern), log.last
+            if sequences:
+                count = self._net.random.randint(1, REPLAYED_AT_ONCE + len(sequences) // 4)
+                looked_at = sequences[:count]
+                there = (log.messages.get(sequence) for sequence in looked_at)
+                return [message for message in there if message], len(looked_at), log.state()
+            return log.page(first, patterns, PAGE), 0, log.state()
 
         return await self._bus.call(operation)
+
+    @property
+    def connection(self) -> api.ConnectionId | None:
+        return self._bus.connection
 
     # Consumers.
 
@@ -180,30 +202,15 @@ def _traced(message: api.Outgoing) -> api.Outgoing:
     )
 
 
-class Following:
-    """See `api.Following`: pages of the stream, and a wait for its next change in between."""
+class _Reading(abc.ABC):
+    """Looks at the stream again and again, and waits for its next change in between."""
 
-    def __init__(self, stream: Stream, first: int | None, patterns: Sequence[str], *, strict: bool) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._next = first or 1
-        self._last_of_each = first is None
-        self._patterns = tuple(patterns)
-        self._strict = strict
-        self._ready: list[api.StoredMessage | None] = []
-        self._caught_up = False
-        self._whole = first is not None
+        self._ready: deque[api.StoredMessage | keyvalue.Mark] = deque()
         self._closed = asyncio.Event()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> api.StoredMessage:
-        while True:
-            message = await self.step()
-            if message is not None:
-                return message
-
-    async def step(self) -> api.StoredMessage | None:
+    async def step(self) -> api.StoredMessage | keyvalue.Mark:
         while not self._ready:
             if self._closed.is_set():
                 raise StopAsyncIteration
@@ -212,35 +219,22 @@ class Following:
             except errors.Unavailable:
                 self._stream.check_open()
                 await asyncio.sleep(RETRY_S)
-        return self._ready.pop(0)
+        return self._ready.popleft()
 
+    @abc.abstractmethod
     async def _look(self) -> None:
-        if self._last_of_each:
-            newest, last = await self._stream.newest_of_each(self._patterns[0])
-            self._last_of_each = False
-            self._ready += [*newest, None]
-            self._next, self._caught_up = last + 1, True
-            return
-        page, state = await self._stream.page(self._next, self._patterns)
-        if self._whole and state.first_sequence > self._next:
-            raise self._stream.dropped(self._next, state.first_sequence - 1)
-        for message in page:
-            if self._strict and message.sequence != self._next:
-                raise self._stream.dropped(self._next, message.sequence - 1)
-            self._ready.append(message)
-            self._next = message.sequence + 1
-        if len(page) < PAGE and not self._caught_up:
-            self._caught_up = True
-            self._ready.append(None)
-        elif not page:
-            changing = asyncio.ensure_future(self._stream.wait_for_change(state.last_sequence, LOOK_AGAIN_S))
-            closing = asyncio.ensure_future(self._closed.wait())
-            try:
-                await asyncio.wait((changing, closing), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for waiting in (changing, closing):
-                    waiting.cancel()
-                await asyncio.gather(changing, closing, return_exceptions=True)
+        """Get what is `_ready` next, or wait for it."""
+
+    async def _change(self, last: int) -> None:
+        """Wait until the stream does not end with ``last`` any more, or this is closed, or for a while."""
+        changing = asyncio.ensure_future(self._stream.wait_for_change(last, LOOK_AGAIN_S))
+        closing = asyncio.ensure_future(self._closed.wait())
+        try:
+            await asyncio.wait((changing, closing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in (changing, closing):
+                waiting.cancel()
+            await asyncio.gather(changing, closing, return_exceptions=True)
 
     async def close(self) -> None:
         self._closed.set()
@@ -250,6 +244,80 @@ class Following:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class Following(_Reading):
+    """See `api.Following`."""
+
+    def __init__(self, stream: Stream, first: int, patterns: Sequence[str], *, strict: bool) -> None:
+        super().__init__(stream)
+        self._next = first
+        self._patterns = tuple(patterns)
+        self._strict = strict
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> api.StoredMessage:
+        message = await self.step()
+        assert isinstance(message, api.StoredMessage)
+        return message
+
+    async def _look(self) -> None:
+        page, state = await self._stream.page(self._next, self._patterns)
+        if state.first_sequence > self._next:
+            position = self._next
+            if not self._strict:
+                self._next = state.first_sequence  # whoever goes on gets what is left
+            raise self._stream.dropped(position, state.first_sequence - 1)
+        for message in page:
+            if self._strict and message.sequence != self._next:
+                raise self._stream.dropped(self._next, message.sequence - 1)
+            self._ready.append(message)
+            self._next = message.sequence + 1
+        if not page:
+            await self._change(state.last_sequence)
+
+
+class LastOfEach(_Reading):
+    """See `keyvalue.Messages`: as weak as a broker's consumer.
+
+    A replay is of the sequences that were there when it began, and takes its time: what is replaced meanwhile
+    is missing from it, and comes later.  Over a new connection, and after a failure, another replay begins.
+    """
+
+    def __init__(self, stream: Stream, pattern: str) -> None:
+        super().__init__(stream)
+        self._pattern = pattern
+        self._over: api.ConnectionId | None = None
+        self._replay: list[int] = []
+        self._current = False
+        self._next = 1
+
+    async def _look(self) -> None:
+        if self._over is None or self._over != self._stream.connection:
+            over = self._stream.connection
+            self._replay = await self._stream.newest_of_each(self._pattern)
+            self._over, self._next, self._current = over, 1, False
+            self._ready.append(keyvalue.Mark.REPLAY)
+            if self._replay:
+                self._next = self._replay[-1] + 1
+            return
+        try:
+            page, looked_at, state = await self._stream.some_of(self._replay, self._next, (self._pattern,))
+        except errors.Unavailable:
+            self._over = None
+            raise
+        del self._replay[:looked_at]
+        for message in page:
+            self._ready.append(message)
+            self._next = max(self._next, message.sequence + 1)
+        if not self._replay and not looked_at and not page:
+            if self._current:
+                await self._change(state.last_sequence)
+            else:
+                self._current = True
+                self._ready.append(keyvalue.Mark.CURRENT)
 
 
 class Delivery:

@@ -452,6 +452,17 @@ class Streams:
             with pytest.raises(errors.LimitExceeded):
                 await stream.publish_batch([api.Outgoing("log.a", b"")] * size)
 
+    async def test_a_batch_with_message_ids_can_be_repeated(self, connect: Connect):
+        bus = await connect("one")
+        stream = await bus.stream(settings())
+        batch = [api.Outgoing("log.a", b"%d" % n, message_id=str(n)) for n in range(3)]
+        assert await stream.publish_batch(batch) == 3
+        again = await stream.publish_batch(batch)
+        assert (again, type(again)) == (3, api.Duplicate)
+        with pytest.raises(errors.AlreadyExists):
+            await stream.publish_batch([*batch[1:], api.Outgoing("log.a", b"", message_id="new")])
+        assert (await stream.state()).messages == 3
+
     async def test_subjects_the_stream_does_not_cover(self, connect: Connect):
         bus = await connect("one")
         stream = await bus.stream(settings())

@@ -492,3 +492,40 @@ class TestSeveralAtOnce:
                 bus.publish_now([("a.3", b"small", {}), ("a.4", bytes(64 << 20), {})])
             await bus.publish("a.5", b"last")
             assert (await heard.next(timeout_s=30)).subject == "a.5"
+
+
+def lose_acknowledgements(bus: client.Client, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The next ``count`` publishes are stored, and their publisher never hears of it."""
+    expect, left = bus._wire.expect, [count]
+
+    def deaf(subjects: Any, take: Any, fail: Any) -> Any:
+        left[0] -= 1
+        return expect(subjects, take if left[0] < 0 else lambda _: None, fail)
+
+    monkeypatch.setattr(bus._wire, "expect", deaf)
+    monkeypatch.setattr(committer, "PATIENCE_S", 0.2)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("expected", [None, 0])
+async def test_what_was_stored_is_no_failure_when_its_acknowledgement_is_lost(
+    bus: client.Client, monkeypatch, size: int, expected: int | None
+):
+    stream = await bus.stream(contract.settings())
+    await stream.publish("log.other", b"")
+    lose_acknowledgements(bus, monkeypatch, 1)
+    batch = [
+        api.Outgoing(f"log.{n}", b"", message_id=str(n), expected_last_subject_sequence=expected)
+        for n in range(size)
+    ]
+    assert await stream.publish_batch(batch) == size + 1
+    assert (await stream.state()).messages == size + 1
+
+
+async def test_a_refusal_stands_when_no_attempt_was_stored(bus: client.Client, monkeypatch):
+    stream = await bus.stream(contract.settings())
+    taken = await stream.publish("log.a", b"")
+    lose_acknowledgements(bus, monkeypatch, 1)
+    with pytest.raises(errors.Conflict):
+        await stream.publish("log.a", b"", message_id="1", expected_last_subject_sequence=taken - 1)
+    assert (await stream.state()).messages == 1

@@ -78,6 +78,26 @@ async def test_from_each_engine_into_the_other(store, other, tmp_path):
         await restore(path, other)
 
 
+async def test_the_pages_of_a_backup_are_bounded_by_bytes(store, other, tmp_path, monkeypatch):
+    sizes = [10, 400, 10, 300, 300, 2_000, 10, 0]
+    for number, size in enumerate(sizes):
+        await store.put("a", f"k{number}", bytes(size))
+    monkeypatch.setattr(portable, "PAGE_BYTES", 500)
+    write = portable._Writer.write
+    pages: list[int] = []
+
+    def writes(self: portable._Writer, lines: list[portable._Line]) -> None:
+        pages.append(sum(len(line.v) for line in lines if isinstance(line, portable._Line)))
+        write(self, lines)
+
+    monkeypatch.setattr(portable._Writer, "write", writes)
+    assert await portable.backup(store, tmp_path / "backup") == len(sizes)
+    assert pages[1:] == [720, 2_300, 10]  # the last of a page may reach beyond
+    await restore(tmp_path / "backup", other)
+    async with await opened(other) as restored:
+        assert [len(record.value) for record in await restored.scan("a")] == sizes
+
+
 async def test_a_backup_is_of_one_moment(store, tmp_path, monkeypatch):
     await fill(store)
     monkeypatch.setattr(portable, "PAGE_RECORDS", 100)

@@ -5,6 +5,10 @@ order of the calls.  A publish is sent again by itself only where that cannot st
 broker said that it stored nothing, where nobody listened (a stream without a leader), or under a
 ``message_id``.  Otherwise a publish whose acknowledgement stays away ends, at its own deadline, in
 `errors.TimedOut`, and others do not wait for it.
+
+A refusal counts only if no earlier attempt can have been stored: otherwise the ids are looked up first
+(`Committer._resolved`).  So a batch, or a publish with an expectation, that was stored by an attempt whose
+acknowledgement got lost is not reported as a conflict or a duplicate.
 """
 
 from __future__ import annotations
@@ -39,7 +43,9 @@ class Item:
         "alone",
         "future",
         "guarded",
+        "in_doubt",
         "message_id",
+        "message_ids",
         "parts",
         "repeatable",
         "size",
@@ -51,9 +57,11 @@ class Item:
         self.parts = [(message.subject, message.data, header_lines(message)) for message in messages]
         self.subject = first.subject
         self.message_id = first.message_id
+        self.message_ids = [message.message_id for message in messages if message.message_id is not None]
         self.guarded = first.expected_last_subject_sequence is not None
         self.alone = len(messages) > 1 or first.expected_last_sequence is not None
-        self.repeatable = all(message.message_id is not None for message in messages)
+        self.repeatable = len(self.message_ids) == len(messages)
+        self.in_doubt = False  # whether an attempt may have been stored without an acknowledgement
         self.size = sum(len(data) + len(lines) + 100 for _, data, lines in self.parts)
         self.future = future
         self.alarm: asyncio.TimerHandle | None = None
@@ -179,7 +187,8 @@ class Committer:
         try:
             if express is not None:
                 item, flight = express
-                await self._again([] if self._settle(item, (await self._landed(flight))[0]) else [item])
+                outcome = await self._resolved(item, (await self._landed(flight))[0])
+                await self._again([] if self._settle(item, outcome) else [item])
             while self._queue:
                 await self._wire.connected()  # what was given up must not be stored when one is back
                 await self._wire.ready()
@@ -227,12 +236,52 @@ class Committer:
             again = await self._round(items[:middle], True)
             return again + await self._round(items[middle:], True)
         again = [
-            item for item, outcome in zip(items, outcomes, strict=True) if not self._settle(item, outcome)
+            item
+            for item, outcome in zip(items, outcomes, strict=True)
+            if not self._settle(item, await self._resolved(item, outcome))
         ]
         if not again:
             took_s = asyncio.get_running_loop().time() - began
             self._costs.observe(len(items), together, took_s)
         return again
+
+    async def _resolved(self, item: Item, outcome: int | errors.MusterError) -> int | errors.MusterError:
+        """The outcome of all attempts: an earlier one may have stored what this one was refused."""
+        if isinstance(outcome, errors.TimedOut):
+            item.in_doubt = True
+        if (
+            not isinstance(outcome, errors.MusterError)
+            or _retry(outcome)
+            or not item.repeatable
+            or item.future.done()
+            or not (item.in_doubt or isinstance(outcome, errors.AlreadyExists))
+        ):
+            return outcome
+        try:
+            sequences = [
+                await self._look_up(subject, message_id)
+                for (subject, _, _), message_id in zip(item.parts, item.message_ids, strict=True)
+            ]
+        except errors.Conflict:
+            return outcome
+        except errors.MusterError as error:
+            return _UNKNOWN if item.in_doubt or _retry(error) else outcome
+        if sequences != list(range(sequences[0], sequences[0] + len(sequences))):
+            return outcome  # stored by others, one by one
+        return api.Duplicate(sequences[-1])
+
+    async def _look_up(self, subject: str, message_id: str) -> int:
+        """The sequence under which a message with this id is stored; `errors.Conflict` if there is none.
+
+        Asks for it to be stored after a message that does not exist, which the broker compares after the ids
+        and before it stores anything.
+        """
+        lines = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Msg-Id": secrets.token_hex(16)}
+        answer = await self._wire.ask(subject, b"", forms.encode_headers(lines), timeout_s=jetstream.TRY_S)
+        outcome = self._outcome(answer)
+        if isinstance(outcome, errors.MusterError):
+            raise outcome
+        return outcome
 
     def _settle(self, item: Item, outcome: int | errors.MusterError) -> bool:
         """Tell it its fate; False if it is to be sent again."""

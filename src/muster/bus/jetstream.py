@@ -76,24 +76,38 @@ class Api:
         question: dict[str, Any] | None = None,
         *,
         timeout_s: float = api.DURABLE_TIMEOUT_S,
+        try_s: float | None = None,
+        removes: bool = False,
     ) -> dict[str, Any]:
-        """The answer to ``$JS.API.<name>``. Waits out an election; every request we make may be repeated."""
+        """The answer to ``$JS.API.<name>``. Waits out an election.
+
+        A request without an answer is repeated every ``try_s`` (`TRY_S`): one that must not be done twice
+        gives a ``try_s`` as long as its timeout.  One that ``removes`` something has succeeded when a repeat
+        does not find it any more.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         body = json.dumps(question).encode() if question is not None else b""
         pause_s = 0.1
+        try_s = TRY_S if try_s is None else try_s
+        in_doubt = False
         while True:
             left_s = deadline - loop.time()
             try:
                 answer = await self.wire.ask(
-                    f"{PREFIX}.{name}", body, timeout_s=max(0.01, min(TRY_S, left_s))
+                    f"{PREFIX}.{name}", body, timeout_s=max(0.01, min(try_s, left_s))
                 )
                 report: dict[str, Any] = json.loads(answer.data)
                 if "error" in report:
                     raise error_of(report["error"], name.lower().replace(".", " "))
                 return report
+            except errors.NotFound:
+                if removes and in_doubt:
+                    return {}
+                raise
             except errors.TimedOut:
-                if left_s <= TRY_S:
+                in_doubt = True
+                if left_s <= try_s:
                     raise errors.TimedOut(
                         f"the brokers' storage did not answer within {timeout_s:g} s"
                     ) from None

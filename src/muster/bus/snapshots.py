@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from muster.core import errors, subjects
 
 PIECE_BYTES = 128 << 10
 SILENT_S = 30.0
+COMPLETE = "204"  # the status that ends a snapshot of several pieces; one of a single piece ends without any
 
 
 class Snapshot:
@@ -29,15 +31,20 @@ class Snapshot:
         self.state: dict[str, Any] = {}
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        inbox = f"{subjects.inbox(self._bus.identity)}.snapshot-{self._name}"
+        # A subject of its own: several snapshots can be under way, also under one identity.
+        inbox = f"{subjects.inbox(self._bus.identity)}.snapshot-{secrets.token_hex(8)}"
         async with await self._bus.subscribe(inbox, overflow=api.Overflow.CLOSE) as pieces:
             question = {"deliver_subject": inbox, "chunk_size": PIECE_BYTES, "jsck": True}
-            answer = await self._bus.storage.call(f"STREAM.SNAPSHOT.{self._name}", question)
+            # One try: after a second one the pieces of two snapshots would come mixed.
+            answer = await self._bus.storage.call(
+                f"STREAM.SNAPSHOT.{self._name}", question, timeout_s=SILENT_S, try_s=SILENT_S
+            )
             self.config, self.state = answer["config"], answer["state"]
             while True:
                 piece = await pieces.next(timeout_s=SILENT_S)
                 if not piece.data:
-                    if status := piece.headers.get("Status", ""):
+                    status = piece.headers.get("Status", COMPLETE)
+                    if status != COMPLETE:
                         raise errors.Unavailable(f"the snapshot of {self._name} broke off: {status}")
                     return
                 yield piece.data
@@ -51,7 +58,12 @@ async def restore(
     """Make the stream anew from its snapshot; `errors.AlreadyExists` if there is one of its name."""
     name = subjects.token(config["name"])
     try:
-        answer = await bus.storage.call(f"STREAM.RESTORE.{name}", {"config": config, "state": state})
+        answer = await bus.storage.call(
+            f"STREAM.RESTORE.{name}",
+            {"config": config, "state": state},
+            timeout_s=SILENT_S,
+            try_s=SILENT_S,
+        )
     except jetstream.Refusal as error:
         if error.err_code == jetstream.NAME_IN_USE:
             raise errors.AlreadyExists(f"the stream {name} is there already") from error

@@ -132,7 +132,7 @@ class Streams:
                 return pages
 
     async def remove(self, name: str) -> None:
-        await self.api.call(f"STREAM.DELETE.{subjects.token(name)}")
+        await self.api.call(f"STREAM.DELETE.{subjects.token(name)}", removes=True)
 
 
 def budget(max_bytes: int, max_age_s: float, on_full: api.OnFull, replicas: int) -> dict[str, Any]:
@@ -219,7 +219,9 @@ class Stream(publishing.Publishing):
         return self._committer.submit(messages, timeout_s)
 
     async def delete(self, sequence: int) -> None:
-        await self._api.call(f"STREAM.MSG.DELETE.{self._name}", {"seq": sequence, "no_erase": True})
+        await self._api.call(
+            f"STREAM.MSG.DELETE.{self._name}", {"seq": sequence, "no_erase": True}, removes=True
+        )
 
     async def purge(self, *, subject: str | None = None, before: int | None = None) -> int:
         question: dict[str, Any] = {}
@@ -383,4 +385,4 @@ class Stream(publishing.Publishing):
         return await consumers.ensure(self._api, self._name, settings)
 
     async def delete_consumer(self, name: str) -> None:
-        await self._api.call(f"CONSUMER.DELETE.{self._name}.{subjects.token(name)}")
+        await self._api.call(f"CONSUMER.DELETE.{self._name}.{subjects.token(name)}", removes=True)

@@ -73,6 +73,7 @@ class Durable:
             sequence = await self._events.publish(
                 EVENT, messages.encode(event, "msgpack"), message_id=f"{event.sender}:{event.id}"
             )
+            sequence = int(sequence)  # an `api.Duplicate` cannot be encoded
         except errors.MusterError as error:
             self._common.count(error.code)
             await self._common.answer(message, process, common_.refusal(error))

@@ -17,8 +17,11 @@ class Reader(Protocol):
     def version(self) -> int: ...
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.Record]: ...
     async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]: ...
-    async def everything(self, after: commits.Place, limit: int) -> list[tuple[str, api.Record]]:
-        """All collections, ours too, in order."""
+    async def everything(
+        self, after: commits.Place, limit: int, max_bytes: int
+    ) -> list[tuple[str, api.Record]]:
+        """All collections, ours too, in order: up to ``limit`` records, the last of which may reach beyond
+        ``max_bytes``."""
         ...
 
     def load(self, collection: str, page: int) -> AsyncIterator[list[api.Record]]:

@@ -66,7 +66,7 @@ async def backup(store: database.Store, path: pathlib.Path) -> int:
             first = _First(FORMAT, store.identity, reader.version)
             await asyncio.to_thread(writer.write, [first])
             after: commits.Place = ("", b"")
-            while page := await reader.everything(after, PAGE_RECORDS):
+            while page := await reader.everything(after, PAGE_RECORDS, PAGE_BYTES):
                 await asyncio.to_thread(
                     writer.write,
                     [_Line(name, record.key, record.value, record.epoch) for name, record in page],
@@ -104,7 +104,7 @@ async def _empty(store: database.Store) -> None:
     """Of what an earlier restore left; a store in use is refused."""
     while True:
         async with store.engine.snapshot() as reader:
-            page = await reader.everything(("", b""), PAGE_RECORDS)
+            page = await reader.everything(("", b""), PAGE_RECORDS, PAGE_BYTES)
         places = {(name, record.key.encode()) for name, record in page} - {database.UNFINISHED}
         if not places:
             return

@@ -95,17 +95,16 @@ class Log:
     def store(self, batch: Sequence[api.Outgoing], now_ns: int) -> int:
         """All or none; the last one's sequence."""
         self.expire(now_ns)
-        ids: set[str] = set()
-        for message in batch:
-            if self.settings.replicas == 1:  # as the broker does: replicated streams look for the id first
+        if self.settings.replicas == 1:  # as the broker does: replicated streams look for the id first
+            for message in batch:
                 self._check_expectations(message)
-            duplicate = self._known(message.message_id, now_ns)
-            if duplicate and len(batch) == 1:
-                return api.Duplicate(duplicate)
-            if duplicate or message.message_id in ids:
-                raise errors.AlreadyExists(f"{self.settings.name}: the batch contains a duplicate message id")
-            if message.message_id is not None:
-                ids.add(message.message_id)
+        known = [self._known(message.message_id, now_ns) for message in batch]
+        if known[0] and known == list(range(known[0], known[0] + len(batch))):
+            return api.Duplicate(known[-1])
+        ids = [message.message_id for message in batch if message.message_id is not None]
+        if any(known) or len(set(ids)) < len(ids):
+            raise errors.AlreadyExists(f"{self.settings.name}: the batch contains a duplicate message id")
+        for message in batch:
             self._check_expectations(message)
         self._check_room(batch)
         for message in batch:

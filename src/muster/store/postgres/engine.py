@@ -260,8 +260,10 @@ class Reader:
     async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]:
         return await self._answered(statements.scan(self._connection, wanted, limit, reverse))
 
-    async def everything(self, after: commits.Place, limit: int) -> list[tuple[str, api.Record]]:
-        return await self._answered(statements.everything(self._connection, after, limit))
+    async def everything(
+        self, after: commits.Place, limit: int, max_bytes: int
+    ) -> list[tuple[str, api.Record]]:
+        return await self._answered(statements.everything(self._connection, after, limit, max_bytes))
 
     async def load(self, collection: str, page: int) -> AsyncIterator[list[api.Record]]:
         await self._answered(statements.begin_load(self._connection, collection))

@@ -126,14 +126,20 @@ async def scan(
 
 
 async def everything(
-    connection: Connection, after: commits.Place, limit: int
+    connection: Connection, after: commits.Place, limit: int, max_bytes: int
 ) -> list[tuple[str, api.Record]]:
+    # Sizes first, and then only the values that fit: a page may hold many of the largest.
     found = await rows(
         connection,
-        "SELECT collection, key, value, version, epoch FROM record WHERE (collection, key) > (%s, %b)"
-        " ORDER BY collection, key LIMIT %s",
+        "WITH sized AS (SELECT collection, key, octet_length(value) AS size FROM record"
+        " WHERE (collection, key) > (%s, %b) ORDER BY collection, key LIMIT %s),"
+        " placed AS (SELECT collection, key, sum(size) OVER (ORDER BY collection, key) - size AS before"
+        " FROM sized)"
+        " SELECT collection, key, value, version, epoch FROM placed JOIN record USING (collection, key)"
+        " WHERE before < %s ORDER BY collection, key",
         *after,
         limit,
+        max_bytes,
     )
     return [(collection, _record(*row)) for collection, *row in found]
 

@@ -230,8 +230,10 @@ class Reader:
     async def scan(self, wanted: commits.Range, limit: int | None, reverse: bool) -> list[api.Record]:
         return await self._read(lambda reading: statements.scan(reading, wanted, limit, reverse))
 
-    async def everything(self, after: commits.Place, limit: int) -> list[tuple[str, api.Record]]:
-        return await self._read(lambda reading: statements.everything(reading, after, limit))
+    async def everything(
+        self, after: commits.Place, limit: int, max_bytes: int
+    ) -> list[tuple[str, api.Record]]:
+        return await self._read(lambda reading: statements.everything(reading, after, limit, max_bytes))
 
     async def load(self, collection: str, page: int) -> AsyncIterator[list[api.Record]]:
         def read(reading: sqlite3.Connection) -> tuple[int, list[api.Record]]:

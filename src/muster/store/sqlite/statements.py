@@ -124,12 +124,17 @@ def scan(
 
 
 def everything(
-    connection: sqlite3.Connection, after: commits.Place, limit: int
+    connection: sqlite3.Connection, after: commits.Place, limit: int, max_bytes: int
 ) -> list[tuple[str, api.Record]]:
+    # Sizes first, and then only the values that fit: a page may hold many of the largest.
     rows = connection.execute(
-        "SELECT collection, key, value, version, epoch FROM record WHERE (collection, key) > (?, ?)"
-        " ORDER BY collection, key LIMIT ?",
-        (*after, limit),
+        "WITH sized AS (SELECT collection, key, length(value) AS size FROM record"
+        " WHERE (collection, key) > (?, ?) ORDER BY collection, key LIMIT ?),"
+        " placed AS (SELECT collection, key, sum(size) OVER (ORDER BY collection, key) - size AS before"
+        " FROM sized)"
+        " SELECT collection, key, value, version, epoch FROM placed JOIN record USING (collection, key)"
+        " WHERE before < ? ORDER BY collection, key",
+        (*after, limit, max_bytes),
     )
     return [(collection, _record(*row)) for collection, *row in rows]
 

@@ -111,8 +111,9 @@ async def test_the_commands_acknowledge_silence_and_plan_maintenance(broker, tmp
         one = await asyncio.to_thread(service.Service, bus, wanted, service.Places(tmp_path, (broker.url,)))
         task = asyncio.create_task(one.run())
         await eventually(lambda: hasattr(one._outcomes, "_alerts"))
-        down = [alerts.Judgement("down", f"group:{name}", True, 1000, group=name) for name in ("web", "db")]
-        await one._outcomes._finish(0, down, traffic.now_ms(), [], {}, 0)
+        now_ms = traffic.now_ms()
+        down = [alerts.Judgement("down", f"group:{name}", True, now_ms, group=name) for name in ("web", "db")]
+        await one._outcomes._finish(0, down, now_ms, [], {}, 0)
         assert await states() == {"group:web": "firing", "group:db": "firing"}
         await muster("alert", "ack", "down", "group:web")
         made = (

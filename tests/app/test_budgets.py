@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import pytest
 
 from muster.app import budgets, domain
 from muster.bus import api
 from muster.core import errors, messages, subjects
+from muster.testing.eventually import eventually
 from muster.trust import roles
+from muster.web import source as source_
 
 WARNING, CRITICAL = messages.Level.WARNING, messages.Level.CRITICAL
 
@@ -67,6 +72,47 @@ async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_
             await watch.look()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert alert.state is messages.AlertState.RESOLVED
+
+
+class Reach:
+    """How the dashboard's process reaches the domain of a test."""
+
+    def __init__(self, running: domain.Domain) -> None:
+        self.connect = running.connect
+
+    async def place(self) -> str:
+        return "here"
+
+
+async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(made, tmp_path):
+    async with domain.Domain(made(store__max_bytes=1 << 20)) as running:
+        watch = running.part(budgets.BudgetWatch)
+        await running.store.put("big", "one", bytes(1_040_000))
+        await watch.look()  # announced, and nothing listens yet
+        source = source_.Source(Reach(running), history=tmp_path, domain="local")
+        reading = asyncio.create_task(source.run())
+
+        async def about() -> list[str]:
+            with contextlib.suppress(errors.NotConnected):
+                return [one.about for one in await source.alerts() if one.rule == budgets.RULE]
+            return ["not connected"]
+
+        async def shown() -> bool:
+            return "budget:store" in await about()
+
+        async def gone() -> bool:
+            return not {"budget:store", "not connected"}.intersection(await about())
+
+        try:
+            await eventually(shown)
+            source._lost()  # what is announced while the dashboard is away, it does not hear
+            await running.store.delete("big", "one")
+            await watch.look()
+            await eventually(gone)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await source.cache.close()
 
 
 async def test_a_full_store_is_an_alert_too(made):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import types
+from typing import Any
 
 import msgspec
 import pytest
 
 from muster.core import errors, messages, reports
+from muster.manage import client as manage_client
+from muster.monitor import client as monitor_client
 from muster.pipeline import levels, query, results
 from muster.trust import roles
-from muster.web import acts, cache, guard, logins, past, problems, sessions
+from muster.web import acts, cache, guard, hearing, logins, past, problems, recent, sessions
 from muster.web.pages import charts, html, overview, routes, view, widgets
 from muster.web.rest import base
 from tests.pipeline import test_history, traffic
@@ -266,6 +269,98 @@ async def test_who_asks_and_goes_does_not_take_the_answer_from_others():
     first.cancel()
     release.set()
     assert await second == "answer"
+
+
+# Lists in pages, and feeds
+
+
+def shown(response) -> tuple[list[str], str | None]:
+    told = msgspec.json.decode(response.body)
+    return told["items"], told["next"]
+
+
+def by_name(row: str) -> tuple[str]:
+    return (row,)
+
+
+def test_no_row_is_repeated_or_left_out_when_others_come_and_go_between_two_pages():
+    rows = ["b", "d", "f", "h"]
+    first, cursor = shown(base.cut(rows, "", 2, by_name))
+    assert first == ["b", "d"]
+    rest, end = shown(base.cut(["a", "b", "c", "f", "g", "h"], cursor or "", 4, by_name))
+    assert (rest, end) == (["f", "g", "h"], None)
+
+
+@pytest.mark.parametrize("cursor", ["2", "x", "%%", base._cursor((1, "a")), "W10"])
+def test_a_cursor_of_another_list_is_refused(cursor):
+    if cursor == "W10":  # []: before everything
+        assert shown(base.cut(["a"], cursor, 2, by_name)) == (["a"], None)
+        return
+    with pytest.raises(errors.InvalidInput, match="no cursor"):
+        base.cut(["a"], cursor, 2, by_name)
+
+
+def test_pages_of_a_list_that_grows_at_its_beginning():
+    first, cursor = base.behind(["e", "d", "c", "b", "a"], "", 2, str)
+    assert first == ["e", "d"]
+    second, cursor = base.behind(["g", "f", "e", "d", "c", "b"], cursor or "", 2, str)
+    assert second == ["c", "b"]
+    assert cursor is None
+    assert base.behind(["z", "y"], "gone", 2, str) == ([], None)
+
+
+def decision(number: int, outcome: messages.Outcome = messages.Outcome.DONE) -> messages.Decision:
+    return messages.Decision(
+        id=f"{number:016x}", who="a", what="apply", target=f"t{number}", why="x", at_ms=1, outcome=outcome
+    )
+
+
+async def test_a_decision_that_comes_while_the_history_is_read_stands_once_and_in_its_place(monkeypatch):
+    made = hearing.Hearing(None, domain="x")  # type: ignore[arg-type]
+    made.decisions.add(decision(1))
+
+    class Bus:
+        async def subscribe(self, subject, handler, max_pending):
+            self.handler = handler
+
+        async def hear(self, one):
+            subject = "muster.manage.log.decision.apply"
+            self.handler(types.SimpleNamespace(subject=subject, data=messages.encode(one)))
+
+    class Manage:
+        def __init__(self, bus):
+            self.bus = bus
+
+        async def decisions(self, last):
+            await self.bus.hear(decision(3))  # the stream has it already
+            await self.bus.hear(decision(4))
+            decided = decision(2, messages.Outcome.DECIDED)
+            return [decision(1), decided, decision(2), decision(3)]
+
+    async def none(*_, **__):
+        raise errors.NotFound("no reports")
+
+    async def nothing(*_):
+        for one in list[bytes]():
+            yield one
+
+    monkeypatch.setattr(manage_client, "Client", Manage)
+    monkeypatch.setattr(monitor_client, "recent", none)
+    monkeypatch.setattr(monitor_client, "results", nothing)
+    bus: Any = Bus()
+    await made._begin(bus)
+    assert [one.target for one in made.decisions] == ["t1", "t2", "t2", "t3", "t4"]
+    await made._begin(bus)  # connected again
+    assert [one.target for one in made.decisions] == ["t1", "t2", "t2", "t3", "t4"]
+
+
+def test_a_feed_keeps_the_latest():
+    feed = recent.Recent(str, 3)
+    for item in "abcd":
+        feed.add(item)
+    feed.add("d")
+    assert list(feed) == ["b", "c", "d"]
+    assert list(reversed(feed)) == ["d", "c", "b"]
 
 
 # Markup

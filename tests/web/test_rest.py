@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from muster.web import sessions
+from tests.cli import driver
 from tests.web.conftest import PASSWORDS, Api, Running, wait_until
 
 NASTY = "<script>alert('x')</script>"
@@ -309,6 +310,22 @@ def test_a_queue_is_browsed_moved_and_emptied(lab, olga):
     assert moved.json()["moved"] == 1
     assert olga.delete("/queues/orders/messages").json() == {"queue": "orders", "purged": 1}
     assert olga.delete("/queues/later/messages").json()["purged"] == 1
+
+
+def test_every_message_of_a_queue_is_browsed_though_an_answer_holds_few(lab, olga):
+    """All of these do not fit into one answer of the dispatcher."""
+    for number in range(7):
+        sent = driver.quick("message", "send", "queue:large", f"{number}" * 100_000, home=lab.place)
+        assert sent.code == 0, sent.err
+    found: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = olga.get("/queues/large/messages", params={"cursor": cursor}).json()
+        assert page["items"]
+        found += [one["body"][0] for one in page["items"]]
+        cursor = page["next"]
+    assert found == [*"0123456"]
+    assert olga.delete("/queues/large/messages").json()["purged"] == 7
 
 
 # Who may

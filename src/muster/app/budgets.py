@@ -3,6 +3,8 @@
 Whoever opens a stream first makes it; how much it may hold is said here, from ``[retention]``, also after
 a change of the settings.  A budget that is used beyond ``retention.alert_at`` is an alert, announced on the
 bus as a `muster.core.messages.Alert` and cleared when there is room again; one that is full is also counted.
+An announcement may be missed (the first come before anything else listens), so the domain's process also
+answers which alerts are open (`open_alerts`, a verb of `muster.app.control`).
 Nothing is deleted here: the owner of each budget has said what happens when it is full.
 """
 
@@ -14,6 +16,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from muster.app import context as context_
 from muster.app import team
@@ -115,6 +120,7 @@ class BudgetWatch:
         self._context: context_.Context
         self._uses: list[Use] = []
         self._levels: dict[str, messages.Level] = {}
+        self._open: dict[str, messages.Alert] = {}  # what is firing, by what it is about
         self._folders: dict[str, Kept] = {}
         self._unsettled: dict[str, str] = {}  # streams that could not be brought to their budget, and why
         self._used: metrics.Gauge
@@ -169,8 +175,16 @@ class BudgetWatch:
                 self._full.add(budget=use.name)
         for alert in alerts(self._levels, now, self._uses, int(time.time() * 1000)):
             context.log.warning("budget", about=alert.about, state=alert.state.value, reason=alert.reason)
+            if alert.state is messages.AlertState.FIRING:
+                self._open[alert.about] = alert
+            else:
+                self._open.pop(alert.about, None)
             await context.bus.publish(subjects.announced("bus", "alert"), messages.encode(alert))
         self._levels = now
+
+    async def open_alerts(self) -> list[dict[str, Any]]:
+        """The alerts that are firing now."""
+        return [msgspec.to_builtins(alert) for alert in self._open.values()]
 
     async def _settle(self, found: list[api.Budget]) -> list[api.Budget]:
         """Bring streams to the budgets of the settings; how they are then."""

@@ -1,6 +1,6 @@
 """Changing a running domain: requests to its process over the bus, from those who run it.
 
-    muster.bus.from.<identity>.brokers.<verb>      verbs: list, start, stop, link, unlink
+    muster.bus.from.<identity>.brokers.<verb>      verbs: list, start, stop, link, unlink, alerts
 
 The identity in the subject is the asker's own, as the broker saw to it; whether it may is looked up in the
 keyring: only the role ``operator`` is obeyed.  Requests and answers are JSON, an answer ``{"result": …}`` or
@@ -27,7 +27,7 @@ from muster.trust import roles
 
 PART = "bus"
 KIND = "brokers"
-LOOKS = ("list", "links")  # verbs that change nothing
+LOOKS = ("list", "links", "alerts")  # verbs that change nothing
 TIMEOUT_S = 60.0  # a broker with storage may have to empty itself first
 AGAIN_S = 3.0
 TOLD_MAX = 100  # answers remembered

@@ -75,10 +75,12 @@ class Domain:
         own: list[team.Part] = [self._budgets, audit.Audit()]
         if self._locator is not None:
             own.append(self._locator)
+        verbs: dict[str, control.Verb] = {}
         if self.brokers is not None:
-            own.append(control.Control(self.brokers.verbs()))
+            verbs |= self.brokers.verbs()
             if self.settings.bus.uses_tls:
                 own.append(certificates.CertificateKeeper(self.brokers.reload))
+        own.append(control.Control({**verbs, "alerts": self._budgets.open_alerts}))
         return own
 
     # Life

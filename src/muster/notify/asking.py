@@ -59,18 +59,40 @@ async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask) -> protocol.T
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    count: int
+    count: int  # of all that fit, whatever is listed
     parties: list[dict[str, Any]]
     near: list[dict[str, Any]]
+    next: str | None = None  # the name after which to go on; None: all are listed
 
 
 async def parties(
-    bus: api.Bus, *, where: str = "", prefix: str = "", limit: int = 100, timeout_s: float = ANSWER_S
+    bus: api.Bus,
+    *,
+    where: str = "",
+    prefix: str = "",
+    after: str = "",
+    limit: int = 100,
+    timeout_s: float = ANSWER_S,
 ) -> Listing:
-    ask = protocol.Ask(expression=where, party=prefix, limit=limit)
-    told = await _everybody(bus, "parties", ask, timeout_s)
-    listed = sorted((party for one in told for party in one.parties), key=lambda party: str(party["party"]))
-    return Listing(sum(one.count for one in told), listed[:limit], [])
+    """Parties in the order of their names, asked for in pages that fit into messages."""
+    listed: list[dict[str, Any]] = []
+    while True:
+        room = limit - len(listed)
+        ask = protocol.Ask(expression=where, party=prefix, after=after, limit=room)
+        told = await _everybody(bus, "parties", ask, timeout_s)
+        # A notifier that has more may hold parties between its last and another's.
+        ends = [str(one.facts["next"]) for one in told if "next" in one.facts]
+        page = sorted((party for one in told for party in one.parties), key=_name)
+        page = [party for party in page if not ends or _name(party) <= min(ends)]
+        listed += page[:room]
+        more = bool(page) and (bool(ends) or len(page) > room)
+        after = _name(listed[-1]) if listed else ""
+        if not more or len(listed) >= limit:
+            return Listing(sum(one.count for one in told), listed, [], after if more else None)
+
+
+def _name(party: dict[str, Any]) -> str:
+    return str(party["party"])
 
 
 async def who(
@@ -86,7 +108,7 @@ async def who(
     state = await _state_of(bus, sender, timeout_s) if event is not None else {}
     ask = protocol.Ask(expression=address, event=event, sender=sender, state=state, limit=limit)
     told = await _everybody(bus, "who", ask, timeout_s)
-    listed = sorted((party for one in told for party in one.parties), key=lambda party: str(party["party"]))
+    listed = sorted((party for one in told for party in one.parties), key=_name)
     near = [miss for one in told for miss in one.facts.get("near", ())]
     return Listing(sum(one.count for one in told), listed[:limit], near)
 

@@ -143,6 +143,7 @@ class Ask(messages.Message, frozen=True, kw_only=True, tag="notify-ask/1", omit_
     event: Send | None = None
     sender: str = ""
     state: Values = msgspec.field(default_factory=dict)  # the sender's own, as its holder tells it
+    after: str = ""  # of parties: those whose names come after this
     limit: int = 100
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NEAR_MISSES = 5
 LOOKED_AT = 2000
 PAGE_BYTES = 400_000
-PARTY_BYTES, NAME_BYTES = 64, 16  # at the least, in an answer
+NAME_BYTES = 16  # at the least, in an answer
 
 _JSON = msgspec.json.Encoder()
 
@@ -100,14 +100,21 @@ def _parties(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
     else:
         found = notifier.engine.parties()
     chosen = [party for party in found if party.startswith(ask.party)]
-    _require_room(ask, len(chosen), PARTY_BYTES)
-    listed = tuple(_shown(notifier, party) for party in heapq.nsmallest(ask.limit, chosen))
-    return protocol.Told(notifier=notifier.name, count=len(chosen), parties=listed)
+    following = [party for party in chosen if party > ask.after] if ask.after else chosen
+    listed: list[dict[str, Any]] = []
+    size = 0
+    for party in heapq.nsmallest(ask.limit, following):
+        if size > PAGE_BYTES:
+            break
+        listed.append(_shown(notifier, party))
+        size += len(_JSON.encode(listed[-1]))
+    cut = {"next": listed[-1]["party"]} if len(listed) < len(following) else {}
+    return protocol.Told(notifier=notifier.name, count=len(chosen), parties=tuple(listed), facts=cut)
 
 
-def _require_room(ask: protocol.Ask, count: int, each: int) -> None:
+def _require_room(ask: protocol.Ask, count: int) -> None:
     """Before they are put together: a million that no answer holds would keep everybody else waiting."""
-    if min(ask.limit, count) * each > messages.MAX_BYTES:
+    if min(ask.limit, count) * NAME_BYTES > messages.MAX_BYTES:
         raise messages.TooLarge(f"{min(ask.limit, count):,} of {count:,} parties do not fit into an answer")
 
 
@@ -118,7 +125,7 @@ def _who(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
     meant = engine.means(address)
     event = _event(notifier, ask) if ask.event is not None else None
     reached = meant if event is None else engine.names(scopes.find(engine, event, address))
-    _require_room(ask, len(reached), NAME_BYTES)
+    _require_room(ask, len(reached))
     near: list[dict[str, Any]] = []
     taken = {*meant, *reached}
     if event is not None:

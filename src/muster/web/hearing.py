@@ -21,7 +21,7 @@ from muster.manage import protocol as manage_protocol
 from muster.manage import requests
 from muster.monitor import client as monitor_client
 from muster.pipeline import protocol as pipeline_protocol
-from muster.web import cache, link, machines
+from muster.web import cache, link, machines, recent
 
 T = TypeVar("T")
 
@@ -43,19 +43,33 @@ WATCHED = (
 )
 
 
+Point = tuple[float, reports.Rollups]  # when, in s, and the fleet's metrics
+
+
+def decision_key(one: messages.Decision) -> str:
+    """A decision and its outcome are two records with one id."""
+    return f"{one.id}-{one.outcome.value}"
+
+
+def _system(data: bytes) -> Point:
+    made = messages.decode(data, reports.SystemReport)
+    return made.to_ms / 1000, made.metrics
+
+
+def _moment(point: Point) -> float:
+    return point[0]
+
+
 class Hearing:
     def __init__(self, door: link.Door, *, domain: str) -> None:
         self.domain = domain
         self.cache = cache.Cache()
         self.machines = machines.Machines()
         self.changes: collections.deque[manage_protocol.State] = collections.deque(maxlen=CHANGES_KEPT)
-        self.decisions: collections.deque[messages.Decision] = collections.deque(maxlen=DECISIONS_KEPT)
+        self.decisions = recent.Recent(decision_key, DECISIONS_KEPT)
         self.batches: collections.deque[pipeline_protocol.Progress] = collections.deque(maxlen=PROGRESS_KEPT)
         self.load: collections.deque[tuple[float, dict[str, float]]] = collections.deque(maxlen=LOAD_KEPT)
-        self.systems: collections.deque[tuple[float, reports.Rollups]] = collections.deque(
-            maxlen=SYSTEMS_KEPT
-        )  # when, and the fleet's metrics
-        self._budgets: dict[tuple[str, str], messages.Alert] = {}
+        self.systems = recent.Recent(_moment, SYSTEMS_KEPT)
         self._counted: tuple[float, dict[str, int]] = (0.0, {})
         self._listeners: dict[str, set[asyncio.Event]] = {}
         self.link = link.Link(door, on_connected=self._begin, on_lost=self._lost)
@@ -68,19 +82,20 @@ class Hearing:
     # What comes by
 
     async def _begin(self, bus: api.Bus) -> None:
+        """Listen first and then read what was before, so that nothing is missed in between."""
         self.cache.clear()
+        decisions, systems = self.decisions.take(), self.systems.take()
         for subject in WATCHED:
             await bus.subscribe(subject, handler=self._heard, max_pending=4096)
         with contextlib.suppress(errors.MusterError):
-            self.decisions.clear()
-            self.decisions.extend(await manage_client.Client(bus).decisions(last=DECISIONS_KEPT))
+            decisions = await manage_client.Client(bus).decisions(last=DECISIONS_KEPT)
+        self.decisions.put_before(decisions)
         with contextlib.suppress(errors.MusterError):
             for one in await monitor_client.recent(bus, window_s=30.0):
                 self.machines.add(one.batch)
         with contextlib.suppress(errors.MusterError):
-            self.systems.clear()
-            async for data in monitor_client.results(bus, "system"):
-                self._add_system(data)
+            systems = [_system(data) async for data in monitor_client.results(bus, "system")]
+        self.systems.put_before(systems)
         self._touch("link")
 
     def _lost(self) -> None:
@@ -98,14 +113,14 @@ class Hearing:
                     self.changes.append(messages.decode(message.data, manage_protocol.State))
                     self._touch("manage")
                 case _, "log", _:
-                    self.decisions.append(messages.decode(message.data, messages.Decision))
+                    self.decisions.add(messages.decode(message.data, messages.Decision))
                     self._touch("audit")
                     self._touch("manage")
                 case "pipeline", _, "alert":
                     self._touch("alerts")
                 case "pipeline", _, "report":
                     if part[5:] == ["system"]:
-                        self._add_system(message.data)
+                        self.systems.add(_system(message.data))
                     self._touch("reports")
                 case "pipeline", _, "progress":
                     progress = messages.decode(message.data, pipeline_protocol.Progress)
@@ -113,15 +128,7 @@ class Hearing:
                         self.batches.append(progress)
                     self._touch("pipeline")
                 case "bus", _, _:
-                    alert = messages.decode(message.data, messages.Alert)
-                    self._budgets[alert.rule, alert.about] = alert
-                    if alert.state is messages.AlertState.RESOLVED:
-                        del self._budgets[alert.rule, alert.about]
                     self._touch("alerts")
-
-    def _add_system(self, data: bytes) -> None:
-        made = messages.decode(data, reports.SystemReport)
-        self.systems.append((made.to_ms / 1000, made.metrics))
 
     def _touch(self, tag: str) -> None:
         self.cache.touch(tag)
@@ -173,9 +180,9 @@ class Hearing:
         except TimeoutError as error:
             raise errors.TimedOut("no answer in time") from error
 
-    # Brokers
+    # The domain's process
 
-    async def _control(self, verb: str) -> list[dict[str, Any]]:
+    async def _control(self, verb: str, tag: str = "brokers") -> list[dict[str, Any]]:
         async def ask(bus: api.Bus) -> list[dict[str, Any]]:
             subject = subjects.said_by("bus", bus.identity, "brokers", verb)
             try:
@@ -188,7 +195,7 @@ class Hearing:
                 ) from error
             return found
 
-        return await self._ask(("brokers", verb), "brokers", 2.0, ask)
+        return await self._ask(("brokers", verb), tag, 2.0, ask)
 
     async def brokers(self) -> list[dict[str, Any]]:
         return await self._control("list")

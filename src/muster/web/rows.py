@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from muster.core import errors
 from muster.inform import protocol as inform_protocol
 from muster.inform import services
 from muster.message import destinations
@@ -46,7 +47,11 @@ def entry_row(one: services.Entry) -> dict[str, Any]:
 
 
 def message_row(one: message_protocol.Delivery, queue: str) -> dict[str, Any]:
-    found = jms.rebuild(jms.decode_meta(one.meta), one.data, destinations.queue(queue))
+    meta, place = jms.decode_meta(one.meta), destinations.queue(queue)
+    try:
+        found = jms.rebuild(meta, one.data, place)
+    except errors.MusterError:  # a message that no reader understands must not hide those beside it
+        found = jms.rebuild(jms.unreadable(meta), one.data, place)
     body = found.body()
     return {
         "sequence": one.sequence,

@@ -140,17 +140,25 @@ class Source(hearing.Hearing):
 
     async def alerts(self) -> list[messages.Alert]:
         """Those of the pipeline, and of budgets; the worst first."""
-        found = list(self._budgets.values())
-        try:
-            found += await self._ask(
-                "alerts", "alerts", 5.0, lambda bus: pipeline_client.Client(bus).alerts()
-            )
-        except (errors.NotConnected, errors.TimedOut):
-            raise  # nobody says that all is well
-        except errors.Unavailable:
-            pass  # no pipeline: then there are none of its alerts
-        order = {messages.Level.CRITICAL: 0, messages.Level.WARNING: 1, messages.Level.INFO: 2}
-        return sorted(found, key=lambda one: (order[one.level], -one.since_ms, one.rule, one.about))
+        found: list[messages.Alert] = []
+        asked = (
+            self._ask("alerts", "alerts", 5.0, lambda bus: pipeline_client.Client(bus).alerts()),
+            self._budget_alerts(),
+        )
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            match answer:
+                case errors.NotConnected() | errors.TimedOut():
+                    raise answer  # no answer does not mean that all is well
+                case errors.Unavailable():
+                    pass  # no pipeline, or no process of the domain: then it has no alerts
+                case BaseException():
+                    raise answer
+                case _:
+                    found += answer
+        return sorted(found, key=alert_order)
+
+    async def _budget_alerts(self) -> list[messages.Alert]:
+        return msgspec.convert(await self._control("alerts", "alerts"), list[messages.Alert])
 
     async def judged(self) -> bool:
         """Whether there is a pipeline, which judges rules."""
@@ -317,14 +325,14 @@ class Source(hearing.Hearing):
 
     # Notification
 
-    async def parties(self, where: str, *, prefix: str = "", limit: int) -> dict[str, Any]:
+    async def parties(self, where: str, *, prefix: str = "", after: str = "", limit: int) -> dict[str, Any]:
         found = await self._ask(
-            ("parties", where, prefix, limit),
+            ("parties", where, prefix, after, limit),
             "notify",
             2.0,
-            lambda bus: asking.parties(bus, where=where, prefix=prefix, limit=limit),
+            lambda bus: asking.parties(bus, where=where, prefix=prefix, after=after, limit=limit),
         )
-        return {"count": found.count, "items": found.parties}
+        return {"count": found.count, "items": found.parties, "next": found.next}
 
     async def who(
         self, address: str, *, event: notify_protocol.Send | None, sender: str, limit: int
@@ -376,7 +384,21 @@ class Source(hearing.Hearing):
         asked = message_protocol.Browse(queue, selector or None, after, limit)
         found = (await self._dispatcher(("browse", queue, selector, after, limit), asked)).messages
         rows = [rows_.message_row(one, queue) for one in found]
-        return rows, found[-1].sequence if len(found) >= limit else None
+        if not found:
+            return rows, None
+        # An answer is also cut by its size: whether there is more, the dispatcher has to say.
+        last = found[-1].sequence
+        following = message_protocol.Browse(queue, selector or None, last, 1)
+        more = (await self._dispatcher(("browse", queue, selector, last, 1), following)).messages
+        return rows, last if more else None
+
+
+_SEVERITY = {messages.Level.CRITICAL: 0, messages.Level.WARNING: 1, messages.Level.INFO: 2}
+
+
+def alert_order(one: messages.Alert) -> tuple[int, int, str, str]:
+    """The worst first, then the newest."""
+    return _SEVERITY[one.level], -one.since_ms, one.rule, one.about
 
 
 async def dispatch(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from muster.web import acts, sessions
+from muster.web import acts, hearing, sessions
 from muster.web.pages import view, widgets
 from muster.web.pages.html import Child, Markup, join
 from muster.web.rest import audit as rest
+from muster.web.rest import base
 
 SHOWN = 100
 
@@ -17,9 +18,7 @@ def audit(seen: view.View) -> view.Page:
 
     async def rows() -> Markup:
         found = rest.select(seen.known, who=who, what=what, target=target)
-        after = seen.asked("after")
-        start = int(after) if after.isdigit() and len(after) < 9 else 0
-        some = found[start : start + SHOWN]
+        some, next_ = base.behind(found, seen.asked("after"), SHOWN, hearing.decision_key)
         made: list[list[Child]] = [
             [
                 widgets.moment(one.at_ms),
@@ -33,7 +32,6 @@ def audit(seen: view.View) -> view.Page:
             ]
             for one in some
         ]
-        more = start + SHOWN < len(found)
         return join(
             widgets.table(
                 ["When", "Who", "For", "What", "Target", "Outcome", "Door", "Why"],
@@ -41,7 +39,7 @@ def audit(seen: view.View) -> view.Page:
                 label="The audit",
                 none="Nothing was done yet that fits.",
             ),
-            widgets.pages(seen, start + SHOWN if more else None, total=len(found), shown=len(made)),
+            widgets.pages(seen, next_, total=len(found), shown=len(made)),
         )
 
     return view.Page(

@@ -104,14 +104,13 @@ def overview(seen: view.View) -> view.Page:
         )
 
     async def metrics() -> Markup:
-        if not source.systems:
+        systems = list(source.systems)
+        if not systems:
             return await _no_system(source)
-        names = watched(source.systems)
-        share = all(is_share(source.systems, name) for name in names)
+        names = watched(systems)
+        share = all(is_share(systems, name) for name in names)
         drawn = [
-            charts.Line(
-                name.replace("_", " "), _means(source.systems, name, 100 if share else 1), f"line-{n}"
-            )
+            charts.Line(name.replace("_", " "), _means(systems, name, 100 if share else 1), f"line-{n}")
             for n, name in enumerate(names, 1)
         ]
         label = "Of all machines, by Spark" if share else "Means over the fleet, by Spark"

@@ -208,7 +208,8 @@ def history(seen: view.View) -> view.Page:
 
 def _metrics(source: source_.Source, chosen: str) -> list[str]:
     """The standard ones, and what only this fleet reports."""
-    own = set(source.systems[-1][1]) if source.systems else set()
+    newest = next(reversed(source.systems), None)
+    own = set(newest[1]) if newest is not None else set()
     return list(
         dict.fromkeys([*sorted({chosen, *own} - {*reports.STANDARD_METRICS}), *reports.STANDARD_METRICS])
     )

@@ -7,6 +7,7 @@ import json
 from muster.message import destinations
 from muster.web.pages import charts, view, widgets
 from muster.web.pages.html import Child, Markup, join, tag
+from muster.web.rest import base
 
 SHOWN = 50
 REASON = "JMS_MUSTER_DEAD_REASON"
@@ -108,9 +109,8 @@ def queue(seen: view.View) -> view.Page:
     selector = seen.asked("selector")
 
     async def waiting() -> Markup:
-        after = seen.asked("after")
         found, next_ = await seen.known.source.browse(
-            name, selector=selector, after=int(after) if after.isdigit() else 0, limit=SHOWN
+            name, selector=selector, after=base.number(seen.asked("after")), limit=SHOWN
         )
         rows: list[list[Child]] = [
             [

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from muster.core import messages
 from muster.pipeline import client, protocol
-from muster.web import state
+from muster.web import source, state
 from muster.web.rest import base
 from muster.web.rest.manage import Strict
 
@@ -38,7 +38,7 @@ class NewSilence(Strict):
 async def alerts(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(await known.source.alerts(), cursor, limit)
+    return base.cut(await known.source.alerts(), cursor, limit, source.alert_order)
 
 
 @router.post(
@@ -59,7 +59,7 @@ async def acknowledge(known: state.Known, person: state.Person, wanted: Acknowle
 async def silences(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(await known.source.silences(), cursor, limit)
+    return base.cut(await known.source.silences(), cursor, limit, lambda row: (row["id"],))
 
 
 @router.post(
@@ -104,4 +104,6 @@ async def progress(known: state.Known, person: state.Person) -> Response:
 async def batches(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(list(reversed(known.source.batches)), cursor, limit)
+    newest_first = list(reversed(known.source.batches))
+    rows, next_ = base.behind(newest_first, cursor, limit, lambda one: f"{one.at_ms}-{one.batch}")
+    return base.page(rows, next_, total=len(newest_first))

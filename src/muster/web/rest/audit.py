@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from muster.core import messages
 from muster.trust import roles
-from muster.web import acts, sessions, state
+from muster.web import acts, hearing, sessions, state
 from muster.web.rest import base
 from muster.web.rest.manage import Strict
 
@@ -45,7 +45,9 @@ async def audit(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.cut(select(known, who=who, what=what, target=target), cursor, limit)
+    found = select(known, who=who, what=what, target=target)
+    rows, next_ = base.behind(found, cursor, limit, hearing.decision_key)
+    return base.page(rows, next_, total=len(found))
 
 
 def select(known: state.State, *, who: str = "", what: str = "", target: str = "") -> list[messages.Decision]:
@@ -99,7 +101,7 @@ async def logins(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
     acts.require(person, sessions.Role.ADMIN, "see who may log in")
-    return base.cut(await asyncio.to_thread(listed, known), cursor, limit)
+    return base.cut(await asyncio.to_thread(listed, known), cursor, limit, lambda row: (row["name"],))
 
 
 def listed(known: state.State) -> list[dict[str, Any]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+import base64
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query
@@ -13,12 +15,13 @@ from starlette.responses import Response
 from muster.core import errors
 from muster.web import problems
 
+T = TypeVar("T")
 LIMIT = 50
 LIMIT_MAX = 200
 
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="The most items in one answer.")]
 Cursor = Annotated[
-    str, Query(max_length=600, description="`next` of the answer before; empty: from the beginning.")
+    str, Query(max_length=4096, description="`next` of the answer before; empty: from the beginning.")
 ]
 Where = Annotated[
     str, Query(max_length=4096, description="A predicate: only items of which it is true. Empty: all.")
@@ -133,19 +136,56 @@ def page(found: Sequence[object], next_: str | int | None = None, *, total: int 
     return reply(told)
 
 
-def cut(found: Sequence[Any], cursor: str, limit: int) -> Response:
-    """One page of a list that is all here: the cursor is a place in it."""
-    start = number(cursor)
-    some = found[start : start + limit]
-    return page(some, start + limit if start + limit < len(found) else None, total=len(found))
+Key = tuple[str | int, ...]
+
+
+def cut(found: Sequence[Any], cursor: str, limit: int, key: Callable[[Any], Key]) -> Response:
+    """One page of a list that is all here, in the order of ``key``, which is unique.
+
+    The cursor is the key of the last row of the page before, not a position: rows that come or go between two
+    pages make none appear twice or be left out.
+    """
+    ordered = sorted(found, key=key)
+    start = 0
+    if cursor:
+        try:
+            last = msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=="), type=Key)
+            start = bisect.bisect_right(ordered, last, key=key)
+        except (ValueError, TypeError, msgspec.MsgspecError):  # of another list
+            raise _no_cursor(cursor) from None
+    some = ordered[start : start + limit]
+    more = start + limit < len(ordered)
+    return page(some, _cursor(key(some[-1])) if some and more else None, total=len(ordered))
+
+
+def _cursor(key: Key) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(key)).rstrip(b"=").decode()
+
+
+def behind(
+    found: Sequence[T], cursor: str, limit: int, name: Callable[[T], str]
+) -> tuple[list[T], str | None]:
+    """One page of a list in the order in which its rows came, and the cursor of the next.
+
+    The cursor is the unique name of the last row shown.  Once that row is no longer kept, no older one is.
+    """
+    start = 0
+    if cursor:
+        start = next((at + 1 for at, row in enumerate(found) if name(row) == cursor), len(found))
+    some = list(found[start : start + limit])
+    return some, name(some[-1]) if some and start + limit < len(found) else None
 
 
 def number(cursor: str) -> int:
     if not cursor:
         return 0
     if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
-        raise errors.InvalidInput(f"{cursor[:40]!r} is no cursor of this list", hint="use `next` as it came")
+        raise _no_cursor(cursor)
     return int(cursor)
+
+
+def _no_cursor(cursor: str) -> errors.InvalidInput:
+    return errors.InvalidInput(f"{cursor[:40]!r} is no cursor of this list", hint="use `next` as it came")
 
 
 def expected(if_match: str | None) -> int | str | None:

@@ -84,7 +84,7 @@ async def groups(
     found = await known.source.machines.summary()
     if not found["groups"]:
         known.source.must_hear()
-    return base.cut(found["groups"], cursor, limit)
+    return base.cut(found["groups"], cursor, limit, lambda row: (str(row["group"]),))
 
 
 @router.get(

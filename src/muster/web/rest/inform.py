@@ -227,7 +227,7 @@ async def copies(known: state.Known, person: state.Person, key: Key) -> Response
 async def nodes(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(await known.source.information_nodes(), cursor, limit)
+    return base.cut(await known.source.information_nodes(), cursor, limit, lambda row: (row["node"],))
 
 
 # Service entries

@@ -214,21 +214,21 @@ async def summary(known: state.Known, person: state.Person) -> Response:
 async def managers(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(await known.source.managers(), cursor, limit)
+    return base.cut(await known.source.managers(), cursor, limit, lambda row: (row["name"],))
 
 
 @router.get("/agents", summary="Agents: machines that host resources", **base.answers(base.items()))
 async def agents(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(await known.source.agents(), cursor, limit)
+    return base.cut(await known.source.agents(), cursor, limit, lambda row: (row["name"],))
 
 
 @router.get("/rollouts", summary="Rollouts, and how far they are", **base.answers(base.items()))
 async def rollouts(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(await known.source.rollouts(), cursor, limit)
+    return base.cut(await known.source.rollouts(), cursor, limit, lambda row: (row["id"],))
 
 
 # Brokers
@@ -249,7 +249,8 @@ class NewLink(Strict):
 async def brokers(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut([_without_paths(one) for one in await known.source.brokers()], cursor, limit)
+    rows = [_without_paths(one) for one in await known.source.brokers()]
+    return base.cut(rows, cursor, limit, lambda row: (row["name"],))
 
 
 def _without_paths(one: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +275,7 @@ async def stop_broker(known: state.Known, person: state.Person, name: base.Resou
 async def links(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(await known.source.links(), cursor, limit)
+    return base.cut(await known.source.links(), cursor, limit, lambda row: (row["id"],))
 
 
 @router.post("/links", summary="Hang a broker on another", **base.answers({"type": "object"}, status=201))

@@ -66,16 +66,17 @@ async def parties(
     where: base.Where = "",
     prefix: Annotated[str, Query(max_length=300, description="Only names that begin so.")] = "",
     limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
 ) -> Response:
-    found = await known.source.parties(where, prefix=prefix, limit=limit)
-    return base.page(found["items"], total=found["count"])
+    found = await known.source.parties(where, prefix=prefix, after=cursor, limit=limit)
+    return base.page(found["items"], found["next"], total=found["count"])
 
 
 @router.get("/models", summary="Models of parties and events", **base.answers(base.items()))
 async def models(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(await known.source.models(), cursor, limit)
+    return base.cut(await known.source.models(), cursor, limit, lambda row: (row["of"], row["name"]))
 
 
 @router.post(

@@ -29,14 +29,15 @@ class Moving(Strict):
 async def queues(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(await known.source.queues(), cursor, limit)
+    return base.cut(await known.source.queues(), cursor, limit, lambda row: (row["queue"],))
 
 
 @router.get("/subscriptions", summary="Durable subscriptions", **base.answers(base.items()))
 async def subscriptions(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
-    return base.cut(await known.source.subscriptions(), cursor, limit)
+    rows = await known.source.subscriptions()
+    return base.cut(rows, cursor, limit, lambda row: (row["client_id"] or "", row["subscription"]))
 
 
 @router.get(

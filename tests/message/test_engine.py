@@ -10,7 +10,7 @@ from hypothesis import strategies
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from muster.message.amqp import ends, engine, frames  # noqa: E402
+from muster.message.amqp import budget, ends, engine, frames  # noqa: E402
 
 SIZES = (0, 1, 100, 256, 471, 479, 480, 512, 5_000, 70_000, 300_000)
 
@@ -234,6 +234,82 @@ def test_a_drained_link_has_no_credit_left():
     world.server.drained(link)
     world.run()
     assert (link.credit, receiver.credit - receiver.queued, receiver.draining()) == (0, 0, False)
+
+
+def test_a_link_is_drained_after_what_the_sessions_window_held_back():
+    world = World(window_bytes=16 << 10)
+    receiver = world.session.receiver("in")
+    receiver.open()
+    receiver.drain(10)
+    world.session.incoming_capacity = 16 << 10
+    world.run()
+    (link,) = world.links
+    link.session.window = 1
+    data = b"x" * 40_000
+    world.server.send(link, data, (None, "", 1, data), settled=True)
+    assert link.session.blocked
+    world.server.drained(link)
+    assert link.credit == 9  # not yet
+    link.session.window = 100
+    world.server._unblock(link.session)
+    assert (link.credit, link.drain) == (0, False)
+
+
+def test_unfinished_and_unsettled_bytes_are_bounded_over_all_links_and_sessions():
+    login = budget.Budget(budget.Limits(links=3, unfinished_bytes=1000, unsettled_bytes=3000))
+    ample = budget.Limits(links=100, unfinished_bytes=10_000, unsettled_bytes=2000)
+    one, other = (budget.Budget(ample, login) for _ in range(2))
+    eased: list[str] = []
+    one.on_eased = lambda: eased.append("one")
+    login.on_eased = lambda: eased.append("login")
+    assert [part.add_link() for part in (one, other, one, other)] == [True, True, True, False]
+    assert one.add_unfinished(600)
+    assert not other.add_unfinished(600)
+    other.remove_unfinished(600)
+    assert other.add_unfinished(400)
+    one.add_unsettled(2001)
+    assert (one.may_deliver, other.may_deliver) == (False, True)
+    other.add_unsettled(1000)
+    assert (one.may_deliver, other.may_deliver) == (False, False)
+    one.remove_unsettled(1400)
+    assert eased == ["one"]
+    assert not one.may_deliver  # for the login's sake
+    other.close()
+    assert eased == ["one", "login"]
+    assert one.may_deliver
+    one.close()
+    assert (login.links, login.unfinished_bytes, login.unsettled_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param((frames.TRANSFER, b"\xc0\x40\x05\x43\x43\xa0\x01a\x43" + bytes(56)), id="nested zeros"),
+        pytest.param(
+            (frames.DISPOSITION, b"\xd0\x00\x00\x10\x00\x00\x00\x00\x05\x41\x43\x43\x41" + bytes(5000)),
+            id="deep",
+        ),
+        pytest.param((frames.BEGIN, b"\xc0\x04\x03\x40\x41\x41"), id="begin of booleans"),
+        pytest.param((frames.BEGIN, b"\xc0\x06\x03\xa1\x01x\x43\x43"), id="begin with a text"),
+        pytest.param((frames.ATTACH, b"\xc0\x04\x03\x40\x43\x41"), id="attach without a name"),
+        pytest.param((frames.ATTACH, b"\x45"), id="empty attach"),
+    ],
+)
+def test_a_malformed_frame_of_a_client_that_logged_in_ends_with_an_error_close(said: tuple[int, bytes]):
+    world = World()
+    code, body = said
+    performative = b"\x00\x53" + bytes((code,)) + body
+    channel = 7 if code == frames.BEGIN else 0
+    frame = (
+        (len(performative) + 8).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + performative
+    )
+    transfer = b"\x00\x53\x14\xc0\x03\x02\x43\x43"
+    after = (len(transfer) + 8).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + transfer
+    assert (
+        not world.server.push(frame + after) or world.server.connection.state & proton.Endpoint.LOCAL_CLOSED
+    )
+    answer, _ = world.server.pull()
+    assert b"amqp:" in answer
 
 
 def test_a_message_without_credit_closes_its_link():

@@ -15,7 +15,7 @@ from muster.bus import api  # noqa: E402
 from muster.bus import client as bus_client  # noqa: E402
 from muster.bus.brokers import broker as brokers  # noqa: E402
 from muster.message import destinations, protocol, service  # noqa: E402
-from muster.message.amqp import engine, links, server  # noqa: E402
+from muster.message.amqp import budget, engine, links, server  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust import passwords  # noqa: E402
 from tests.message import conftest, raw_client  # noqa: E402
@@ -332,3 +332,81 @@ async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: serv
             assert "amqp:invalid-field" in said
             assert "container-id" in said
             await eventually.eventually(lambda: not gateway.bridges and not gateway._tasks)
+
+
+async def test_begun_messages_of_one_connection_are_bounded_over_all_of_its_links(gateway: server.Gateway):
+    limits = budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=1 << 20)
+
+    def work(port: int) -> list[str]:
+        raw = raw_client.Raw(port, "beginner")
+        senders = []
+        for number in range(8):
+            sender = raw.session.sender(f"out{number}")
+            sender.target.address = "queue:orders"
+            sender.open()
+            senders.append(sender)
+        raw.until(lambda: all(sender.credit for sender in senders))
+        for sender in senders:
+            sender.delivery(sender.name)
+            sender.stream(bytes(1 << 20))  # and never the rest of it
+            raw.write()
+        raw.until(lambda: any(sender.state & proton.Endpoint.REMOTE_CLOSED for sender in senders))
+        closed = [sender.remote_condition.name for sender in senders if sender.remote_condition]
+        raw.socket.close()
+        return closed
+
+    async with server.Gateway(gateway.connect, None, anonymous="nobody", connection_limits=limits) as bounded:
+        assert set(await asyncio.to_thread(work, bounded.port)) == {"amqp:resource-limit-exceeded"}
+        await eventually.eventually(lambda: not bounded.bridges and not bounded._budgets)
+
+
+async def test_a_connection_with_too_many_links_is_closed(gateway: server.Gateway):
+    limits = budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=1 << 20)
+
+    def work(port: int) -> str:
+        raw = raw_client.Raw(port, "many")
+        for number in range(21):
+            raw.session.sender(f"out{number}").open()
+        raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_CLOSED)
+        raw.socket.close()
+        return str(raw.connection.remote_condition.name)
+
+    async with server.Gateway(gateway.connect, None, anonymous="nobody", login_limits=limits) as bounded:
+        assert await asyncio.to_thread(work, bounded.port) == "amqp:resource-limit-exceeded"
+
+
+async def test_a_login_that_settles_nothing_gets_no_more_than_its_budget(
+    gateway: server.Gateway, dial: conftest.Dial
+):
+    limits = budget.Limits(links=20, unfinished_bytes=4 << 20, unsettled_bytes=300_000)
+    session = (await dial()).session()
+    producer = session.producer(destinations.queue("orders"))
+    for _ in range(10):
+        await producer.send("x" * 50_000)
+
+    def work(port: int) -> tuple[int, int]:
+        first, second = (raw_client.Raw(port, name) for name in ("first", "second"))
+        greedy, modest = (raw_client.receiver(raw, "queue:orders", 100) for raw in (first, second))
+        deliveries = [raw_client.receive(first, greedy)[1] for _ in range(6)]
+        second.until(lambda: modest.state & proton.Endpoint.REMOTE_ACTIVE)
+        before = modest.queued
+        for delivery in deliveries:
+            delivery.update(proton.Delivery.ACCEPTED)
+            delivery.settle()
+        first.write()
+        first.socket.settimeout(30)
+        got = 0
+        while got < 4:
+            for raw, receiver in ((first, greedy), (second, modest)):
+                raw.socket.settimeout(0.2)
+                with contextlib.suppress(TimeoutError):
+                    raw.until(lambda receiver=receiver: receiver.current and receiver.current.readable)
+                    raw_client.receive(raw, receiver)
+                    got += 1
+        for raw in (first, second):
+            raw.socket.close()
+        return before, got
+
+    async with server.Gateway(gateway.connect, None, anonymous="nobody", login_limits=limits) as bounded:
+        async with asyncio.timeout(60):
+            assert await asyncio.to_thread(work, bounded.port) == (0, 4)

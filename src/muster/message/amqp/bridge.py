@@ -32,6 +32,7 @@ from muster.message.amqp import (
     transactions,
     trunks,
 )
+from muster.message.amqp import budget as budget_
 
 if TYPE_CHECKING:
     from muster.message.amqp import server
@@ -72,6 +73,7 @@ class Bridge(asyncio.Protocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
         self._login: str | None = None
+        self._budget: budget_.Budget | None = None
         self.ended = False
         self._ending: asyncio.Task[None] | None = None
         self.jms: client.Connection
@@ -139,7 +141,8 @@ class Bridge(asyncio.Protocol):
         elif self._sasl.login is not None:
             self._login_alarm.cancel()
             self._login = self._sasl.login.name
-            self._engine = engine.Engine(self.gateway.idle_s, self._settled, self._handle)
+            self._budget = self.gateway.budget_of(self._login)
+            self._engine = engine.Engine(self.gateway.idle_s, self._settled, self._handle, self._budget)
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
             if rest:
@@ -160,7 +163,13 @@ class Bridge(asyncio.Protocol):
             await asyncio.sleep(self.gateway.idle_s / 4)
 
     def _push(self, over: engine.Engine, data: bytes) -> None:
-        if not over.push(data):
+        try:
+            went_well = over.push(data)
+        except Exception as error:  # noqa: BLE001  (a fault of ours costs this connection, and says so)
+            events.error("amqp-failed", login=self._login, error=error)
+            over.fail("amqp:internal-error", "a fault of the gateway")
+            went_well = False
+        if not went_well:
             events.info("malformed-amqp", login=self._login)
             self._loop.call_soon(self._give_up)
         if self.straight.fresh:
@@ -305,6 +314,8 @@ class Bridge(asyncio.Protocol):
         self._heard.clear()
         if self.opened.is_set():
             await self.jms.close(lost=lost)
+        if self._budget is not None and self._login is not None:
+            self.gateway.return_budget(self._login, self._budget)
         if self.trunk is not None:
             await self.gateway.trunks.leave(self.trunk)
 

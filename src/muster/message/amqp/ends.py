@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from muster.message.amqp import budget as budget_
 from muster.message.amqp import frames
 
 WINDOW: Final = 512  # frames that a session may send us before it hears from us: 32 MiB of the largest
@@ -27,7 +28,9 @@ class Session:
     __slots__ = (
         "accepted",
         "blocked",
+        "budget",
         "channel",
+        "draining",
         "incoming",
         "links",
         "next_number",
@@ -40,7 +43,8 @@ class Session:
         "wrapper",
     )
 
-    def __init__(self, incoming: int, window: int) -> None:
+    def __init__(self, incoming: int, window: int, budget: budget_.Budget) -> None:
+        self.budget = budget
         self.channel: int | None = None  # ours, while it is open
         self.wrapper: Any = None
         self.links: dict[int, Link] = {}  # by the peer's handle
@@ -54,17 +58,22 @@ class Session:
         self.owes_too_much = False  # outcomes: it gets nothing more until it has settled half of it
         self.accepted: tuple[int, int] | None = None  # first and last of what we accept, not yet told
         self.blocked: deque[tuple[Link, int, bytes, bool, bool]] = deque()
+        self.draining: set[Link] = set()  # drained when what of theirs is blocked has been sent
 
     def sent(self, number: int, token: Token) -> None:
         self.unsettled[number] = token
-        self.unsettled_bytes += len(token[3]) + _TOKEN_BYTES
+        size = len(token[3]) + _TOKEN_BYTES
+        self.unsettled_bytes += size
+        self.budget.add_unsettled(size)
         if self.unsettled_bytes > UNSETTLED_BYTES_MAX:
             self.owes_too_much = True
 
     def settle(self, number: int) -> Token | None:
         token = self.unsettled.pop(number, None)
         if token is not None:
-            self.unsettled_bytes -= len(token[3]) + _TOKEN_BYTES
+            size = len(token[3]) + _TOKEN_BYTES
+            self.unsettled_bytes -= size
+            self.budget.remove_unsettled(size)
         return token
 
     def unsettled_from(self, first: int, last: int) -> list[int]:
@@ -87,13 +96,21 @@ class Session:
     def shut(self) -> None:
         """Nothing more is to be said in it."""
         self.channel = None
+        self.draining.clear()
         for link in self.links.values():
             link.shut()
+
+    def forget(self) -> None:
+        """It is over: its client owes no outcome any more."""
+        self.budget.remove_unsettled(self.unsettled_bytes)
+        self.unsettled.clear()
+        self.unsettled_bytes = 0
 
 
 class Link:
     """Its owner sets what is to happen: ``take`` for a message (number, data, settled, state), ``too_large``
-    for the beginning of one that is, ``flowed`` when it may send more, or is to drain.
+    for the beginning of one that is, ``too_much`` where too many are begun and not finished, ``flowed`` when
+    it may send more, or is to drain.
     """
 
     __slots__ = (
@@ -110,6 +127,7 @@ class Link:
         "session",
         "take",
         "too_large",
+        "too_much",
         "wrapper",
     )
 
@@ -127,6 +145,7 @@ class Link:
         self.partial: tuple[int, bool, bytes | None] | None = None
         self.take: Callable[[int, bytes, bool, bytes | None], None] = ignore
         self.too_large: Callable[[], None] = ignore
+        self.too_much: Callable[[], None] = ignore
         self.flowed: Callable[[], None] = ignore
 
     def opened(self, channel: int, handle: int) -> None:
@@ -140,21 +159,30 @@ class Link:
         assert self.partial is not None, "it began with another"
         self.parts.append(part)
         self.parts_bytes += len(part)
+        fits = self.session.budget.add_unfinished(len(part))
         if more and not aborted:
             if self.parts_bytes > PARTIAL_BYTES_MAX:
                 self.too_large()
+            elif not fits:
+                self.too_much()
             return
         number, was_settled, before = self.partial
         whole = b"".join(self.parts)
-        self.parts.clear()
-        self.parts_bytes, self.partial = 0, None
+        self.drop_parts()
         if not aborted:
             self.take(number, whole, settled or was_settled, before if state is None else state)
+
+    def drop_parts(self) -> None:
+        """Of the message that is just coming: it has come, or never will."""
+        self.session.budget.remove_unfinished(self.parts_bytes)
+        self.parts.clear()
+        self.parts_bytes, self.partial = 0, None
 
     def leave(self) -> None:
         """Its owner hears no more of it.  With that the circle of the two is broken: what of the library they
         hold is freed here and now, not by a collector in whatever thread.
         """
         self.shut()
+        self.drop_parts()
         self.credit = 0
-        self.take = self.flowed = self.too_large = ignore
+        self.take = self.flowed = self.too_large = self.too_much = ignore

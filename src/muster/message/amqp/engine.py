@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import proton
 
+from muster.message.amqp import budget as budget_
 from muster.message.amqp import ends, frames, library, sections
 
 FRAME_BYTES_MAX: Final = 64 << 10
@@ -36,7 +37,10 @@ class Engine:
         idle_s: float,
         on_outcome: Callable[[ends.Token, int, bytes | None], None],
         on_event: Callable[[Any], None],
+        budget: budget_.Budget | None = None,
     ) -> None:
+        self._budget = budget or budget_.Budget(budget_.CONNECTION)
+        self._budget.on_eased = self.go_on_with_links
         self._library = library.Library(idle_s, FRAME_BYTES_MAX, self._happened)
         self.connection = self._library.connection
         self.transport = self._library.transport
@@ -49,6 +53,7 @@ class Engine:
         self._sessions: dict[int, ends.Session] = {}  # by the peer's channel
         self._links: dict[library.Pointer, ends.Link] = {}
         self._arriving: ends.Session | ends.Link | None = None
+        self._arriving_number = 0  # the peer's, of that session's channel or that link's handle
         self._payload_max = _FIRST_FRAME_BYTES_MAX - frames.TRANSFER_BYTES
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -127,14 +132,15 @@ class Engine:
                         return False
                     at = size
         except sections.MALFORMED as error:
-            self._fail("amqp:decode-error", f"a malformed frame: {error}")
+            self.fail("amqp:decode-error", f"a malformed frame: {error}")
             return False
         self._rest = data[at:]
         if others:
             self.accepted = 0
         return True
 
-    def _fail(self, condition: str, why: str) -> None:
+    def fail(self, condition: str, why: str) -> None:
+        """Close the connection, and say why."""
         self._rest = b""
         self._stirred = True
         self.connection.condition = proton.Condition(condition, why)
@@ -154,23 +160,44 @@ class Engine:
             self._payload_max = min(max(frame_bytes, 512), 1 << 20) - frames.TRANSFER_BYTES
         elif code == frames.BEGIN:
             _, first, window = frames.numbers(frame, at, 3)
-            session = self._arriving = self._sessions[channel] = ends.Session(first or 0, window or 0)
+            if channel in self._sessions:
+                raise ValueError(f"the channel {channel} has a session already")
+            self._arriving, self._arriving_number = (
+                ends.Session(first or 0, window or 0, self._budget),
+                channel,
+            )
         elif code == frames.ATTACH and session is not None:
             found, _ = frames.fields(frame, at, 3)
             name, handle, receives = (*found, None, None, None)[:3]
-            self._arriving = session.links[handle or 0] = ends.Link(session, (name, not receives))
+            if not isinstance(name, str) or type(handle) is not int:
+                raise ValueError("an attach needs a name and a handle")
+            if handle in session.links:
+                self._end(session, "amqp:session:handle-in-use", f"the handle {handle} has a link already")
+                return True
+            if not self._budget.add_link():
+                self.fail("amqp:resource-limit-exceeded", "this connection, or its login, has too many links")
+                return False
+            self._arriving, self._arriving_number = ends.Link(session, (name, not receives)), handle
+        arriving = self._arriving
         went_well = self._control(frame)
         self._arriving = None
+        if arriving is not None and arriving.wrapper is None:  # proton did not take it for what it says it is
+            if isinstance(arriving, ends.Link):
+                self._budget.remove_links(1)
+            raise ValueError("a begin or an attach with fields of the wrong type")
         if session is not None and code == frames.DETACH:
             (handle,) = frames.numbers(frame, at, 1)
             link = session.links.pop(handle or 0, None)
             if link is not None:
+                self._budget.remove_links(1)
                 self._leave(link)
         elif session is not None and code == frames.END:
             for link in [link for link in self._links.values() if link.session is session]:
                 self._leave(link)
                 self.free(link.wrapper)
             session.shut()
+            session.forget()
+            self._budget.remove_links(len(session.links))
             del self._sessions[channel]
         return went_well
 
@@ -186,6 +213,7 @@ class Engine:
     def _leave(self, link: ends.Link) -> None:
         link.leave()
         session = link.session
+        session.draining.discard(link)
         if session.blocked:
             session.blocked = deque(one for one in session.blocked if one[0] is not link)
 
@@ -193,9 +221,10 @@ class Engine:
         arriving, kinds = self._arriving, proton.Event
         if event.type == kinds.SESSION_REMOTE_OPEN and isinstance(arriving, ends.Session):
             arriving.wrapper = event.session
+            self._sessions[self._arriving_number] = arriving
         elif event.type == kinds.LINK_REMOTE_OPEN and isinstance(arriving, ends.Link):
             arriving.wrapper = event.link
-            self._links[link] = arriving
+            arriving.session.links[self._arriving_number] = self._links[link] = arriving
         self._on_event(event)
 
     def _transfer(self, session: ends.Session, data: bytes, at: int, end: int) -> None:
@@ -238,7 +267,7 @@ class Engine:
 
     def close(self, link: ends.Link, condition: str, why: str) -> None:
         link.shut()
-        link.parts.clear()
+        link.drop_parts()
         link.wrapper.condition = proton.Condition(condition, why)
         link.wrapper.close()
         self._stirred = True
@@ -333,6 +362,9 @@ class Engine:
 
     def go_on(self) -> None:
         self._stopped = False
+        self.go_on_with_links()
+
+    def go_on_with_links(self) -> None:
         self._may_go_on(list(self.links()))
 
     def _put(self, *parts: bytes) -> None:
@@ -366,7 +398,10 @@ class Engine:
 
     def drained(self, link: ends.Link) -> None:
         """There is nothing more to send for the credit that is left."""
-        if link.drain:
+        session = link.session
+        if any(blocked[0] is link for blocked in session.blocked):
+            session.draining.add(link)
+        elif link.drain:
             link.delivered += link.credit
             link.credit = 0
             link.drain = False
@@ -374,7 +409,11 @@ class Engine:
 
     def may_send(self, link: ends.Link) -> bool:
         session = link.session
-        return link.credit > 0 and not (self._stopped or session.blocked or session.owes_too_much)
+        return (
+            link.credit > 0
+            and not (self._stopped or session.blocked or session.owes_too_much)
+            and self._budget.may_deliver
+        )
 
     def send(self, link: ends.Link, data: bytes, token: ends.Token, *, settled: bool) -> None:
         """``token`` is what its outcome is told with."""
@@ -408,6 +447,10 @@ class Engine:
             session.window -= 1
             session.outgoing += 1
             self._put(frames.transfer_head(link.lead, number, len(data), settled, more), data)
+        if session.draining and not session.blocked:
+            draining, session.draining = session.draining, set()
+            for link in draining:
+                self.drained(link)
 
     def accept(self, link: ends.Link, number: int) -> None:
         """Told with its neighbours, at the next `pull`."""

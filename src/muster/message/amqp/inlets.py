@@ -49,6 +49,7 @@ class Inlet:
         self.under_way = 0
         self.link.take = self.arrived
         self.link.too_large = self._too_large
+        self.link.too_much = self._too_much
         self.grant()
 
     def grant(self) -> None:
@@ -65,6 +66,13 @@ class Inlet:
         """It would fill the memory: no outcome can be told before its end, so the link has to go."""
         self._bridge.close_link(
             self.link, "amqp:link:message-size-exceeded", f"the most is {MESSAGE_BYTES_MAX} bytes"
+        )
+
+    def _too_much(self) -> None:
+        self._bridge.close_link(
+            self.link,
+            "amqp:resource-limit-exceeded",
+            "too many bytes of messages that this connection, or its login, began and did not finish",
         )
 
     def arrived(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:

@@ -60,17 +60,24 @@ class Described:
 
 def skip(data: bytes, at: int) -> int:
     """Where the value that begins at ``at`` ends."""
-    code = data[at]
-    if code == 0:
-        return skip(data, skip(data, at + 1))
-    width = code >> 4
-    if width in _FIXED:
-        return at + 1 + _FIXED[width]
-    if width in (0xA, 0xC, 0xE):
-        return at + 2 + data[at + 1]
-    if width in (0xB, 0xD, 0xF):
-        return at + 5 + int(_U32.unpack_from(data, at + 1)[0])
-    raise ValueError(f"type {code:#x} is unknown")
+    values_left = 1
+    while values_left:
+        code = data[at]
+        width = code >> 4
+        if code == 0:  # a described value: its descriptor and itself, in place of one
+            at += 1
+            values_left += 1
+            continue
+        if width in _FIXED:
+            at += 1 + _FIXED[width]
+        elif width in (0xA, 0xC, 0xE):
+            at += 2 + data[at + 1]
+        elif width in (0xB, 0xD, 0xF):
+            at += 5 + int(_U32.unpack_from(data, at + 1)[0])
+        else:
+            raise ValueError(f"type {code:#x} is unknown")
+        values_left -= 1
+    return at
 
 
 def split(data: bytes) -> list[tuple[int, int, int, int]]:
@@ -136,6 +143,8 @@ def read(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
             return _array(data, at, code, depth)
         case 0x00 if depth < _DEPTH_MAX:
             descriptor, at = read(data, at + 1, depth + 1)
+            if not isinstance(descriptor, values.Typed):
+                raise ValueError("a descriptor is a number or a symbol")
             value, at = read(data, at, depth + 1)
             return Described(descriptor.value, value), at
     raise ValueError(f"type {code:#x} is not expected")

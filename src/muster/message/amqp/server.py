@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from typing import Any, Self
 
 from muster.message import desk
-from muster.message.amqp import bridge, lulls, sasl, trunks
+from muster.message.amqp import bridge, budget, lulls, sasl, trunks
 
 
 class Gateway:
@@ -41,6 +41,8 @@ class Gateway:
         may: desk.May = desk.anything,
         idle_s: float = 30.0,
         quiet: trunks.Connect | None = None,
+        connection_limits: budget.Limits = budget.CONNECTION,
+        login_limits: budget.Limits = budget.LOGIN,
     ) -> None:
         self.connect = connect
         self.trunks = trunks.Trunks(connect, self._turns, self._lost)
@@ -58,9 +60,35 @@ class Gateway:
         self._behind: deque[bridge.Bridge] = deque()  # and who had their turn, and have more
         self._turning = False  # they are called soon
         self.lulls = lulls.Lulls()
+        self._connection_limits = connection_limits
+        self._login_limits = login_limits
+        self._budgets: dict[str, tuple[budget.Budget, set[budget.Budget]]] = {}  # by login
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def budget_of(self, login: str) -> budget.Budget:
+        """For one more connection of this login."""
+        if login not in self._budgets:
+            self._budgets[login] = (budget.Budget(self._login_limits), set())
+        shared, parts = self._budgets[login]
+
+        def on_eased() -> None:
+            for part in list(parts):
+                part.on_eased()
+
+        shared.on_eased = on_eased
+        made = budget.Budget(self._connection_limits, shared)
+        parts.add(made)
+        return made
+
+    def return_budget(self, login: str, part: budget.Budget) -> None:
+        """Its connection is gone."""
+        part.close()
+        _, parts = self._budgets[login]
+        parts.discard(part)
+        if not parts:
+            del self._budgets[login]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,0 +1,86 @@
+"""How much of the gateway's memory a connection may use, and a login over all of its connections. Pure.
+
+Three things grow with what a client does: its links, the parts of messages that it began and has not
+finished, and the messages whose outcome it owes.  A budget counts each of them, at two levels: that of a
+connection belongs to that of its login, and both have to allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    links: int
+    unfinished_bytes: int
+    unsettled_bytes: int
+
+
+CONNECTION = Limits(links=4_096, unfinished_bytes=16 << 20, unsettled_bytes=128 << 20)
+LOGIN = Limits(links=16_384, unfinished_bytes=64 << 20, unsettled_bytes=256 << 20)
+
+
+class Budget:
+    """``on_eased`` is called when enough was settled for deliveries to go on."""
+
+    __slots__ = ("_limits", "_upper", "links", "on_eased", "owing", "unfinished_bytes", "unsettled_bytes")
+
+    def __init__(self, limits: Limits, upper: Budget | None = None) -> None:
+        self._limits = limits
+        self._upper = upper
+        self.links = 0
+        self.unfinished_bytes = 0
+        self.unsettled_bytes = 0
+        self.owing = False  # too much is unsettled: nothing more is delivered until half of it is settled
+        self.on_eased: Callable[[], None] = lambda: None
+
+    @property
+    def may_deliver(self) -> bool:
+        return not self.owing and (self._upper is None or self._upper.may_deliver)
+
+    def add_link(self) -> bool:
+        """False: that would be one too many, and is not counted."""
+        if self.links >= self._limits.links or (self._upper is not None and not self._upper.add_link()):
+            return False
+        self.links += 1
+        return True
+
+    def remove_links(self, count: int) -> None:
+        self.links -= count
+        if self._upper is not None:
+            self._upper.remove_links(count)
+
+    def add_unfinished(self, size: int) -> bool:
+        """False: that is too much; it is counted all the same, until it is removed."""
+        self.unfinished_bytes += size
+        fits = self.unfinished_bytes <= self._limits.unfinished_bytes
+        return (self._upper is None or self._upper.add_unfinished(size)) and fits
+
+    def remove_unfinished(self, size: int) -> None:
+        self.unfinished_bytes -= size
+        if self._upper is not None:
+            self._upper.remove_unfinished(size)
+
+    def add_unsettled(self, size: int) -> None:
+        self.unsettled_bytes += size
+        if self.unsettled_bytes > self._limits.unsettled_bytes:
+            self.owing = True
+        if self._upper is not None:
+            self._upper.add_unsettled(size)
+
+    def remove_unsettled(self, size: int) -> None:
+        self.unsettled_bytes -= size
+        if self._upper is not None:
+            self._upper.remove_unsettled(size)
+        if self.owing and self.unsettled_bytes <= self._limits.unsettled_bytes // 2:
+            self.owing = False
+            self.on_eased()
+
+    def close(self) -> None:
+        """The connection is gone, with all that it held."""
+        self.remove_links(self.links)
+        self.remove_unfinished(self.unfinished_bytes)
+        self.on_eased = lambda: None
+        self.remove_unsettled(self.unsettled_bytes)

@@ -132,6 +132,16 @@ class TestPermissions:
             await eventually(lambda: bus.statistics().violations == 3)
             await bus.subscribe("muster.manage.to.a1.x")
 
+    async def test_a_refusal_does_not_end_what_differs_by_case_only(self, trusted):
+        running, trust = trusted
+        trust.issue("a1", roles.Role.AGENT)
+        async with await muster.connect(running.url, creds=trust.credentials("a1")) as bus:
+            allowed = await bus.subscribe("muster.manage.to.a1.x")
+            with pytest.raises(errors.Forbidden):
+                await bus.subscribe("muster.manage.to.A1.x")
+            with pytest.raises(errors.TimedOut):
+                await allowed.next(timeout_s=0.1)
+
     async def test_storage_that_may_not_be_used(self, trusted):
         running, trust = trusted
         trust.issue("a1", roles.Role.AGENT)
@@ -498,9 +508,9 @@ def lose_acknowledgements(bus: client.Client, monkeypatch: pytest.MonkeyPatch, c
     """The next ``count`` publishes are stored, and their publisher never hears of it."""
     expect, left = bus._wire.expect, [count]
 
-    def deaf(subjects: Any, take: Any, fail: Any) -> Any:
+    def deaf(subjects: Any, take: Any, fail: Any, **kwargs: Any) -> Any:
         left[0] -= 1
-        return expect(subjects, take if left[0] < 0 else lambda _: None, fail)
+        return expect(subjects, take if left[0] < 0 else lambda _: None, fail, **kwargs)
 
     monkeypatch.setattr(bus._wire, "expect", deaf)
     monkeypatch.setattr(committer, "PATIENCE_S", 0.2)

@@ -139,3 +139,30 @@ def test_a_thousand_seeds():
 
 def test_a_seed_is_a_run():
     assert run(3).history == run(3).history
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("after_ms", range(8))
+async def test_an_attempt_ends_when_the_storage_is_lost_in_the_middle(after_ms: int):
+    net = network.Network(seed=3)
+    loop = asyncio.get_running_loop()
+    async with await net.connect("one") as bus, await leases.Leases.open(bus, ttl_s=TTL_S) as mine:
+        loop.call_later(after_ms / 2000, net.cut, "one")
+        try:
+            lease = await mine.try_acquire(NAME, timeout_s=10)
+        except errors.TimedOut:
+            lease = None
+        assert loop.time() < 60
+        assert lease is None or after_ms > 1
+
+
+@pytest.mark.virtual_time
+async def test_of_many_attempts_at_once_one_gets_the_lease():
+    net = network.Network(seed=3)
+    buses = [await net.connect(f"n{number}") for number in range(5)]
+    all_leases = [await leases.Leases.open(bus, ttl_s=TTL_S) for bus in buses]
+    outcomes = await asyncio.gather(*(mine.try_acquire(NAME) for mine in all_leases))
+    assert [type(outcome) for outcome in outcomes].count(leases.Lease) == 1
+    for mine, bus in zip(all_leases, buses, strict=True):
+        await mine.close()
+        await bus.close()

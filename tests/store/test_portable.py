@@ -86,7 +86,7 @@ async def test_the_pages_of_a_backup_are_bounded_by_bytes(store, other, tmp_path
     write = portable._Writer.write
     pages: list[int] = []
 
-    def writes(self: portable._Writer, lines: list[portable._Line]) -> None:
+    def writes(self: portable._Writer, lines: list[msgspec.Struct]) -> None:
         pages.append(sum(len(line.v) for line in lines if isinstance(line, portable._Line)))
         write(self, lines)
 

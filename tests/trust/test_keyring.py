@@ -190,6 +190,38 @@ def test_a_key_made_elsewhere_stays_there(trust):
         trust.issue("a2", AGENT, public_key=nkeys.KeyPair.create(nkeys.Kind.ACCOUNT).public)
 
 
+def test_a_revoked_key_is_not_issued_again(trust):
+    key = nkeys.KeyPair.create(nkeys.Kind.USER)
+    trust.issue("a1", AGENT, public_key=key.public)
+    trust.revoke("a1")
+    trust.issue("a1", AGENT)
+    trust.revoke("a1")
+    for name in ("a1", "a2"):
+        with pytest.raises(errors.Refused, match="needs a new key"):
+            trust.issue(name, AGENT, public_key=key.public)
+
+
+def test_a_key_belongs_to_one_identity(trust):
+    key = nkeys.KeyPair.create(nkeys.Kind.USER)
+    trust.issue("a1", AGENT, public_key=key.public)
+    with pytest.raises(errors.Refused, match="was issued to 'a1'"):
+        trust.issue("a2", AGENT, public_key=key.public)
+    assert [record.identity for record in trust.records()] == ["a1"]
+
+
+def test_what_was_signed_after_a_revocation_of_its_key_can_be_revoked(trust):
+    now = time.time()
+    later = keyring.Trust(trust.folder, "north", clock=lambda: now + 5)
+    trust.issue("a1", AGENT)
+    trust.revoke("a1")
+    public_key = trust.show("a1").public_key
+    document = later._sign("north", "a1", AGENT, public_key, now + 5, None, None, False, None)
+    assert (later.show("a1").status, later.check(document).name) == ("valid", "a1")
+    assert later.revoke("a1").status == "revoked"
+    with pytest.raises(errors.Unauthorized):
+        later.check(document)
+
+
 def test_revocations_go_when_what_they_revoke_has_expired(trust):
     now = time.time()
     past = keyring.Trust(trust.folder, "north", clock=lambda: now - 1000)

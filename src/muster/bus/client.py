@@ -154,7 +154,7 @@ class Client:
     def _refused(self, subject: str) -> None:
         """The broker refused a subscription: after a reconnection, one that we may not have any more."""
         for subscription in self._subscriptions.values():
-            if subscription.subject.lower() == subject:
+            if subscription.subject == subject:
                 subscription.end(errors.Forbidden(f"this identity may not subscribe to {subject!r} any more"))
 
     # Messages.

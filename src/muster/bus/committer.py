@@ -277,7 +277,9 @@ class Committer:
         and before it stores anything.
         """
         lines = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Msg-Id": secrets.token_hex(16)}
-        answer = await self._wire.ask(subject, b"", forms.encode_headers(lines), timeout_s=jetstream.TRY_S)
+        answer = await self._wire.ask(
+            subject, b"", forms.encode_headers(lines), timeout_s=jetstream.TRY_S, stored=True
+        )
         outcome = self._outcome(answer)
         if isinstance(outcome, errors.MusterError):
             raise outcome

@@ -120,31 +120,35 @@ class Leases:
 
     async def acquire(self, name: str, *, timeout_s: float | None = None) -> Lease:
         """Wait until the lease is ours; `errors.TimedOut` if it is not within ``timeout_s``."""
-        run = _Run(self._bus, self._bucket, name, self._ttl_s, self._runs.discard)
+        lease = await self._gained(
+            _Run(self._bus, self._bucket, name, self._ttl_s, self._runs.discard), timeout_s
+        )
+        assert lease is not None
+        return lease
+
+    async def try_acquire(self, name: str, *, timeout_s: float = api.DURABLE_TIMEOUT_S) -> Lease | None:
+        """The lease if no other process holds it now, without waiting for its holder.
+
+        `errors.TimedOut` if the storage does not say within ``timeout_s``.
+        """
+        run = _Run(self._bus, self._bucket, name, self._ttl_s, self._runs.discard, wait=False)
+        return await self._gained(run, timeout_s)
+
+    async def _gained(self, run: _Run, timeout_s: float | None) -> Lease | None:
         self._runs.add(run)
         try:
             async with asyncio.timeout(timeout_s):
-                return await run.gained()
+                lease = await run.gained()
         except BaseException as error:
             await run.release()
             if isinstance(error, TimeoutError):
-                raise errors.TimedOut(f"the lease {name!r} was not to be had in {timeout_s:g} s") from None
+                raise errors.TimedOut(
+                    f"the lease {run.name!r} was not to be had in {timeout_s:g} s"
+                ) from None
             raise
-
-    async def try_acquire(self, name: str) -> Lease | None:
-        """The lease if nobody holds it now, without waiting for anybody."""
-        if await self._bucket.get(name) is not None:
-            return None
-        run = _Run(self._bus, self._bucket, name, self._ttl_s, self._runs.discard, wait=False)
-        self._runs.add(run)
-        try:
-            return await run.gained()
-        except errors.AlreadyExists:
+        if lease is None:
             await run.release()
-            return None
-        except BaseException:
-            await run.release()
-            raise
+        return lease
 
     async def holder(self, name: str) -> tuple[str, int] | None:
         """Who holds it, and the epoch of that tenure."""
@@ -185,19 +189,19 @@ class _Run:
             subjects.token(level)
         self._bus = bus
         self._bucket = bucket
-        self._name = name
+        self.name = name
         self._ttl_s = ttl_s
         self._on_end = on_end
         self._wait = wait
         self._loop = asyncio.get_running_loop()
         self._lease: Lease | None = None
-        self._gained: asyncio.Future[Lease] = self._loop.create_future()
+        self._gained: asyncio.Future[Lease | None] = self._loop.create_future()  # None: another holds it
         self._alarm: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
         self.candidate = tenure.Candidate(bus.identity, secrets.token_hex(8), ttl_s=ttl_s)
 
-    async def gained(self) -> Lease:
+    async def gained(self) -> Lease | None:
         if self._wait:
             self._watching = self._start(self._watch())
         self.state_changed(self._bus.state)
@@ -230,7 +234,7 @@ class _Run:
         """Tell the candidate of changes, as long as it waits."""
         try:
             seen = False
-            async with await self._bucket.watch(self._name) as watch:
+            async with await self._bucket.watch(self.name) as watch:
                 async for entry in watch:
                     now = self._loop.time()
                     if entry is not None:
@@ -261,7 +265,7 @@ class _Run:
         self._set_alarm()
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work, name=f"lease {self._name}")
+        task = self._loop.create_task(work, name=f"lease {self.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -283,15 +287,13 @@ class _Run:
         try:
             async with asyncio.timeout(self._ttl_s):  # later than that the answer means nothing
                 if wanted.revision is None:
-                    revision = await self._bucket.create(self._name, value, ttl_s=self._ttl_s)
+                    revision = await self._bucket.create(self.name, value, ttl_s=self._ttl_s)
                 else:
                     revision = await self._bucket.update(
-                        self._name, value, revision=wanted.revision, ttl_s=self._ttl_s
+                        self.name, value, revision=wanted.revision, ttl_s=self._ttl_s
                     )
-        except (errors.AlreadyExists, errors.Conflict) as error:
+        except (errors.AlreadyExists, errors.Conflict):
             self._obey(self.candidate.conflicted(wanted.attempt, self._loop.time()))
-            if not self._wait and not self._gained.done():
-                self._gained.set_exception(error)
         except (errors.Unavailable, TimeoutError):
             self._obey(self.candidate.failed(wanted.attempt, self._loop.time()))
         except errors.MusterError as error:
@@ -303,21 +305,28 @@ class _Run:
 
     async def _remove(self, revision: int) -> None:
         with contextlib.suppress(errors.Conflict, errors.Unavailable):
-            await self._bucket.delete(self._name, revision=revision)
+            await self._bucket.delete(self.name, revision=revision)
 
     async def _look(self) -> None:
         try:
-            entry = await self._bucket.get(self._name)
+            entry = await self._bucket.get(self.name)
         except errors.Unavailable:
             return  # the candidate asks again when its time has come
+        except errors.MusterError as error:
+            if not self._gained.done():
+                self._gained.set_exception(error)
+            return
         revision = entry.revision if entry else None
         self._obey(self.candidate.observed(revision, _record(entry), self._loop.time()))
+        held_by_another = entry is not None and self.candidate.phase is tenure.Phase.WAITING
+        if held_by_another and not self._wait and not self._gained.done():
+            self._gained.set_result(None)
 
     def _begin(self, epoch: int) -> None:
-        self._lease = Lease(self._name, epoch, self)
+        self._lease = Lease(self.name, epoch, self)
         if self._watching is not None:
             self._watching.cancel()
-        events.info("lease-gained", lease=self._name, holder=self._bus.identity, epoch=epoch)
+        events.info("lease-gained", lease=self.name, holder=self._bus.identity, epoch=epoch)
         if not self._gained.done():
             self._gained.set_result(self._lease)
 
@@ -325,7 +334,7 @@ class _Run:
         if self._watching is not None:
             self._watching.cancel()
         if self._lease is not None:
-            events.info("lease-ended", lease=self._name, holder=self._bus.identity, reason=reason)
+            events.info("lease-ended", lease=self.name, holder=self._bus.identity, reason=reason)
             self._lease.lost_because = reason
             self._lease.lost.set()
         self._on_end(self)

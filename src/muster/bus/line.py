@@ -248,7 +248,7 @@ class Line(nats_client.Client):
                 await self._closed_cb()
 
     async def _process_err(self, err_msg: str) -> None:
-        """An error line of the broker (in lower case, as the parser gives it)."""
+        """An error line of the broker, as it was sent: subjects differ by case."""
         violation = refusals.VIOLATION.search(err_msg)
         if violation is None:
             events.warning("broker-error", said=err_msg.strip("'"))
@@ -258,12 +258,12 @@ class Line(nats_client.Client):
             return
         kind, subject = violation.groups()
         self._counts.add(counting.Count.FORBIDDEN)
-        if kind == "subscription":
+        if kind.lower() == "subscription":
             self._refused_subjects.add(subject)
             self._on_refused(subject)
         elif self._told_those_who_asked(subject):
             return
-        events.warning("forbidden", what=kind, subject=subject)
+        events.warning("forbidden", what=kind.lower(), subject=subject)
 
     def _told_those_who_asked(self, subject: str) -> bool:
         """Whether somebody waits for an answer to what was refused, and has heard of it that way."""
@@ -323,14 +323,14 @@ class Line(nats_client.Client):
         forms.check_subject(subject, wildcards=True)
         forms.check_group(group)
         self.check_open()
-        self._refused_subjects.discard(subject.lower())
+        self._refused_subjects.discard(subject)
         number = 0
         try:
             with heeding_cancellation():
                 number = (await super().subscribe(subject, queue=group))._id
                 self._readers[number] = reader
             await self.round_trip(timeout_s)
-            if subject.lower() in self._refused_subjects:
+            if subject in self._refused_subjects:
                 raise errors.Forbidden(f"this identity may not subscribe to {subject!r}")
         except BaseException:
             self.forget(number)

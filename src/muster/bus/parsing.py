@@ -133,6 +133,6 @@ class Parser(parser.Parser):
         elif what == b"INFO":
             await over._process_info(json.loads(rest))
         elif what == b"-ERR":
-            await over._process_err(rest.strip().decode("utf-8", "replace").lower())
+            await over._process_err(rest.strip().decode("utf-8", "replace"))
         elif what != b"+OK":
             raise nats.errors.ProtocolError

@@ -9,14 +9,15 @@ import nats.errors
 
 from muster.core import errors
 
-VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.*?)"')
+VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.*?)"', re.IGNORECASE)
 
 _HARMLESS = ("maximum subscriptions", "invalid subject", "invalid publish subject")
 _UNAUTHORIZED = ("authorization", "authentication", "revoked", "expired")
 
 
 def is_harmless(text: str) -> bool:
-    """Whether the connection lives on after this error line of the broker (in lower case)."""
+    """Whether the connection lives on after this error line of the broker."""
+    text = text.lower()
     return any(words in text for words in _HARMLESS)
 
 

@@ -97,9 +97,7 @@ class Wire(line.Line):
             call.fail(self.why_closed())
 
     def _told_those_who_asked(self, subject: str) -> bool:
-        asked = [
-            call for call in self._calls.values() if any(subject == one.lower() for one in call.subjects)
-        ]
+        asked = [call for call in self._calls.values() if subject in call.subjects]
         for call in asked:
             call.fail(errors.Forbidden(f"this identity may not publish to {subject!r}"))
         return bool(asked)
@@ -165,11 +163,18 @@ class Wire(line.Line):
         return subjects_.reply_subject(responder, self._requester, token)
 
     async def ask(
-        self, subject: str, data: bytes, raw_headers: bytes | None = None, *, timeout_s: float
+        self,
+        subject: str,
+        data: bytes,
+        raw_headers: bytes | None = None,
+        *,
+        timeout_s: float,
+        stored: bool = False,
     ) -> Answer:
         """Send a request and wait for one answer; `errors.Unavailable` at once if nobody listens.
 
-        Without a connection nothing is sent: what was given up must not be done when one is back.
+        ``stored``: as with `expect`.  Without a connection nothing is sent: what was given up must not be
+        done when one is back.
         """
         if not self.is_connected:
             await self.connected(timeout_s)
@@ -177,7 +182,7 @@ class Wire(line.Line):
             await self.ready()
         loop = asyncio.get_running_loop()
         question = _Question(subject, timeout_s, loop)
-        reply = self._reply_subject(subjects_.responder(subject))
+        reply = self._reply_subject("" if stored else subjects_.responder(subject))
         key = reply.encode()
         self._calls[key] = question
         alarm = loop.call_later(timeout_s, question.expire)

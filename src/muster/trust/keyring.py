@@ -12,6 +12,7 @@
     accounts/<domain>/account.jwt    what brokers enforce: role templates, revocations, imports
     accounts/<domain>/revoked.json   user key -> when it was revoked and when it would have expired
     accounts/<domain>/users/<identity>.jwt, .creds
+    accounts/<domain>/keys/<user key>  the identity that the key was issued to: no other may have it
     accounts/<domain>/passwords/<name>.json
 
 The operator is one for a tree of domains and each domain is an account, so nothing passes between two domains
@@ -172,6 +173,8 @@ class Trust:
                     )
                 if public_key == record.public_key:
                     raise errors.Refused(f"{identity!r} needs a new key: this one was {record.status}")
+            if public_key in self._revoked(domain):
+                raise errors.Refused(f"{identity!r} needs a new key: this one was revoked")
             key = None if public_key else nkeys.KeyPair.create(nkeys.Kind.USER)
             public = key.public if key else nkeys.require(public_key or "", nkeys.Kind.USER)
             now = self._clock()
@@ -241,7 +244,9 @@ class Trust:
         if not user.pub.allow and role is not None:
             limits = roles.limits(role, identity)
         expired = claims.exp and claims.exp <= self._clock()
-        status = "revoked" if claims.sub in self._revoked(domain) else "expired" if expired else "valid"
+        revocation = self._revoked(domain).get(claims.sub)
+        revoked = revocation is not None and claims.iat <= revocation.at  # as brokers decide it
+        status = "revoked" if revoked else "expired" if expired else "valid"
         return Record(
             identity=identity,
             domain=domain,
@@ -388,6 +393,14 @@ class Trust:
             raise errors.LimitExceeded(
                 f"the document of {identity!r} would have {len(document)} characters; at most {_LINE_MAX}",
                 hint="name fewer topics",
+            )
+        owner = self._account(domain) / "keys" / public
+        if not owner.exists():
+            files.write(owner, identity.encode())
+        elif (other := files.read_text(owner, "the owner of a key")) != identity:
+            raise errors.Refused(
+                f"{identity!r} needs a key of its own: this one was issued to {other!r}",
+                hint="revoking one of the two would revoke both",
             )
         path = self._user(domain, identity)
         files.write(path, document.encode())  # first: what is not recorded could not be revoked

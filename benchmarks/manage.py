@@ -21,8 +21,9 @@ from benchmarks import harness, measure
 from muster.app import catalogue, domain, identities
 from muster.bus import client as bus_client
 from muster.bus.brokers import broker, config
+from muster.bus.rpc import client as rpc
 from muster.core import messages, settings
-from muster.manage import agent, client, manager, protocol, requests, service
+from muster.manage import agent, client, manager, protocol, service
 from muster.store import database
 from muster.trust import roles
 
@@ -159,7 +160,7 @@ async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
                 }
                 for n in range(first, min(resources, first + 2_000))
             ]
-            await requests.ask(admin, protocol.request("admin", "apply"), patience_s=120, entries=entries)
+            await rpc.call(admin, protocol.request("admin", "apply"), {"entries": entries}, timeout_s=120)
         await _ask(fleet.workers["adapters"], {"do": "wait", "total": resources}, 180)
         yield fleet
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from muster.app import context, control, domain, identities, team
+from muster.app import brokers, context, control, domain, identities, team
 from muster.bus import api, client, http
 from muster.core import errors, topics
 from muster.testing.eventually import eventually
@@ -186,12 +186,22 @@ async def test_only_an_operator_changes_brokers(made):
                 await control.ask(agent, "list")
         async with await running.connect("admin", identities.OWN["admin"]) as admin:
             assert [one["name"] for one in await control.ask(admin, "list")] == ["local-1"]
-            with pytest.raises(errors.NotFound, match="there are list"):
+            with pytest.raises(errors.NotFound, match="no operation 'destroy'"):
                 await control.ask(admin, "destroy")
             with pytest.raises(errors.InvalidInput):
                 await control.ask(admin, "link", nearest="x")
             with pytest.raises(errors.Refused, match="settings"):
                 await control.ask(admin, "stop", name="local-1")
+
+
+async def test_a_bug_in_an_operation_is_not_reported_as_the_callers_input(made, monkeypatch):
+    async def describe(self: object) -> object:
+        raise TypeError("describe() takes no such thing")
+
+    monkeypatch.setattr(brokers.Brokers, "describe", describe)
+    async with domain.Domain(made()) as running, await running.connect("admin", roles.Role.OPERATOR) as admin:
+        with pytest.raises(errors.InvariantBroken, match="internal error"):
+            await control.ask(admin, "list")
 
 
 async def crosses(sender: api.Bus, subject: str, heard: api.Subscription) -> None:

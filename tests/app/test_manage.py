@@ -14,8 +14,9 @@ import pytest
 
 from muster import connecting
 from muster.app import catalogue, domain, enrolment, manage
+from muster.bus.rpc import client as rpc
 from muster.core import errors, messages, settings
-from muster.manage import agent, client, protocol, requests
+from muster.manage import agent, client, protocol
 from muster.testing.eventually import eventually
 from muster.trust import credentials, nkeys, roles, sealing
 
@@ -150,7 +151,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                         "key": sealing.Key.create().public,
                     }
                     with pytest.raises(errors.Forbidden):
-                        await requests.ask(asker, protocol.request(asker.identity, protocol.SECRET), **asked)
+                        await rpc.call(asker, protocol.request(asker.identity, protocol.SECRET), asked)
                 await fleet.delete("sleeper", "dozer")
                 await fleet.wait_gone("sleeper", "dozer")
             # Nobody becomes a manager, or an agent, by saying so.
@@ -162,7 +163,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                 hello = messages.encode(protocol.Hello(boot=1))
                 answer = await user.request(protocol.hello("bob"), hello, timeout_s=10)
                 with pytest.raises(errors.Forbidden, match="role user"):
-                    requests.result_of(answer)
+                    rpc.result_of(answer.data)
             own = client.Client(bus)
             with pytest.raises(errors.Forbidden):
                 await own.apply(MANIFEST)

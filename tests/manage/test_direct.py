@@ -12,8 +12,9 @@ import pytest
 
 from muster.app import managing
 from muster.bus import api
+from muster.bus.rpc import client as rpc
 from muster.core import errors, health, messages
-from muster.manage import agent, direct, manager, protocol, requests
+from muster.manage import agent, direct, manager, protocol
 from muster.testing.eventually import eventually, throughout
 from muster.trust import certificates, keyring, roles
 
@@ -125,7 +126,7 @@ async def test_a_secret_comes_by_the_line(lines, tmp_path):
         assert (tmp_path / "given").read_text() == "swordfish"
         subject = protocol.vouch("ann", "host-b", protocol.SECRET)
         with pytest.raises(errors.Forbidden):  # a manager vouches for agents, and nobody else does
-            await requests.ask(lines.client._bus, subject, resource="r", name="key", key="")
+            await rpc.call(lines.client._bus, subject, {"resource": "r", "name": "key", "key": ""})
         await lines.client.delete("r")
         await lines.client.wait_gone("r")
 

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from muster.bus.memory import network
+from muster.bus.rpc import client as rpc
 from muster.core import errors, health
-from muster.manage import agent, client, manager, protocol, reconcile, requests, service
+from muster.manage import agent, client, manager, protocol, reconcile, service
 from muster.manage.adapters import base, memory
 from muster.store import api as store_api
 from muster.store import database
@@ -390,7 +391,7 @@ async def test_an_adapter_that_lies_hurts_itself_alone(small, tmp_path):
     await small.client.create(entry("good", "host-b"))
     subject = protocol.request("ann", "create")
     lying = {**entry("bad", "host-b"), "type": "liar"}
-    await requests.ask(small.client._bus, subject, entry=lying)
+    await rpc.call(small.client._bus, subject, {"entry": lying})
     await small.client.wait("bad", "up")
     adapter = host.hosted["bad"].adapter
     lies = [

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from muster.bus.rpc import client as rpc
 from muster.core import errors
-from muster.manage import client, manifest, protocol, requests, secrecy
+from muster.manage import client, manifest, protocol, secrecy
 from muster.testing.eventually import eventually
 from muster.trust import sealing
 
@@ -80,7 +81,9 @@ async def test_nobody_else_gets_it(small, tmp_path):
     async def ask(identity: str, **more: Any) -> Any:
         asked = {"resource": "db", "name": "db-password", "key": key.public, **more}
         bus = await small.connect(identity)
-        return await requests.ask(bus, protocol.request(identity, protocol.SECRET), **asked)
+        on_behalf_of = asked.pop("on_behalf_of", "")
+        subject = protocol.request(identity, protocol.SECRET)
+        return await rpc.call(bus, subject, asked, on_behalf_of=on_behalf_of)
 
     for identity, more in (
         ("host-b", {}),  # another agent
@@ -120,7 +123,7 @@ async def test_one_that_is_missing_used_or_not_sealed_for_us_is_refused(small, t
         ("bad name", "x"),
     ):
         with pytest.raises(errors.InvalidInput):
-            await requests.ask(bus, protocol.request("ann", "secret-set"), name=name, box=box)
+            await rpc.call(bus, protocol.request("ann", "secret-set"), {"name": name, "box": box})
     for value in ("", "x" * 100_000):
         with pytest.raises(errors.InvalidInput):
             await small.client.set_secret("db-password", value)
@@ -136,7 +139,7 @@ async def test_a_value_never_stands_in_what_is_applied_whoever_asks(small):
     with pytest.raises(manifest.Fault, match="must not stand"):
         await small.client.create(plain)
     with pytest.raises(errors.InvalidInput, match="holds a secret") as caught:  # past the client's own check
-        await requests.ask(small.client._bus, protocol.request("ann", "create"), entry=plain)
+        await rpc.call(small.client._bus, protocol.request("ann", "create"), {"entry": plain})
     assert VALUE not in str(caught.value)
 
 

@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from muster.bus.memory import network
+from muster.bus.rpc import client as rpc
 from muster.core import errors, health
-from muster.manage import agent, manager, protocol, requests, service
+from muster.manage import agent, manager, protocol, service
 from muster.manage.adapters import base
 from muster.store import database
 from muster.testing import clock
@@ -265,7 +266,7 @@ async def apply_often(user: Any, chance: random.Random) -> dict[str, int]:
         while True:  # what was not acknowledged may have been done: the same wish again, until it is
             with contextlib.suppress(errors.Unavailable):
                 subject = protocol.request("ann", "apply")
-                await requests.ask(user, subject, patience_s=60, try_s=5, entries=entries)
+                await rpc.call(user, subject, {"entries": entries}, timeout_s=60, try_s=5)
                 break
             await asyncio.sleep(1)
         wanted |= dict.fromkeys(names, value)

@@ -21,15 +21,14 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from muster.app import context as context_
 from muster.app import team
 from muster.bus import api
+from muster.bus.rpc import auditing, client, server
 from muster.core import errors, files, messages, subjects
-from muster.manage import requests
 
 PART = "audit"
 KIND = "act"
@@ -63,13 +62,11 @@ def _user() -> str:
 async def say(bus: api.Bus, line: messages.Decision, *, timeout_s: float = SAY_S) -> None:
     """When this returns, it is stored."""
     subject = subjects.said_by(PART, bus.identity, KIND)
-    try:
-        answer = await bus.request(subject, messages.encode(line), timeout_s=timeout_s)
-    except errors.TimedOut:
-        raise
-    except errors.Unavailable as error:
-        raise errors.Unavailable("no domain's process keeps an audit on this bus") from error
-    requests.result_of(answer)
+    absent = errors.Unavailable("no domain's process keeps an audit on this bus")
+    answer = await client.exchange(
+        bus, subject, messages.encode(line), timeout_s=timeout_s, waits=False, absent=absent
+    )
+    client.result_of(answer.data)
 
 
 def note(folder: Path, line: messages.Decision) -> None:
@@ -88,31 +85,28 @@ class Audit:
 
     def __init__(self) -> None:
         self._context: context_.Context
-        self._subscription: api.Subscription | None = None
+        self._server: server.Server | None = None
         self._stream: api.Stream | None = None
 
     async def start(self, context: context_.Context) -> None:
         self._context = context
-        # In a group: of several processes of one domain, one writes it down.
-        self._subscription = await context.bus.subscribe(
-            subjects.said_by(PART, "*", KIND), group=PART, handler=self._heard, max_pending=1024
+        act = server.Operation(
+            KIND, self._heard, audited=False, decode=lambda data: messages.decode(data, messages.Decision)
         )
+        # In a group: of several processes of one domain, one writes it down.
+        self._server = server.Server(context.bus, PART, [act], group=PART)
+        await self._server.start()
         context.spawn(self._take_over())
 
     async def stop(self) -> None:
-        if self._subscription is not None:
-            await self._subscription.close()
+        if self._server is not None:
+            await self._server.close()
 
     def health(self) -> team.Health:
         return team.Health()
 
-    async def _heard(self, message: api.Message) -> None:
-        async def store(_: dict[str, Any]) -> None:
-            said = messages.decode(message.data, messages.Decision)
-            sender = subjects.sender_of(message.subject)
-            await self._store(msgspec.structs.replace(said, who=sender, on_behalf_of="", epoch=0))
-
-        await requests.answer(message, store, typed=True)
+    async def _heard(self, call: server.Call, line: messages.Decision) -> None:
+        await self._store(msgspec.structs.replace(line, who=call.identity, on_behalf_of="", epoch=0))
 
     async def _take_over(self) -> None:
         while True:
@@ -138,9 +132,7 @@ class Audit:
     async def _open(self) -> api.Stream:
         budget = self._context.settings.retention.decisions
         return await self._context.bus.stream(
-            api.StreamSettings(
-                name=messages.DECISIONS_STREAM,
-                subjects=(messages.DECISIONS_SUBJECTS,),
+            auditing.stream_settings(
                 max_bytes=budget.max_bytes,
                 max_age_s=budget.max_age_s,
                 replicas=self._context.settings.bus.replicas,

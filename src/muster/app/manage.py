@@ -13,7 +13,7 @@ import contextlib
 import os
 import pathlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,14 +21,17 @@ import msgspec
 from muster.app import certificates, enrolment, identities, logs, managing, nursery, team
 from muster.app import context as context_
 from muster.bus import api, http, pages
+from muster.bus.rpc import server
 from muster.core import errors, health, subjects
-from muster.manage import bootstrap, pids, protocol, requests, settings
+from muster.manage import bootstrap, pids, protocol, settings
+from muster.manage import client as manage_client
 from muster.trust import roles
 
 if TYPE_CHECKING:
     from muster.core import ground
 
 KIND = "domain"
+ENROL = f"{KIND}.enrol"
 LOOK_S = 2.0
 SILENT_S = 20.0  # one that runs and does not say so for so long is ended, and started anew
 STOP_S = 5.0
@@ -42,7 +45,7 @@ _ROLES = {
 
 async def ask(bus: api.Bus, verb: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
     subject = subjects.said_by(protocol.PART, bus.identity, KIND, verb)
-    return await requests.ask(bus, subject, patience_s=timeout_s, **arguments)
+    return await manage_client.call(bus, subject, arguments, timeout_s=timeout_s)
 
 
 class Manage:
@@ -58,7 +61,7 @@ class Manage:
         self._unready: set[str] = set()
         self._nursery: nursery.Nursery
         self._changed = asyncio.Event()
-        self._subscription: api.Subscription | None = None
+        self._server: server.Server | None = None
         self._desk: enrolment.Desk
         self._stopping = False
 
@@ -69,14 +72,15 @@ class Manage:
         context.spawn(self._keep())
         if context.settings.health.enabled:
             context.spawn(self._listen())
-        self._subscription = await context.bus.subscribe(
-            subjects.said_by(protocol.PART, "*", KIND, "*"), handler=self._asked
+        self._server = server.Server(
+            context.bus, protocol.PART, self._operations(), authorize=self._authorize, at_once=1
         )
+        await self._server.start()
 
     async def stop(self) -> None:
         self._stopping = True
-        if self._subscription is not None:
-            await self._subscription.close()
+        if self._server is not None:
+            await self._server.close()
         await self._nursery.close()
         waits = [asyncio.create_task(pids.end_of(pid)) for pid in self._children.values()]
         if waits:
@@ -164,33 +168,33 @@ class Manage:
 
     # What it is asked
 
-    async def _asked(self, message: api.Message) -> None:
-        sender = subjects.sender_of(message.subject)
-        verb = message.subject.rpartition(".")[2]
+    def _operations(self) -> list[server.Operation]:
+        plain = server.Operation.plain
+        return [
+            plain(f"{KIND}.processes", self._listed, audited=False),
+            plain(f"{KIND}.waiting", self._desk.waiting, audited=False),
+            plain(f"{KIND}.kill", self._kill),
+            plain(f"{KIND}.approve", self._desk.approve),
+            server.Operation(f"{KIND}.token", self._token, what="enrolment-token"),
+            server.Operation(ENROL, self._enrol),
+        ]
 
-        async def obey(arguments: dict[str, Any]) -> Any:
-            if verb == "enrol" and sender.startswith(enrolment.PREFIX):
-                return await self._enrol(sender, **arguments)
-            record = await asyncio.to_thread(self._context.trust.show, sender)
-            if record.role != roles.Role.OPERATOR:
-                raise errors.Forbidden(f"{sender} has the role {record.role}; only an operator may {verb}")
-            self._context.log.info("asked", by=sender, verb=verb)
-            match verb:
-                case "processes":
-                    return self._processes()
-                case "kill":
-                    return self._kill(**arguments)
-                case "token":
-                    return await self._token(sender, **arguments)
-                case "approve":
-                    return await self._desk.approve(**arguments)
-                case "waiting":
-                    return await self._desk.waiting()
-            raise errors.NotFound(f"no verb {verb!r}: there are processes, kill, token, approve, waiting")
+    async def _authorize(
+        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+    ) -> None:
+        if operation.name == ENROL and call.identity.startswith(enrolment.PREFIX):
+            return
+        record = await asyncio.to_thread(self._context.trust.show, call.identity)
+        verb = operation.name.rpartition(".")[2]
+        if operation.name == ENROL:
+            raise errors.Forbidden(f"{call.identity} is not the identity of an enrolment token")
+        if record.role != roles.Role.OPERATOR:
+            raise errors.Forbidden(f"{call.identity} has the role {record.role}; only an operator may {verb}")
 
-        await requests.answer(message, obey)
+    async def _listed(self) -> list[dict[str, Any]]:
+        return self._processes()
 
-    def _kill(self, name: str, number: int = signal.SIGKILL) -> dict[str, Any]:
+    async def _kill(self, name: str, number: int = signal.SIGKILL) -> dict[str, Any]:
         pid = self._children.get(name)
         if pid is None:
             known = ", ".join(self._care.wards)
@@ -200,7 +204,7 @@ class Manage:
 
     async def _token(
         self,
-        by: str,
+        call: server.Call,
         name: str,
         approval: bool = False,
         lifetime_s: float = enrolment.LIFETIME_S,
@@ -210,7 +214,7 @@ class Manage:
         assert running is not None
         ca = await asyncio.to_thread(pathlib.Path(running.ca).read_text) if running.ca else ""
         token = await self._desk.make(
-            by,
+            call.identity,
             name,
             tuple(servers) or running.servers,
             ca,
@@ -220,8 +224,12 @@ class Manage:
         )
         return {"name": name, "token": token}
 
-    async def _enrol(self, sender: str, public_key: str, machine: str = "") -> dict[str, str]:
-        answer = await self._desk.enrol(sender, public_key, machine)
+    async def _enrol(self, call: server.Call, public_key: str, machine: str = "") -> dict[str, str]:
+        try:
+            answer = await self._desk.enrol(call.identity, public_key, machine)
+        except errors.Unavailable:  # it waits for approval, and asks again and again
+            call.audited = False
+            raise
         running = await asyncio.to_thread(self._context.folder.running)
         if running is not None:
             tls = None

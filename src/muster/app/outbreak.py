@@ -24,8 +24,8 @@ from muster.app import certificates, controllers, domain, identities, stage
 from muster.app import manage as manage_part
 from muster.bus import api
 from muster.core import errors, messages, topics
+from muster.manage import client as manage_client
 from muster.manage import protocol as manage
-from muster.manage import requests
 from muster.notify import client as notify
 from muster.pipeline import client as pipeline
 from muster.pipeline import fleet
@@ -214,11 +214,11 @@ class Outbreak:
                     {"name": name, "type": "memory", "agent": farm, "group": "web"}
                     for name in names[start : start + ENTRIES_MAX]
                 ]
-                await requests.ask(
+                await manage_client.call(
                     self._admin,
                     manage.request(self._admin.identity, "apply"),
-                    patience_s=self._wishes.start_s_max,
-                    entries=entries,
+                    {"entries": entries},
+                    timeout_s=self._wishes.start_s_max,
                 )
                 self._mention("applied", first + start + len(entries))
 

@@ -200,7 +200,6 @@ async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) ->
 
 
 @agent.command(
-    acts=("enrolment-token", "{name}"),
     examples=[
         ("muster agent token host-b", "prints the token; it can be used once, within an hour"),
         ("muster agent token host-b --approval --for 24h", "… and somebody has to approve"),
@@ -233,7 +232,7 @@ def token(
     invocation.printer.done(made, made["token"])
 
 
-@agent.command(acts=("approve", "{name}"), examples=[("muster agent approve host-b", "")])
+@agent.command(examples=[("muster agent approve host-b", "")])
 @click.argument("name")
 @connection.options
 @base.pass_invocation

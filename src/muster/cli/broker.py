@@ -42,7 +42,6 @@ def list_(invocation: base.Invocation, links: bool, to: connection.Options) -> N
 
 
 @broker.command(
-    acts=("broker-start", "{name}"),
     examples=[
         ("muster broker start edge-1 --below local-1", "a leaf of local-1"),
         ("muster broker start edge-2 --no-storage --below edge-1", ""),
@@ -65,7 +64,7 @@ def start(
     invocation.printer.done(made, f"broker {name} is up: {made['url']}")
 
 
-@broker.command(acts=("broker-stop", "{name}"), examples=[("muster broker stop edge-1", "")])
+@broker.command(examples=[("muster broker stop edge-1", "")])
 @click.argument("name")
 @connection.options
 @base.pass_invocation
@@ -79,7 +78,6 @@ def stop(invocation: base.Invocation, name: str, to: connection.Options) -> None
 
 
 @broker.command(
-    acts=("broker-link", "{near}>{far}"),
     examples=[
         ("muster broker link edge-1 local-1", "edge-1 becomes a leaf of local-1"),
         ("muster broker link local-1 tls://hub.example:7422", "join the network of another machine"),
@@ -99,7 +97,7 @@ def link(invocation: base.Invocation, near: str, far: str, to: connection.Option
     invocation.printer.done(made, f"{made['id']} is up")
 
 
-@broker.command(acts=("broker-unlink", "{id}"), examples=[("muster broker unlink 'edge-1>local-1'", "")])
+@broker.command(examples=[("muster broker unlink 'edge-1>local-1'", "")])
 @click.argument("id")
 @connection.options
 @base.pass_invocation

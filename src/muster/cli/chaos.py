@@ -13,7 +13,6 @@ def chaos() -> None:
 
 
 @chaos.command(
-    acts=("kill", "{name}"),
     examples=[("muster chaos kill manager-2", ""), ("muster chaos kill registry-1", "")],
 )
 @click.argument("name")

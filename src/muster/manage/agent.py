@@ -20,8 +20,9 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import errors, health, log, messages, subjects
-from muster.manage import hosting, household, protocol, requests, secrecy
+from muster.manage import hosting, household, protocol, secrecy
 from muster.manage.adapters import base, catalogue
 from muster.trust import sealing
 
@@ -132,7 +133,7 @@ class Agent(household.Household):
                 answer = await self._bus.request(
                     protocol.hello(self.name), messages.encode(said), timeout_s=HELLO_TIMEOUT_S
                 )
-                requests.result_of(answer)
+                client.result_of(answer.data)
             except errors.MusterError:
                 wait_s = min(
                     1.0, self._beat_s
@@ -272,7 +273,7 @@ class Agent(household.Household):
         asked = {"resource": resource, "name": name, "key": key.public}
         subject = protocol.request(self.name, protocol.SECRET)
         answer = await self._bus.request(subject, msgspec.json.encode(asked), timeout_s=SECRET_TIMEOUT_S)
-        box = requests.result_of(answer)["box"]
+        box = client.result_of(answer.data)["box"]
         return key.open(box, secrecy.given_about(self.name, resource, name)).decode()
 
 

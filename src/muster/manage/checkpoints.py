@@ -8,8 +8,9 @@ import itertools
 from collections.abc import Callable
 
 from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import errors, messages
-from muster.manage import protocol, requests
+from muster.manage import protocol
 
 EVERY_S = 0.2
 MAX = 500  # in one message
@@ -63,5 +64,5 @@ class Checkpoints:
                 await self._send({name: page[name] for name in half})
             return
         message = await self._bus.request(protocol.checkpoint(self._manager), said)
-        for name in requests.result_of(message)["refused"]:
+        for name in client.result_of(message.data)["refused"]:
             self._superseded(name, page[name][0])

@@ -24,8 +24,9 @@ from typing import Any
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import client, faults
 from muster.core import errors, messages, settings, subjects
-from muster.manage import manifest, protocol, requests, secrecy
+from muster.manage import manifest, protocol, secrecy
 from muster.manage.adapters import catalogue
 from muster.predicates import closure, parser
 from muster.trust import sealing
@@ -132,8 +133,13 @@ class Client:
                 return answer["result"]
             case messages.Outcome.IN_DOUBT:
                 raise errors.TimedOut(f"{name}: {operation} is in doubt: {answer['reason']}")
-        told = {"code": answer["code"], "message": f"{name}: {answer['reason']}"}
-        raise requests.error_of(told, otherwise=errors.Refused)
+        fault = faults.Fault(
+            code=answer["code"] or errors.Refused.code,
+            kind=errors.Refused.code,
+            message=f"{name}: {answer['reason']}",
+            exit_code=errors.Refused.exit_code,
+        )
+        raise faults.error_of(fault)
 
     async def logs(self, name: str) -> str:
         return str(await self.execute(name, "logs"))
@@ -371,16 +377,26 @@ class Client:
         self, verb: str, *, extra_s: float = 0.0, try_s: float | None = None, **arguments: Any
     ) -> Any:
         subject = protocol.request(self._bus.identity, verb)
-        if self._on_behalf_of:
-            arguments["on_behalf_of"] = self._on_behalf_of
-        patience_s = self._timeout_s + extra_s
-        return await requests.ask(self._bus, subject, patience_s=patience_s, try_s=try_s, **arguments)
+        return await call(
+            self._bus,
+            subject,
+            arguments,
+            timeout_s=self._timeout_s + extra_s,
+            try_s=try_s,
+            on_behalf_of=self._on_behalf_of,
+        )
 
     async def _read(self, verb: str, **arguments: Any) -> Any:
         subject = protocol.read(self._bus.identity, verb)
-        return await requests.ask(
-            self._bus, subject, patience_s=self._timeout_s, try_s=READ_TRY_S, **arguments
-        )
+        return await call(self._bus, subject, arguments, timeout_s=self._timeout_s, try_s=READ_TRY_S)
+
+
+async def call(bus: api.Bus, subject: str, arguments: Mapping[str, Any], **options: Any) -> Any:
+    """A request to the acting registry; while none acts (a take-over) it waits. See `rpc.client.call`."""
+    absent = errors.Unavailable(
+        "no registry acts on this bus", hint="is management enabled in the domain's settings?"
+    )
+    return await client.call(bus, subject, arguments, absent=absent, **options)
 
 
 def _entries(text: str) -> list[Any]:

@@ -266,13 +266,7 @@ def read(user: str, verb: str) -> str:
     return subjects.said_by(PART, user, "read", verb)
 
 
-REQUESTS = subjects.said_by(PART, "*", "request", "*")
-READS = subjects.said_by(PART, "*", "read", "*")
 RENEWALS = subjects.said_by(PART, "*", RENEW)
-CHECKPOINTS = subjects.said_by(PART, "*", "checkpoint")
-HELLOS = subjects.said_by(PART, "*", HELLO)
-VOUCHES = subjects.said_by(PART, "*", "vouch", "*")
-SECRETS_VOUCHED = subjects.said_by(PART, "*", "vouch", "*", SECRET)
 STATES = subjects.announced(PART, "state", "*")
 EVENTS = subjects.announced(PART, "event", "*")
 

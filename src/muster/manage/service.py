@@ -10,16 +10,15 @@ import asyncio
 import collections
 import contextlib
 import json
-import secrets
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
 import msgspec
 
 from muster.bus import api, leases
-from muster.core import errors, log, messages, subjects
-from muster.manage import once, processor, protocol, requests, secrecy, verbs
+from muster.bus.rpc import auditing, requests, server
+from muster.core import errors, log, messages
+from muster.manage import processor, protocol, secrecy, verbs
 from muster.store import database
 
 events = log.Events("manage")
@@ -30,6 +29,7 @@ LOOK_S = 5.0
 RESOURCES, OWNERS, STATUSES = "manage.resources", "manage.owners", "manage.statuses"
 AGENTS, META = "manage.agents", "manage.meta"
 BATCH = 1_000  # records in a commit
+PENDING_MAX = 20_000  # requests under way: a whole fleet says hello at once
 
 #: (sender, verb, whether it changes anything): raises, or says whether only for what the sender hosts.
 Authorize = Callable[[str, str, bool], Awaitable[bool]]
@@ -38,11 +38,6 @@ Authorize = Callable[[str, str, bool], Awaitable[bool]]
 async def allow_all(sender: str, verb: str, changes: bool) -> bool:
     """For tests and simulations: no broker that knows who is who."""
     return False
-
-
-async def allow_own(sender: str, verb: str, changes: bool) -> bool:
-    """An agent that a manager vouches for."""
-    return True
 
 
 class Registry:
@@ -76,9 +71,9 @@ class Registry:
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._audit: api.Stream | None = None
+        self._audit: auditing.Audit | None = None
         self._verbs: verbs.Verbs
-        self._executing = once.UnderWay[Any]()
+        self._refused: collections.Counter[str] = collections.Counter()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -131,20 +126,27 @@ class Registry:
         self._lease = lease
         self.processor = await self._load(lease.epoch)
         self._verbs = verbs.Verbs(self, self._open_key)
-        self._audit = await self._open_audit()
+        self._audit = auditing.Audit(
+            self._bus,
+            protocol.PART,
+            epoch=lambda: self.processor.term if self.processor else 0,
+            settings=auditing.stream_settings(max_bytes=self._audit_bytes_max, replicas=self._replicas),
+        )
         async with contextlib.AsyncExitStack() as stack:
-            for subject, handler in (
-                (protocol.REQUESTS, self._requested),
-                (protocol.READS, self._requested),
-                (protocol.RENEWALS, self._renewed),
-                (protocol.CHECKPOINTS, self._checkpointed),
-                (protocol.HELLOS, self._greeted),
-                (protocol.VOUCHES, self._greeted),
-                (protocol.SECRETS_VOUCHED, self._secret_asked),
-            ):
-                await stack.enter_async_context(
-                    await self._bus.subscribe(subject, handler=self._in_background(handler))
+            await stack.enter_async_context(
+                await self._bus.subscribe(protocol.RENEWALS, handler=self._in_background(self._renewed))
+            )
+            await stack.enter_async_context(
+                server.Server(
+                    self._bus,
+                    protocol.PART,
+                    self._operations(),
+                    audit=self._audit,
+                    authorize=self._authorized,
+                    pending_max=PENDING_MAX,
+                    serving=lambda: lease.held,
                 )
+            )
             with contextlib.suppress(errors.Forbidden):
                 await stack.enter_async_context(
                     await self._bus.subscribe(leases.DISCONNECTED, handler=self._closed)
@@ -243,27 +245,37 @@ class Registry:
 
     # What it is asked
 
-    async def _requested(self, message: api.Message) -> None:
-        if self._lease is None or not self._lease.held:
-            return
-        sender = subjects.sender_of(message.subject)
-        kind, verb = message.subject.split(".")[4:6]
+    def _operations(self) -> list[server.Operation]:
+        def of_process(name: str, handler: server.Handler, kind: type[messages.M]) -> server.Operation:
+            return server.Operation(
+                name, handler, audited=False, decode=lambda data: messages.decode(data, kind)
+            )
 
-        async def obey(arguments: dict[str, Any]) -> Any:
-            def do() -> Awaitable[Any]:
-                return self._verbs.obey(sender, verb, kind, arguments, self._authorize)
+        return [
+            *self._verbs.operations(),
+            of_process("checkpoint", self._checkpointed, protocol.Checkpoints),
+            of_process(protocol.HELLO, self._greeted, protocol.Hello),
+            of_process("vouch.*", self._vouched_for, protocol.Hello),
+            server.Operation(f"vouch.*.{protocol.SECRET}", self._secret_asked),
+        ]
 
-            if verb == "exec" and arguments.get("id"):  # the same id is the same act
-                return await self._executing.once((sender, message.data), do)
-            return await do()
-
-        await requests.answer(message, obey)
+    async def _authorized(
+        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+    ) -> None:
+        match operation.name.split("."):
+            case ["read", verb]:
+                await self._authorize(call.identity, verb, False)
+            case ["request", verb]:
+                await self._verbs.authorize(call, verb, arguments, self._authorize)
+            case [protocol.HELLO]:
+                await self._authorize(call.identity, protocol.HELLO, True)
 
     async def _renewed(self, message: api.Message) -> None:
-        if not subjects.may_reply(message.subject, message.reply):
+        caller = requests.accept(message, protocol.RENEWALS, self._refused)
+        if caller is None:
             return
         said = messages.decode(message.data, protocol.Renew)
-        manager = subjects.sender_of(message.subject)
+        manager = caller.identity
         try:
             await self._authorize(manager, protocol.RENEW, True)
         except errors.Forbidden as error:
@@ -274,58 +286,45 @@ class Registry:
             self._changed.set()
         await message.respond(messages.encode(acting.granted(manager, said), "msgpack"))
 
-    async def _checkpointed(self, message: api.Message) -> None:
-        async def store(_: dict[str, Any]) -> Any:
-            said = messages.decode(message.data, protocol.Checkpoints)
-            async with self._write:
-                manager = subjects.sender_of(message.subject)
-                changes, refused = self._acting().checkpointed(manager, said.items)
-                if changes:
-                    await self.commit(changes)
-            return {"refused": refused}
+    async def _checkpointed(self, call: server.Call, said: protocol.Checkpoints) -> dict[str, Any]:
+        async with self._write:
+            changes, refused = self._acting().checkpointed(call.identity, said.items)
+            if changes:
+                await self.commit(changes)
+        return {"refused": refused}
 
-        await requests.answer(message, store, typed=True)
+    async def _greeted(self, call: server.Call, said: protocol.Hello) -> dict[str, Any]:
+        return await self._store_agent(call.identity, said)
 
-    async def _greeted(self, message: api.Message) -> None:
-        async def store(_: dict[str, Any]) -> Any:
-            said = messages.decode(message.data, protocol.Hello)
-            name = subjects.sender_of(message.subject)
-            if message.subject.split(".")[4] == "vouch":
-                name = self._vouched(message)
-            else:
-                await self._authorize(name, protocol.HELLO, True)
-            async with self._write:
-                acting = self._acting()
-                before = acting.agents.get(name)
-                now = processor.Agent(
-                    zone=said.zone,
-                    labels=said.labels,
-                    facts=said.facts,
-                    types=said.types,
-                    machine=said.machine,
-                    cordoned=before.cordoned if before else False,
-                )
-                if now != before:
-                    await self.commit(processor.Changes(agents={name: now}, epoch=acting.epoch))
-            return {}
+    async def _vouched_for(self, call: server.Call, said: protocol.Hello) -> dict[str, Any]:
+        return await self._store_agent(self._vouched(call), said)
 
-        await requests.answer(message, store, typed=True)
+    async def _store_agent(self, name: str, said: protocol.Hello) -> dict[str, Any]:
+        async with self._write:
+            acting = self._acting()
+            before = acting.agents.get(name)
+            now = processor.Agent(
+                zone=said.zone,
+                labels=said.labels,
+                facts=said.facts,
+                types=said.types,
+                machine=said.machine,
+                cordoned=before.cordoned if before else False,
+            )
+            if now != before:
+                await self.commit(processor.Changes(agents={name: now}, epoch=acting.epoch))
+        return {}
 
-    async def _secret_asked(self, message: api.Message) -> None:
+    async def _secret_asked(self, call: server.Call, resource: str, name: str, key: str) -> dict[str, str]:
         """By an agent that comes by way of a manager's line."""
+        call.on_behalf_of = self._vouched(call)
+        return await self._verbs.secret(call.on_behalf_of, resource, name, key)
 
-        async def obey(arguments: dict[str, Any]) -> Any:
-            agent = self._vouched(message)
-            return await self._verbs.obey(agent, protocol.SECRET, "request", arguments, allow_own)
-
-        await requests.answer(message, obey)
-
-    def _vouched(self, message: api.Message) -> str:
+    def _vouched(self, call: server.Call) -> str:
         """The agent for which a manager speaks."""
-        manager = subjects.sender_of(message.subject)
-        if manager not in self._acting().managers:
-            raise errors.Forbidden(f"{manager} is no manager, and vouches for nobody")
-        return message.subject.split(".")[5]
+        if call.identity not in self._acting().managers:
+            raise errors.Forbidden(f"{call.identity} is no manager, and vouches for nobody")
+        return call.operation.split(".")[1]
 
     def _closed(self, message: api.Message) -> None:
         """A broker's report of a closed connection: a manager's, perhaps."""
@@ -406,48 +405,10 @@ class Registry:
 
     # The audit
 
-    async def _open_audit(self) -> api.Stream:
-        return await self._bus.stream(
-            api.StreamSettings(
-                name=messages.DECISIONS_STREAM,
-                subjects=(messages.DECISIONS_SUBJECTS,),
-                max_bytes=self._audit_bytes_max,
-                max_age_s=365 * 86400.0,
-                replicas=self._replicas,
-            )
-        )
-
-    async def record(
-        self,
-        what: str,
-        target: str,
-        why: str,
-        *,
-        who: str,
-        id: str | None = None,
-        outcome: messages.Outcome = messages.Outcome.DONE,
-        on_behalf_of: str = "",
-        **details: str,
-    ) -> None:
+    async def record(self, what: str, target: str, why: str, *, who: str, **facts: Any) -> None:
         """One line of the audit; an act is not undone because its record could not be stored."""
-        decision = messages.Decision(
-            id=id or secrets.token_hex(8),
-            who=who,
-            on_behalf_of=on_behalf_of,
-            what=what,
-            target=target[:256] or "-",
-            why=why[:4096],
-            at_ms=int(time.time() * 1000),
-            epoch=self.processor.term if self.processor else 0,
-            outcome=outcome,
-            details=details,
-        )
-        if self._audit is None:
-            return
-        try:
-            await self._audit.publish(protocol.decision(what), messages.encode(decision))
-        except errors.MusterError as error:
-            events.error("not-recorded", what=what, target=target, error=error)
+        if self._audit is not None:
+            await self._audit.record(what, target, why, who=who, **facts)
 
 
 def _writes(changes: processor.Changes) -> Any:

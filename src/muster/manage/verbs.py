@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from muster.bus.rpc import server
 from muster.core import errors, messages
 from muster.manage import orders, placement, plans, processor, protocol, rollout, rollouts, secrecy, views
 
@@ -36,51 +38,43 @@ class Verbs:
         self.rollouts = rollouts.Rollouts(registry)
         self._keeper = secrecy.Secrets(registry, open_key)
 
-    async def obey(self, sender: str, verb: str, kind: str, arguments: dict[str, Any], authorize: Any) -> Any:
-        known = READS if kind == "read" else CHANGES
-        if verb not in known:
-            raise errors.NotFound(f"no verb {verb[:40]!r} to {kind}", hint=f"there are: {', '.join(known)}")
-        function = getattr(self, f"_{verb.replace('-', '_')}")
-        on_behalf_of = str(arguments.pop("on_behalf_of", ""))[:256]
-        try:
-            if kind == "read":
-                await authorize(sender, verb, False)
-                return await function(**arguments)
-            return await self._audited(sender, on_behalf_of, verb, function, arguments, authorize)
-        except TypeError as error:
-            raise errors.InvalidInput(f"{verb}: {error}") from error
+    def operations(self) -> list[server.Operation]:
+        """One for each verb: the parameters of its function are its arguments.
 
-    async def _audited(
-        self,
-        sender: str,
-        on_behalf_of: str,
-        verb: str,
-        function: Any,
-        arguments: dict[str, Any],
-        authorize: Any,
-    ) -> Any:
-        facts: dict[str, Any] = {"who": sender, "id": secrets.token_hex(8)}
-        by, targets = sender, _targets(arguments)
+        The first parameter of a function that changes something is the user for whom it is done.
+        """
+        reads = [
+            server.Operation.plain(f"read.{verb}", self._function(verb), target=_targets) for verb in READS
+        ]
+        return [*reads, *map(self._change, CHANGES)]
 
-        def why() -> str:
-            operation = arguments.get("operation")
-            return f"{by} asked for {str(operation)[:100]}" if operation else f"{by} asked"
+    def _function(self, verb: str) -> server.Handler:
+        function: server.Handler = getattr(self, f"_{verb.replace('-', '_')}")
+        return function
 
-        try:
-            if await authorize(sender, verb, True):
-                self._require_own(sender, arguments)
-            elif verb != protocol.SECRET:  # whom it speaks for is believed of those who may act
-                by, facts["on_behalf_of"] = on_behalf_of or sender, on_behalf_of
-            result = await function(by, **arguments)
-        except (errors.MusterError, TypeError) as error:
-            refused = isinstance(error, errors.Refused | errors.InvalidInput | errors.NotFound | TypeError)
-            facts["outcome"] = messages.Outcome.REFUSED if refused else messages.Outcome.FAILED
-            await self._registry.record(verb, targets, why(), error=str(error)[:1000], **facts)
-            raise
-        await self._registry.record(verb, targets, why(), **facts, **_outcome(result))
-        return result
+    def _change(self, verb: str) -> server.Operation:
+        function = self._function(verb)
 
-    def _require_own(self, agent: str, arguments: dict[str, Any]) -> None:
+        async def run(call: server.Call, **arguments: Any) -> Any:
+            if operation := arguments.get("operation"):
+                call.why = f"{call.actor} asked for {operation[:100]}"
+            result = await function(call.actor, **arguments)
+            if verb == "exec":
+                call.outcome, call.details = _outcome(result)
+            return result
+
+        return server.Operation(
+            f"request.{verb}", run, target=_targets, arguments=server.arguments_of(function)
+        )
+
+    async def authorize(self, call: server.Call, verb: str, arguments: Mapping[str, Any], may: Any) -> None:
+        """``may``: see `service.Authorize`."""
+        if await may(call.identity, verb, True):
+            self._require_own(call.identity, arguments)
+        elif verb != protocol.SECRET:  # whom it acts for is believed of those who may act themselves
+            call.on_behalf_of = call.claims_for
+
+    def _require_own(self, agent: str, arguments: Mapping[str, Any]) -> None:
         """What an agent may ask for concerns what it hosts."""
         resources = self._registry.state.resources
         for name in arguments.get("names") or ():
@@ -282,12 +276,16 @@ class Verbs:
         await self._keeper.delete(name)
         return {"deleted": name}
 
+    async def secret(self, agent: str, resource: str, name: str, key: str) -> dict[str, str]:
+        """For an agent that a manager vouches for."""
+        return await self._secret(agent, resource, name, key)
+
     async def _secret(self, by: str, resource: str, name: str, key: str) -> dict[str, str]:
         """What the agent ``by`` asks when it starts what it hosts."""
         return await self._keeper.give(by, resource, name, key)
 
 
-def _targets(arguments: dict[str, Any]) -> str:
+def _targets(arguments: Mapping[str, Any]) -> str:
     if isinstance(arguments.get("entries"), list):
         names = [str(one.get("name", "?")) for one in arguments["entries"] if isinstance(one, dict)]
     elif isinstance(arguments.get("entry"), dict):
@@ -300,13 +298,11 @@ def _targets(arguments: dict[str, Any]) -> str:
     return text[:256]
 
 
-def _outcome(result: Any) -> dict[str, Any]:
-    """Of an exec: the worst of the outcomes, with counts."""
-    if not isinstance(result, list):
-        return {}
+def _outcome(result: list[dict[str, Any]]) -> tuple[messages.Outcome, dict[str, str]]:
+    """Of an exec: the worst of the outcomes, and counts."""
     counts: dict[str, int] = {}
     for one in result:
         counts[one["outcome"]] = counts.get(one["outcome"], 0) + 1
     order = (messages.Outcome.IN_DOUBT, messages.Outcome.FAILED, messages.Outcome.REFUSED)
     worst = next((one for one in order if counts.get(one.value)), messages.Outcome.DONE)
-    return {"outcome": worst, **{name: str(count) for name, count in counts.items()}}
+    return worst, {name: str(count) for name, count in counts.items()}

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
 from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import errors, messages, reports, subjects
 from muster.manage import client as manage_client
 from muster.manage import protocol as manage_protocol
-from muster.manage import requests
 from muster.monitor import client as monitor_client
 from muster.pipeline import protocol as pipeline_protocol
 from muster.web import cache, link, machines, recent
@@ -186,9 +186,7 @@ class Hearing:
         async def ask(bus: api.Bus) -> list[dict[str, Any]]:
             subject = subjects.said_by("bus", bus.identity, "brokers", verb)
             try:
-                found: list[dict[str, Any]] = await requests.ask(
-                    bus, subject, patience_s=READ_S, try_s=READ_S
-                )
+                found: list[dict[str, Any]] = await client.call(bus, subject, timeout_s=READ_S, try_s=READ_S)
             except errors.TimedOut as error:
                 raise errors.TimedOut(
                     f"the domain's process did not answer within {READ_S:g} s", hint="it is asked again"

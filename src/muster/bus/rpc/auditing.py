@@ -20,16 +20,24 @@ events = log.Events("audit")
 
 
 class Audit:
-    """Writes for the services of one part. ``epoch``: the term under which they act, if they have one."""
+    """Writes for the services of one part. ``epoch``: the term under which they act, if they have one.
+
+    With ``settings`` it brings the stream to them; otherwise it takes it as it is, or makes it.
+    """
 
     def __init__(
-        self, bus: api.Bus, part: str, *, epoch: Callable[[], int] = int, max_bytes: int = MAX_BYTES
+        self,
+        bus: api.Bus,
+        part: str,
+        *,
+        epoch: Callable[[], int] = int,
+        settings: api.StreamSettings | None = None,
     ) -> None:
         self.lost = 0  # records that could not be stored
         self._bus = bus
         self._part = part
         self._epoch = epoch
-        self._max_bytes = max_bytes
+        self._settings = settings
         self._stream: api.Stream | None = None
 
     async def record(
@@ -68,15 +76,21 @@ class Audit:
             events.error("not-recorded", what=what, target=target, by=who, error=error)
 
     async def _open(self) -> api.Stream:
-        """The domain's audit, made where no other process has made it yet."""
+        if self._settings is not None:
+            return await self._bus.stream(self._settings)
         try:
             return await self._bus.open_stream(messages.DECISIONS_STREAM)
         except errors.NotFound:
-            return await self._bus.stream(
-                api.StreamSettings(
-                    name=messages.DECISIONS_STREAM,
-                    subjects=(messages.DECISIONS_SUBJECTS,),
-                    max_bytes=self._max_bytes,
-                    max_age_s=MAX_AGE_S,
-                )
-            )
+            return await self._bus.stream(stream_settings())
+
+
+def stream_settings(
+    *, max_bytes: int = MAX_BYTES, max_age_s: float = MAX_AGE_S, replicas: int = 1
+) -> api.StreamSettings:
+    return api.StreamSettings(
+        name=messages.DECISIONS_STREAM,
+        subjects=(messages.DECISIONS_SUBJECTS,),
+        max_bytes=max_bytes,
+        max_age_s=max_age_s,
+        replicas=replicas,
+    )

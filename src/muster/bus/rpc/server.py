@@ -54,6 +54,7 @@ class Call:
         self.claims_for = caller.on_behalf_of
         self.target: str | None = None
         self.why = ""
+        self.audited = True  # False: this one leaves no record after all
         self.outcome = messages.Outcome.DONE
         self.details: dict[str, str] = {}
 
@@ -85,6 +86,15 @@ class Operation:
     timeout_s: float | None = None
     decode: Callable[[bytes], Any] | None = None
     arguments: type[msgspec.Struct] | None = None
+
+    @classmethod
+    def plain(cls, name: str, function: Handler, **options: Any) -> Operation:
+        """Of a function that does not take the call: ``async def function(**arguments)``."""
+
+        async def run(_: Call, **arguments: Any) -> Any:
+            return await function(**arguments)
+
+        return cls(name, run, arguments=arguments_of(function, skip=0), **options)
 
     @property
     def kind(self) -> str:
@@ -315,7 +325,7 @@ class Server:
         if failure is not None:
             call.outcome = messages.Outcome.of(failure)
             call.details["error"] = failure.message
-        if operation.is_audited:
+        if operation.is_audited and call.audited:
             await self._record(call, operation, arguments)
         return answer if failure is None else self._codec.error(failure)
 

@@ -8,8 +8,9 @@ from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from muster.bus.rpc import client as rpc
 from muster.core import errors, subjects
-from muster.manage import client, requests
+from muster.manage import client
 from muster.web import problems, sessions, state
 from muster.web.rest import base
 
@@ -296,9 +297,8 @@ async def _control(
 ) -> dict[str, Any]:
     async def act(bus: Any) -> dict[str, Any]:
         subject = subjects.said_by("bus", bus.identity, "brokers", verb)
-        # Named, and asked again: a broker that is reloaded for it forgets who may answer whom.
-        found: dict[str, Any] = await requests.ask(
-            bus, subject, patience_s=60.0, try_s=3.0, named=True, waits=False, **arguments
+        found: dict[str, Any] = await rpc.call(
+            bus, subject, arguments, timeout_s=60.0, try_s=3.0, waits=False
         )
         return found
 

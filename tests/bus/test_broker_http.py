@@ -55,8 +55,8 @@ async def test_errors_of_ours_become_statuses():
     ("text", "status"),
     [
         (b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
-        (b"HEAD /echo HTTP/1.1\r\n\r\n", b"200"),
-        (b"POST /echo HTTP/1.1\r\n\r\n", b"405"),
+        (b"HEAD /echo HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\n\r\n", b"405"),
         (b"GET http://other/ HTTP/1.1\r\n\r\n", b"400"),
         (b"GET /echo\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x00\r\n\r\n", b"400"),
@@ -88,15 +88,15 @@ async def test_a_door_takes_what_is_posted_and_refusals_are_counted():
 
         told = [await status(body) for body in (b"12345", b"", b"bad", b"1234567890")]
         assert told == [200, 200, 400, 413]
-        waiting = b"POST /in HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nhi"
+        waiting = b"POST /in HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nhi"
         assert [
             line for line in (await raw(server, waiting)).split(b"\r\n") if line.startswith(b"HTTP/")
         ] == [
             b"HTTP/1.1 100 Continue",
             b"HTTP/1.0 200 OK",
         ]
-        assert b"405" in await raw(server, b"GET /in HTTP/1.1\r\n\r\n")
-        assert b"400" in await raw(server, b"POST /in HTTP/1.1\r\n\r\n")
+        assert b"405" in await raw(server, b"GET /in HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"400" in await raw(server, b"POST /in HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"400" in await raw(server, b"nonsense\r\n\r\n")
         assert b"431" in await raw(server, b"POST /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n")
     assert taken == [b"12345", b"", b"hi"]
@@ -106,7 +106,7 @@ async def test_a_door_takes_what_is_posted_and_refusals_are_counted():
 
 async def test_a_head_has_no_body():
     async with await http.serve(routes()) as server:
-        head, _, body = (await raw(server, b"HEAD /echo HTTP/1.1\r\n\r\n")).partition(b"\r\n\r\n")
+        head, _, body = (await raw(server, b"HEAD /echo HTTP/1.1\r\nHost: x\r\n\r\n")).partition(b"\r\n\r\n")
         assert body == b""
         assert b"Content-Length: 0" not in head
 

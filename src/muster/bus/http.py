@@ -17,9 +17,9 @@ import ssl
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from muster.core import errors
+from muster.core import errors, http1
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ HEAD_BYTES_MAX = 16_384
 BODY_BYTES_MAX = 64 * 1024 * 1024
 REQUEST_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 256
+UNREAD_BYTES_MAX = 64 * 1024 * 1024  # of a request, read and dropped after the answer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Server:
         self._connections_max = connections_max
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._tls: ssl.SSLContext | None = None
         self.scheme = "http"
         self.host = ""
         self.port = 0
@@ -105,15 +107,15 @@ class Server:
         await self.close()
 
     async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        # Without `ssl` here: handshakes are done below, where they are counted and have a deadline.
         try:
-            self._server = await asyncio.start_server(
-                self._connected, host, port, limit=HEAD_BYTES_MAX, ssl=tls
-            )
+            self._server = await asyncio.start_server(self._connected, host, port, limit=HEAD_BYTES_MAX)
         except OSError as error:
             raise errors.Unavailable(
                 f"cannot listen on {host}:{port}: {error.strerror or error}",
                 hint="name another port, or 0 for a free one",
             ) from error
+        self._tls = tls
         self.scheme = "https" if tls else "http"
         self.host, self.port = self._server.sockets[0].getsockname()[:2]
 
@@ -127,13 +129,28 @@ class Server:
             else:
                 with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
                     async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                        writer.write(await self._answer(reader, writer))
-                        await writer.drain()
+                        await self._serve(reader, writer)
         except asyncio.CancelledError:  # by `close`: the stream protocol would report it as a fault
             pass
         finally:
             self._tasks.discard(task)
-            writer.close()
+            writer.transport.abort()  # does nothing to a connection that was closed in order
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._tls is not None:
+            cast("asyncio.Transport", writer.transport).pause_reading()  # the handshake is not for `reader`
+            await writer.start_tls(self._tls, ssl_handshake_timeout=REQUEST_TIMEOUT_S)
+        writer.write(await self._answer(reader, writer))
+        await writer.drain()
+        # What the client has not sent yet is read as well: closing earlier would reset the connection, and
+        # the answer could be lost with it.
+        if writer.can_write_eof():
+            writer.write_eof()
+            unread = UNREAD_BYTES_MAX
+            while unread > 0 and (piece := await reader.read(65_536)):
+                unread -= len(piece)
+        writer.close()
+        await writer.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         try:
@@ -278,13 +295,14 @@ async def _ask(
 def parse_request(head: bytes, peer: str) -> tuple[str, Request] | Response:
     """The method and the request, or the refusal to send."""
     try:
+        http1.read_head(head)
         first, *rest = head.decode("ascii").split("\r\n")
         method, target, version = first.split(" ")
         if not version.startswith("HTTP/1.") or not target.startswith("/"):
             raise ValueError(first)
         parts = urllib.parse.urlsplit(target)
         query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100))
-    except ValueError:  # UnicodeDecodeError is one
+    except (http1.Malformed, ValueError):  # UnicodeDecodeError is one
         return text("not an HTTP request\n", HTTPStatus.BAD_REQUEST)
     return method, Request(urllib.parse.unquote(parts.path), query, _headers(rest), peer)
 

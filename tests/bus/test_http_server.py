@@ -1,0 +1,86 @@
+"""The small HTTP server of health pages, locator and receivers, against clients that do not behave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+
+import pytest
+
+from muster.bus import http
+from muster.testing.eventually import eventually
+from muster.trust import certificates
+
+
+def ok(_: http.Request) -> http.Response:
+    return http.text("ok")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /report HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+        b"POST /report HTTP/1.1\r\nHost: x\r\nTransfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+        b"POST /report HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc",
+        b"GET /livez HTTP/1.1\nHost: x\r\n\r\n",
+    ],
+)
+async def test_an_ambiguous_request_is_refused(request_: bytes):
+    async with await http.serve({"/livez": ok}, doors={"/report": ok}) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(request_)
+        assert (await reader.read()).startswith(b"HTTP/1.0 400")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_body_that_is_too_long_is_answered_not_reset():
+    async with await http.serve({}, doors={"/report": ok}, body_bytes_max=4 << 20) as server:
+        for size in (5 << 20, 20 << 20):
+            answer = await http.post(f"{server.url}/report", b"x" * size, headers={})
+            assert answer.status == 413
+        answer = await http.post(f"{server.url}/nothing", b"x" * (2 << 20), headers={})
+        assert answer.status == 404
+
+
+@pytest.mark.parametrize("size", [100_000, 8_000_000])
+async def test_answers_that_are_not_read_end_with_their_deadline(size: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.2)
+    body = http.Response(200, b"x" * size)
+    async with await http.serve({"/metrics": lambda _: body}, connections_max=4) as server:
+        before = len(os.listdir("/proc/self/fd"))
+        clients = []
+        for _ in range(4):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((server.host, server.port))
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            clients.append(client)
+        await eventually(lambda: server._tasks)
+        await eventually(
+            lambda: not server._tasks and len(os.listdir("/proc/self/fd")) == before + len(clients)
+        )
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.may_block(reason="certificates are files")
+async def test_tls_handshakes_count_as_connections(tmp_path):
+    authority = certificates.Certificates.create(tmp_path / "ca", "test", lifetime_s=3600)
+    authority.ensure("door", ["127.0.0.1"])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(authority.pair("door").path)
+    believed = ssl.create_default_context(cafile=str(authority.bundle))
+    async with await http.serve({"/livez": ok}, tls=context, connections_max=4) as server:
+        assert (await http.get(f"{server.url}/livez", tls=believed)).status == 200
+        silent = [await asyncio.open_connection(server.host, server.port) for _ in range(12)]
+        await eventually(
+            lambda: sum(reader.at_eof() or reader.exception() is not None for reader, _ in silent) == 8
+        )
+        assert len(server._tasks) == 4
+        for _, writer in silent:
+            writer.transport.abort()
+        await eventually(lambda: not server._tasks)
+        assert (await http.get(f"{server.url}/livez", tls=believed)).status == 200

@@ -24,7 +24,7 @@ from muster.soap import asgi, door, serving
 from tests.inform import conftest
 
 
-async def login(name: str, password: str) -> door.Caller:
+async def login(name: str, password: str, _: str) -> door.Caller:
     del name, password
     raise errors.Unauthorized("nobody publishes here")
 

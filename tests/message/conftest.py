@@ -13,7 +13,7 @@ import pytest_asyncio
 from muster.bus import api
 from muster.message import client, desk, service, settings
 from muster.testing import fixtures
-from muster.trust import passwords, roles
+from muster.trust import logins, passwords, roles
 
 if TYPE_CHECKING:
     from muster.message.amqp import server
@@ -81,5 +81,5 @@ async def gateway(
     def may(identity: str, action: str, subject: str) -> bool:
         return not subject.startswith("topic.secret.")
 
-    async with server.Gateway(dial, verifiers, anonymous="nobody", may=may) as started:
+    async with server.Gateway(dial, logins.Logins(verifiers), anonymous="nobody", may=may) as started:
         yield started

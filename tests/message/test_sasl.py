@@ -11,16 +11,21 @@ import pytest
 
 from muster.core import errors
 from muster.message.amqp import sasl
-from muster.trust import passwords, roles
+from muster.trust import logins, passwords, roles, throttle
 
 NAME, WORD = "ann", "correct horse"
 
 
 @pytest.fixture(scope="module")
-def verifiers(tmp_path_factory: pytest.TempPathFactory) -> passwords.Passwords:
+def known(tmp_path_factory: pytest.TempPathFactory) -> passwords.Passwords:
     made = passwords.Passwords(tmp_path_factory.mktemp("passwords"))
     made.set(NAME, roles.Role.USER, WORD, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
     return made
+
+
+@pytest.fixture
+def verifiers(known: passwords.Passwords) -> logins.Logins:
+    return logins.Logins(known)
 
 
 def _init(mechanism: str, initial: bytes) -> bytes:
@@ -48,11 +53,11 @@ def _attribute(text: bytes, name: str) -> str:
     return next(part[2:] for part in text.decode().split(",") if part.startswith(f"{name}="))
 
 
-def _scram(server: sasl.Server, mechanism: str, password: str) -> bool:
+async def _scram(server: sasl.Server, mechanism: str, password: str, name: str = NAME) -> bool:
     """A client's side of it; True if both sides have proved that they know the password."""
     algorithm = mechanism.removeprefix("SCRAM-").replace("-", "").lower()
-    bare = f"n={NAME},r=clients-nonce"
-    _, (first, *_) = _said(server.receive(sasl.HEADER + _init(mechanism, b"n,," + bare.encode())))
+    bare = f"n={name},r=clients-nonce"
+    _, (first, *_) = _said(await server.receive(sasl.HEADER + _init(mechanism, b"n,," + bare.encode())))
     assert first is not None
     salt = base64.b64decode(_attribute(first, "s"))
     salted = hashlib.pbkdf2_hmac(algorithm, password.encode(), salt, int(_attribute(first, "i")))
@@ -62,7 +67,7 @@ def _scram(server: sasl.Server, mechanism: str, password: str) -> bool:
     signed = f"{bare},{first.decode()},{without}".encode()
     proof = bytes(a ^ b for a, b in zip(client_key, hmac.digest(stored, signed, algorithm), strict=True))
     answer = f"{without},p={base64.b64encode(proof).decode()}".encode()
-    code, (outcome, data) = _said(server.receive(sasl._frame(0x43, [sasl._binary(answer)])))
+    code, (outcome, data) = _said(await server.receive(sasl._frame(0x43, [sasl._binary(answer)])))
     assert code == 0x44
     if outcome != b"\x00":
         return False
@@ -72,33 +77,84 @@ def _scram(server: sasl.Server, mechanism: str, password: str) -> bool:
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_scram(verifiers: passwords.Passwords, mechanism: str):
+async def test_scram(verifiers: logins.Logins, mechanism: str):
     server = sasl.Server(verifiers)
-    assert _scram(server, mechanism, WORD)
+    assert await _scram(server, mechanism, WORD)
     assert server.login is not None
     assert server.login.name == NAME
     wrong = sasl.Server(verifiers)
-    assert not _scram(wrong, mechanism, "incorrect horse")
+    assert not await _scram(wrong, mechanism, "incorrect horse")
     assert wrong.failed
     assert wrong.login is None
 
 
 @pytest.mark.parametrize(("password", "let_in"), [(WORD, True), ("wrong", False)])
-def test_plain(verifiers: passwords.Passwords, password: str, let_in: bool):
+async def test_plain(verifiers: logins.Logins, password: str, let_in: bool):
     server = sasl.Server(verifiers)
-    server.receive(sasl.HEADER + _init("PLAIN", f"\0{NAME}\0{password}".encode()))
+    await server.receive(sasl.HEADER + _init("PLAIN", f"\0{NAME}\0{password}".encode()))
     assert (server.login is not None, server.failed) == (let_in, not let_in)
 
 
 @pytest.mark.parametrize("anonymous", [None, "visitor"])
-def test_anonymous_only_where_it_is_allowed(verifiers: passwords.Passwords, anonymous: str | None):
+async def test_anonymous_only_where_it_is_allowed(verifiers: logins.Logins, anonymous: str | None):
     server = sasl.Server(verifiers, anonymous=anonymous)
-    server.receive(sasl.HEADER + _init("ANONYMOUS", b""))
+    await server.receive(sasl.HEADER + _init("ANONYMOUS", b""))
     assert (server.login.name if server.login else None) == anonymous
     assert server.failed == (anonymous is None)
 
 
 @pytest.mark.parametrize("said", [b"AMQP\x00\x01\x00\x00", sasl.HEADER + b"\x00\x00\x00\x04\x02\x01\x00\x00"])
-def test_who_does_not_speak_sasl_is_told_so(verifiers: passwords.Passwords, said: bytes):
+async def test_who_does_not_speak_sasl_is_told_so(verifiers: logins.Logins, said: bytes):
     with pytest.raises(errors.InvalidInput):
-        sasl.Server(verifiers).receive(said)
+        await sasl.Server(verifiers).receive(said)
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+async def test_scram_does_not_tell_which_accounts_exist(known: passwords.Passwords, mechanism: str):
+    known.set("plain-only", roles.Role.USER, WORD)
+
+    async def challenge(name: str) -> dict[str, str]:
+        server = sasl.Server(logins.Logins(passwords.Passwords(known._folder)))
+        _, (first, *_) = _said(
+            await server.receive(sasl.HEADER + _init(mechanism, f"n,,n={name},r=clients-nonce".encode()))
+        )
+        assert first is not None
+        assert not server.failed
+        return {key: _attribute(first, key) for key in "si"}
+
+    real, unknown = await challenge(NAME), await challenge("eve")
+    assert unknown["i"] == real["i"]
+    assert len(unknown["s"]) == len(real["s"])
+    assert await challenge("eve") == unknown  # of another process as well, or asking twice would tell
+    assert (await challenge("plain-only"))["s"] not in (real["s"], unknown["s"])
+    assert not await _scram(sasl.Server(logins.Logins(known)), mechanism, WORD, "eve")
+    assert not await _scram(sasl.Server(logins.Logins(known)), mechanism, WORD, "plain-only")
+
+
+async def test_plain_and_scram_share_one_throttle(verifiers: logins.Logins):
+    for number in range(throttle.Budgets().pair.failures):
+        wrong = sasl.Server(verifiers, address="10.0.0.1")
+        if number % 2:
+            assert not await _scram(wrong, "SCRAM-SHA-256", "incorrect horse")
+        else:
+            await wrong.receive(sasl.HEADER + _init("PLAIN", f"\0{NAME}\0wrong".encode()))
+        assert wrong.failed
+    for mechanism, initial in (
+        ("PLAIN", f"\0{NAME}\0{WORD}"),
+        ("SCRAM-SHA-256", f"n,,n={NAME},r=clients-nonce"),
+    ):
+        right = sasl.Server(verifiers, address="10.0.0.1")
+        code, (outcome, *_) = _said(await right.receive(sasl.HEADER + _init(mechanism, initial.encode())))
+        assert (code, outcome) == (0x44, b"\x04")  # sys-temp: not wrong, but not now
+    elsewhere = sasl.Server(verifiers, address="10.0.0.2")
+    assert await _scram(elsewhere, "SCRAM-SHA-256", WORD)
+
+
+@pytest.mark.parametrize("message", ["n,,r=x", "n,,n=ann", "n,,", "", "p=x,,n=ann,r=x"])
+async def test_a_malformed_first_message_of_scram_is_told(verifiers: logins.Logins, message: str):
+    server = sasl.Server(verifiers)
+    try:
+        await server.receive(sasl.HEADER + _init("SCRAM-SHA-256", message.encode()))
+    except errors.InvalidInput:
+        return
+    assert server.failed

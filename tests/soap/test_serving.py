@@ -12,7 +12,7 @@ import pytest
 from starlette import routing
 
 from muster.core import errors
-from muster.soap import asgi, serving
+from muster.soap import asgi, http11, serving
 from muster.trust import certificates
 from tests.soap.conftest import message
 
@@ -54,12 +54,12 @@ async def test_a_body_in_pieces_and_one_that_waits_to_be_asked_for(echo, url):
 
 async def test_a_body_that_never_ends_and_a_head_that_never_ends_are_given_up(echo, url, monkeypatch):
     monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(http11, "HEAD_TIMEOUT_S", 0.1)
     port = httpx.URL(url).port
     for said in (
         b"",
         b"POST /echo HTTP/1.1\r\nHost: x\r\n",
-        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc",
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: text/xml\r\nContent-Length: 9\r\n\r\nabc",
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(said)

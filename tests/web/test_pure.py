@@ -14,7 +14,7 @@ from muster.manage import client as manage_client
 from muster.monitor import client as monitor_client
 from muster.pipeline import levels, query, results
 from muster.trust import roles
-from muster.web import acts, cache, guard, hearing, logins, past, problems, recent, sessions
+from muster.web import acts, cache, guard, hearing, past, problems, recent, sessions
 from muster.web.pages import charts, html, overview, routes, view, widgets
 from muster.web.rest import base
 from tests.pipeline import test_history, traffic
@@ -72,19 +72,6 @@ def test_roles_cover_those_below_and_gateways_logins_have_no_place():
     assert sessions.role_of(roles.Role.VIEWER, administers=True) is sessions.Role.VIEWER
     with pytest.raises(errors.Forbidden):
         sessions.role_of(roles.Role.USER, administers=True)
-
-
-def test_who_fails_often_waits_longer_each_time_and_others_do_not():
-    throttle = logins.Throttle()
-    for _ in range(logins.FREE_FAILURES):
-        assert throttle.wait_s("ann", 0.0) == 0.0
-        throttle.failed("ann", 0.0)
-    assert throttle.wait_s("ann", 0.0) == 1.0
-    throttle.failed("ann", 1.0)
-    assert throttle.wait_s("ann", 1.0) == 2.0
-    assert throttle.wait_s("bob", 1.0) == 0.0
-    throttle.succeeded("ann")
-    assert throttle.wait_s("ann", 1.0) == 0.0
 
 
 # The cache

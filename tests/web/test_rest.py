@@ -579,8 +579,10 @@ def test_answers_forbid_foreign_script_and_frames(lab):
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_soap_doors_stand_beside_it_and_ask_for_a_login(lab):
-    for path in ("/wsman", "/context"):
-        answer = httpx.post(f"{lab.url}{path}", content=b"<x/>", headers={"Content-Type": "text/xml"})
-        assert answer.status_code in (400, 401, 415, 500), (path, answer.status_code, answer.text[:200])
-        assert "there is no page" not in answer.text
+@pytest.mark.parametrize(
+    "path", ["/wsman", "/context", "/uddi", "/uddi/inquiry", "/juddiv3/services/inquiry"]
+)
+def test_no_soap_endpoint_is_served_on_the_port_of_the_dashboard(lab, path):
+    answer = httpx.post(f"{lab.url}{path}", content=b"<x/>", headers={"Content-Type": "text/xml"})
+    assert answer.status_code == 404, answer.text[:200]
+    assert httpx.get(f"{lab.url}{path}?wsdl").status_code == 404

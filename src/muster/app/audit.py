@@ -28,7 +28,10 @@ from muster.app import context as context_
 from muster.app import team
 from muster.bus import api
 from muster.bus.rpc import auditing, client, server
-from muster.core import errors, files, messages, subjects
+from muster.core import errors, files, log, messages, subjects
+from muster.trust import logins
+
+events = log.Events("audit")
 
 PART = "audit"
 KIND = "act"
@@ -74,6 +77,28 @@ def note(folder: Path, line: messages.Decision) -> None:
     place = folder / FOLDER
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     files.create(place / f"{line.id}.json", messages.encode(line))
+
+
+def failed_logins(folder: Path, door: str) -> logins.OnFailure:
+    """Notes each failed login at ``door``. A note that cannot be written does not let the client in."""
+
+    async def failed(name: str, address: str) -> None:
+        line = messages.Decision(
+            id=secrets.token_hex(8),
+            who=name or "-",
+            what="login",
+            target=name or "-",
+            why=f"wrong name or password, from {address}",
+            at_ms=int(time.time() * 1000),
+            outcome=messages.Outcome.REFUSED,
+            details={"door": door, "address": address},
+        )
+        try:
+            await asyncio.to_thread(note, folder, line)
+        except (OSError, errors.MusterError) as error:
+            events.error("not-recorded", what="login", target=name, error=error)
+
+    return failed
 
 
 class Audit:

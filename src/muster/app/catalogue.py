@@ -50,7 +50,7 @@ FACTORIES: Sequence[Factory] = (
     lambda wanted: notify.Notifier(wanted.notify) if wanted.notify.enabled else None,
     lambda wanted: pipeline.PipelinePart(wanted.pipeline) if wanted.pipeline.enabled else None,
     lambda wanted: responder.ResponderPart(wanted.responder) if wanted.responder.rules else None,
-    lambda wanted: doors.SoapPart(wanted.soap) if wanted.soap.enabled else None,
+    lambda wanted: doors.SoapPart(wanted) if wanted.soap.enabled else None,
     lambda wanted: web.WebPart(wanted) if wanted.web.enabled else None,
 )
 

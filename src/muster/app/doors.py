@@ -1,17 +1,23 @@
-"""The SOAP doors as a part of a domain, or of a gateway beside one.
+"""The SOAP endpoints: what they are, and the part of a domain that runs them in a process of their own.
 
-Whoever comes in logs in with a name and a password of the domain, and is connected to the bus as itself.
+Clients log in with a name and a password of the domain; each is connected to the bus as itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import importlib.util
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
 
 from muster.app import context as context_
-from muster.app import team, visitors
-from muster.core import errors, health, metrics
+from muster.app import supervising, team, visitors
+from muster.core import errors, ground, health, metrics
 from muster.inform import client as inform_client
 from muster.inform import sessions
 from muster.inform.uddi import ports, registry
@@ -19,7 +25,7 @@ from muster.inform.wscontext import desk as context_desk
 from muster.manage import client as manage_client
 from muster.manage.wsman import desk as wsman_desk
 from muster.soap import asgi, door, settings
-from muster.trust import logins, passwords
+from muster.trust import logins, passwords, roles
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -34,15 +40,17 @@ class Doors:
         *,
         callbacks: Sequence[str] = (),
         measure: metrics.Metrics,
+        on_failure: logins.OnFailure | None = None,
+        forwarded_header: str = "",
     ) -> None:
         self._visitors = visitors.Visitors(connect)
-        self._logins = logins.Logins(known)
+        self._logins = logins.Logins(known, on_failure=on_failure)
         self._wsman = wsman_desk.Desk(self._fleet, callbacks=callbacks, measure=measure)
         self._context = context_desk.Desk(self._activities, callbacks=callbacks, measure=measure)
         self._uddi = ports.Ports(
             registry.Registry(self._visitors.visit),
             self.authenticate,
-            stands=self._logins.stands,
+            stands=self._stands,
             measure=measure,
         )
         self.application = asgi.Application(
@@ -50,12 +58,18 @@ class Doors:
                 "/wsman": self._wsman.opened(self.authenticate),
                 **self._context.doors(self.authenticate),
                 **self._uddi.doors(),
-            }
+            },
+            forwarded_header=forwarded_header,
         )
 
-    async def authenticate(self, name: str, password: str) -> door.Caller:
-        login = await self._logins.check(name, password)
-        return door.Caller(login.name, login.role.value)
+    async def authenticate(self, name: str, password: str, address: str) -> door.Caller:
+        login = await self._logins.check(name, password, address)
+        return door.Caller(login.name, login.role.value, login.verifier)
+
+    async def _stands(self, caller: door.Caller) -> bool:
+        return await self._logins.stands(
+            passwords.Login(caller.name, roles.Role.named(caller.role), caller.verifier)
+        )
 
     async def close(self) -> None:
         await self._wsman.close()
@@ -72,59 +86,81 @@ class Doors:
             yield sessions.Sessions(inform_client.Client(bus), time.time_ns)
 
 
-@contextlib.asynccontextmanager
-async def serving(doors: Doors, wanted: settings.Soap) -> AsyncIterator[str]:
-    """The address at which the doors are served, for as long as this lasts."""
-    try:
-        from muster.soap import serving as serving_
-    except ModuleNotFoundError as error:
+def check(wanted: settings.Soap) -> None:
+    """`errors.Refused` where passwords would cross the network in the clear; what is not installed."""
+    if importlib.util.find_spec("uvicorn") is None:
         raise errors.MissingPart(
-            "SOAP doors are served by uvicorn, which is not installed",
+            "the SOAP endpoints are served by uvicorn, which is not installed",
             hint="pip install 'muster-fabric[soap]'",
-        ) from error
+        )
     if not wanted.certificate and wanted.host not in LOOPBACK:
         raise errors.Refused(
             f"passwords would cross the network in the clear on {wanted.host}",
             hint="give a certificate and its key",
         )
-    server = serving_.Server(
-        doors.application,
-        host=wanted.host,
-        port=wanted.port,
-        certificate=wanted.certificate or None,
-        key=wanted.key or None,
-    )
-    async with server:
-        yield server.url
+
+
+def listen(wanted: settings.Soap) -> socket.socket:
+    return supervising.listen(wanted.host, wanted.port, hint="name another port, or 0 for a free one")
+
+
+def url_of(wanted: settings.Soap, listener: socket.socket) -> str:
+    return supervising.url("https" if wanted.certificate else "http", wanted.host, listener)
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a SOAP process is given to do."""
+
+    settings: settings.Soap
+    listener: int  # an open socket
+    root: str  # the domain's folder
+    keys: str
+    health: ground.Health
+    log_level: str = "info"
 
 
 class SoapPart:
+    """The SOAP endpoints, in a process of their own."""
+
     name = "soap"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, wanted: settings.Soap) -> None:
-        self._wanted = wanted
-        self._stack = contextlib.AsyncExitStack()
-        self.url = ""
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self._wanted: settings.Soap = whole.soap
+        self._listener: socket.socket | None = None
+        self._process = supervising.ServerProcess("soap", "muster.app.soapserver")
+
+    @property
+    def url(self) -> str:
+        return "" if self._listener is None else url_of(self._wanted, self._listener)
 
     async def start(self, context: context_.Context) -> None:
-        doors = Doors(
-            context.connect,
-            context.trust.passwords(),
-            callbacks=self._wanted.callbacks,
-            measure=context.metrics,
+        await asyncio.to_thread(check, self._wanted)
+        self._listener = await asyncio.to_thread(listen, self._wanted)
+        task = Task(
+            settings=self._wanted,
+            listener=self._listener.fileno(),
+            root=str(context.folder.root),
+            keys=str(self._whole.keys_folder),
+            health=msgspec.structs.replace(self._whole.health, port=0),
+            log_level=self._whole.log.level,
         )
-        self._stack.push_async_callback(doors.close)
-        self.url = await self._stack.enter_async_context(serving(doors, self._wanted))
+        self._process.start(context, self._listener, msgspec.json.encode(task))
 
     async def stop(self) -> None:
-        await self._stack.aclose()
+        await self._process.stop()
+        if self._listener is not None:
+            self._listener.close()
 
     def health(self) -> team.Health:
-        if not self.url:
+        if self._listener is None:
             return team.Health(health.State.STARTING)
-        return team.Health(facts={"soap": [{"door": path, "url": f"{self.url}{path}"} for path in PATHS]})
+        facts = {"soap": [{"door": path, "url": f"{self.url}{path}"} for path in PATHS]}
+        if self._process.is_running:
+            return team.Health(facts=facts)
+        return team.Health(health.State.LATE, self._process.reason, facts)
 
 
 PATHS = ("/wsman", "/context", "/contextmanager", "/uddi")

@@ -71,6 +71,12 @@ def amqp(
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port (default: a free one).")
 @click.option("--cert", type=_PATH, help="Certificate: clients then use https.")
 @click.option("--key", type=_PATH, help="Its private key.")
+@click.option(
+    "--forwarded-header",
+    default="",
+    metavar="NAME",
+    help="Header of a proxy with the client's address.",
+)
 @click.option("--callback", multiple=True, metavar="URL", help="What begins so may be called, for events.")
 @base.pass_invocation
 def wsman(
@@ -79,16 +85,22 @@ def wsman(
     port: int,
     cert: Path | None,
     key: Path | None,
+    forwarded_header: str,
     callback: tuple[str, ...],
 ) -> None:
-    """Serve the SOAP doors, WS-Management at /wsman and WS-Context at /context, until Ctrl-C.
+    """Serve the SOAP endpoints, WS-Management at /wsman and WS-Context at /context, until Ctrl-C.
 
     Clients log in with names and passwords of the home's domain; each is connected to the bus as itself.
     """
     from muster.soap import settings
 
     wanted = settings.Soap(
-        host=host, port=port, certificate=str(cert or ""), key=str(key or ""), callbacks=callback
+        host=host,
+        port=port,
+        certificate=str(cert or ""),
+        key=str(key or ""),
+        forwarded_header=forwarded_header,
+        callbacks=callback,
     )
     base.run(_serve_soap(invocation, wanted))
 
@@ -132,8 +144,9 @@ async def _serve(
     import os
     import ssl
 
-    from muster.app import message
+    from muster.app import audit, message
     from muster.core import errors, metrics
+    from muster.trust import logins
 
     try:
         from muster.message.amqp import server
@@ -143,6 +156,7 @@ async def _serve(
             hint="pip install 'muster-fabric[amqp]'; where no wheel fits, that needs a C compiler",
         ) from error
     measure = metrics.Metrics(process=True)
+    folder = config_.load(invocation).domain.folder
     trust, connect_as = await _domain(invocation, measure)
 
     async def connect(login: passwords.Login) -> api.Bus:
@@ -162,7 +176,7 @@ async def _serve(
     async with (
         server.Gateway(
             connect,
-            trust.passwords(),
+            logins.Logins(trust.passwords(), on_failure=audit.failed_logins(folder, "amqp")),
             anonymous=anonymous,
             host=host,
             port=port,
@@ -188,17 +202,35 @@ async def _serve(
 
 
 async def _serve_soap(invocation: base.Invocation, wanted: settings.Soap) -> None:
-    from muster.app import doors
+    from muster.app import audit, doors
     from muster.core import metrics
+
+    doors.check(wanted)
+    from muster.soap import serving
 
     measure = metrics.Metrics(process=True)
     trust, connect = await _domain(invocation, measure)
-    opened = doors.Doors(connect, trust.passwords(), callbacks=wanted.callbacks, measure=measure)
+    opened = doors.Doors(
+        connect,
+        trust.passwords(),
+        callbacks=wanted.callbacks,
+        measure=measure,
+        on_failure=audit.failed_logins(config_.load(invocation).domain.folder, "soap"),
+        forwarded_header=wanted.forwarded_header,
+    )
+    server = serving.Server(
+        opened.application,
+        host=wanted.host,
+        port=wanted.port,
+        certificate=wanted.certificate or None,
+        key=wanted.key or None,
+    )
     try:
         async with (
-            doors.serving(opened, wanted) as url,
-            monitoring.serving(invocation, None, measure, process=f"soap-{url.rpartition(':')[2]}") as asked,
+            server,
+            monitoring.serving(invocation, None, measure, process=f"soap-{server.port}") as asked,
         ):
+            url = server.url
             facts = {"url": url, **{path.strip("/"): f"{url}{path}" for path in opened.application.paths}}
             invocation.printer.done(facts, f"serving {url}/wsman; Ctrl-C ends it")
             await asked.wait()

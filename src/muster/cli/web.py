@@ -66,7 +66,6 @@ def serve(invocation: base.Invocation, overrides: tuple[str, ...]) -> None:
                 folder=folder,
                 trust=await asyncio.to_thread(identities.open_, settings),
                 history=web_.history_of(settings, folder),
-                callbacks=settings.soap.callbacks,
                 stop=stop,
                 health=msgspec.structs.replace(settings.health, port=0),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated
 from urllib import parse
@@ -10,6 +11,7 @@ import msgspec
 
 from muster.core import errors
 
+NAME_LENGTH_MAX = 200  # of a client that is no address
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 _LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|::1|\[::1\])\Z")
@@ -39,3 +41,33 @@ def without_password(url: str, field: str, instead: str) -> None:
         raise errors.InvalidInput(f"{field}: not a URL: {error}") from error
     if password is not None:
         raise errors.InvalidInput(f"{field}: a URL must not hold a password; {instead}")
+
+
+def network(address: str) -> str:
+    """The address of a client; of IPv6 the network, since a client has all addresses of it."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:NAME_LENGTH_MAX]
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)
+
+
+def forwarded_for(peer: str, header: str) -> str:
+    """The client's address, where a proxy states it in ``header`` (the value of the configured one).
+
+    A proxy appends the address that it saw, so only the last entry is its word; the ones before it are the
+    client's own claims.
+    """
+    last = header.rpartition(",")[2].strip().strip('"')
+    if last.startswith("["):
+        last = last[1:].partition("]")[0]
+    elif last.count(":") == 1:
+        last = last.partition(":")[0]
+    try:
+        return str(ipaddress.ip_address(last))
+    except ValueError:
+        return peer

@@ -16,6 +16,7 @@ WSA04 = xml.Namespace("http://schemas.xmlsoap.org/ws/2004/08/addressing")
 WSA05 = xml.Namespace("http://www.w3.org/2005/08/addressing")
 ANONYMOUS = {WSA04: f"{WSA04}/role/anonymous", WSA05: f"{WSA05}/anonymous"}
 NONE = f"{WSA05}/none"
+PARAMETERS_MAX = 64
 
 _SINGLE = ("To", "From", "ReplyTo", "FaultTo", "Action", "MessageID")
 
@@ -36,6 +37,8 @@ class Endpoint:
             for one in element.all(wsa(holder))
             for child in one.children
         ]
+        if len(parameters) > PARAMETERS_MAX:  # each is sent back with all the prefixes around it
+            raise invalid_header(wsa, f"more than {PARAMETERS_MAX} reference parameters")
         return cls(element.text_of(wsa("Address")), parameters)
 
     def element(self, name: str, wsa: xml.Namespace = WSA04) -> xml.Element:

@@ -27,6 +27,11 @@ from muster.soap import addressing, envelope, faults, xml
 events = log.Events("soap")
 
 TIMEOUT_S = 60.0
+ANONYMOUS = xml.Limits(bytes=32 << 10, depth=32, elements=1000)
+ANSWER_BYTES_MAX = 8 << 20
+FAULT_BYTES_MAX = 32 << 10
+INLINE_BYTES_MAX = 16 << 10  # a longer message is parsed in a thread
+PARSERS_MAX = 2
 _MEDIA = {"text/xml", "application/soap+xml", "application/xml"}
 
 
@@ -36,6 +41,7 @@ class Caller:
 
     name: str
     role: str
+    verifier: str = field(default="", compare=False)  # of the password that was checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,16 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
     body: bytes = b""
     location: str = ""  # the address that it was sent to, without the query
+    address: str = "-"  # the client's
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A client whose message may be read, and the limits of the message."""
+
+    caller: Caller | None
+    limits: xml.Limits
+    is_anonymous: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +84,7 @@ class Call:
     action: str  # of HTTP: the SOAPAction header, or the action of the content type
     path: str
     location: str
+    address: str = "-"  # the client's
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +99,8 @@ class Answer:
 
 
 Handler = Callable[[Call], Awaitable[Answer]]
-Authenticate = Callable[[str, str], Awaitable[Caller]]
+Authenticate = Callable[[str, str, str], Awaitable[Caller]]  # name, password, client's address
+Recognise = Callable[[bytes], Awaitable[bool]]
 Document = Callable[[str], bytes]  # from the door's address
 
 
@@ -96,6 +114,9 @@ class Door:
 
     ``authenticate`` None: everybody may come in, and the service looks after tokens itself.  ``is_open``
     tells of a message whether it needs no login where others do.  ``documents`` by query (``wsdl``).
+
+    A client without a login may send what the limits ``anonymous`` allow.  Where the login is inside the
+    message, ``recognised`` finds it in the message's beginning, and decides whether the rest is read.
     """
 
     name: str
@@ -109,34 +130,74 @@ class Door:
     fault_headers: Callable[[Call | None, faults.Fault], Sequence[xml.Element]] = _no_headers
     documents: Mapping[str, Document] = field(default_factory=dict)
     limits: xml.Limits = field(default_factory=xml.Limits)
+    anonymous: xml.Limits = ANONYMOUS
+    recognised: Recognise | None = None
+    bytes_max: int = ANSWER_BYTES_MAX  # of an answer
+    fault_bytes_max: int = FAULT_BYTES_MAX
     timeout_s: float = TIMEOUT_S
     measure: metrics.Metrics = field(default_factory=metrics.Metrics)
 
     def __post_init__(self) -> None:
+        self._parsing = asyncio.Semaphore(PARSERS_MAX)
         self._answered = self.measure.counter("soap_answers", "SOAP requests that were done.", ("door",))
         self._refused = self.measure.counter(
             "soap_refused", "SOAP requests that were refused, by reason.", ("door", "reason")
         )
 
     async def respond(self, request: Request) -> Response:
+        """To a request that was read whole."""
+        admitted = await self.admit(request)
+        if isinstance(admitted, Response):
+            return admitted
+        if len(request.body) > admitted.limits.bytes and not await self.recognise(request.body, admitted):
+            return self.too_large(request.headers, admitted)
+        return await self.answer(request, admitted)
+
+    async def admit(self, request: Request) -> Admitted | Response:
+        """Whether the body of a request is worth reading, by its headers alone."""
         if request.method in ("GET", "HEAD"):
-            return self._document(request)
+            return Admitted(None, self.anonymous, True)
         if request.method != "POST":
             return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "method", headers={"Allow": "GET, HEAD, POST"})
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             return self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "content-encoding")
-        media, parameters = _content_type(request.headers.get("content-type", ""))
+        media, _ = _content_type(request.headers.get("content-type", ""))
         if media not in _MEDIA:
             return self._refuse(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "content-type", "send text/xml or application/soap+xml\n"
             )
-        version = self._likely(media)
-        call: Call | None = None
         try:
             caller = await self._caller(request)
+        except errors.Unauthorized as error:
+            return self._unauthorized(error)
+        except errors.Overloaded as error:
+            self._refused.add(door=self.name, reason="throttled")
+            return busy(error, HTTPStatus.TOO_MANY_REQUESTS)
+        return Admitted(caller, self.anonymous if caller is None else self.limits, caller is None)
+
+    async def recognise(self, start: bytes, admitted: Admitted) -> bool:
+        """Whether a message that is longer than a client without a login may send has a login inside.
+
+        ``start`` is its beginning.
+        """
+        if not admitted.is_anonymous or self.recognised is None:
+            return False
+        if not await self.recognised(start[: self.anonymous.bytes]):
+            return False
+        admitted.is_anonymous, admitted.limits = False, self.limits
+        return len(start) <= self.limits.bytes
+
+    async def answer(self, request: Request, admitted: Admitted) -> Response:
+        if request.method in ("GET", "HEAD"):
+            return self._document(request)
+        media, parameters = _content_type(request.headers.get("content-type", ""))
+        version = self._likely(media)
+        call: Call | None = None
+        caller = admitted.caller
+        try:
             if parameters.get("charset", "utf-8").lower() not in ("utf-8", "utf8", "us-ascii"):
                 raise xml.Malformed("only UTF-8 is read here", reason="charset")
-            root = xml.parse(request.body, self.limits)
+            root = await self._parse(request.body, admitted.limits)
             version = envelope.version_of(root) or version
             message = envelope.read(root, self.versions)
             if (
@@ -146,16 +207,19 @@ class Door:
             ):
                 raise errors.Unauthorized("this needs a name and a password")
             action = (request.headers.get("soapaction") or parameters.get("action", "")).strip().strip('"')
-            call = Call(message, addressing.read(message), caller, action, request.path, request.location)
+            call = Call(
+                message,
+                addressing.read(message),
+                caller,
+                action,
+                request.path,
+                request.location,
+                request.address,
+            )
             envelope.check_understood(message, self.understood)
             return await self._answer(call)
         except errors.Unauthorized as error:
-            return self._refuse(
-                HTTPStatus.UNAUTHORIZED,
-                "unauthorized",
-                f"{error.message}\n",
-                headers={"WWW-Authenticate": 'Basic realm="muster", charset="UTF-8"'},
-            )
+            return self._unauthorized(error)
         except errors.MusterError as error:
             if isinstance(error, errors.InvariantBroken):
                 events.error("bug", door=self.name, error=error)
@@ -164,9 +228,26 @@ class Door:
             events.error("bug", door=self.name, error=error)
             return self._fault(version, call, errors.InvariantBroken(str(error)))
 
-    def too_large(self, headers: Mapping[str, str]) -> Response:
-        """To a body that was not read, because it is longer than any that the door takes."""
-        error = errors.LimitExceeded(f"the message is longer than {self.limits.bytes} bytes")
+    async def _parse(self, data: bytes, limits: xml.Limits) -> xml.Element:
+        if len(data) <= INLINE_BYTES_MAX:
+            return xml.parse(data, limits)
+        async with self._parsing:
+            return await asyncio.to_thread(xml.parse, data, limits)
+
+    def _unauthorized(self, error: errors.Unauthorized) -> Response:
+        return self._refuse(
+            HTTPStatus.UNAUTHORIZED,
+            "unauthorized",
+            f"{error.message}\n",
+            headers={"WWW-Authenticate": 'Basic realm="muster", charset="UTF-8"'},
+        )
+
+    def too_large(self, headers: Mapping[str, str], admitted: Admitted) -> Response:
+        """To a body that was not read, because it is longer than any that the client may send."""
+        hint = None
+        if admitted.is_anonymous and self.limits.bytes > admitted.limits.bytes:
+            hint = f"clients that log in may send {self.limits.bytes} bytes"
+        error = errors.LimitExceeded(f"the message is longer than {admitted.limits.bytes} bytes", hint=hint)
         return self._fault(self._likely(_content_type(headers.get("content-type", ""))[0]), None, error)
 
     def _likely(self, media: str) -> envelope.Version:
@@ -205,7 +286,7 @@ class Door:
                 raise ValueError("no colon")
         except (ValueError, binascii.Error) as error:
             raise errors.Unauthorized("only Basic authentication is taken here") from error
-        return await self.authenticate(name, password)
+        return await self.authenticate(name, password, request.address)
 
     async def _answer(self, call: Call) -> Response:
         try:
@@ -217,9 +298,11 @@ class Door:
             self._answered.add(door=self.name)
             return Response(HTTPStatus.ACCEPTED)
         version = call.envelope.version
-        body = envelope.write(version, answer.body, answer.headers, self.prefixes)
-        if answer.bytes_max is not None and len(body) > answer.bytes_max:
-            raise answer.too_large or errors.LimitExceeded(f"the answer has over {answer.bytes_max} bytes")
+        bytes_max = self.bytes_max if answer.bytes_max is None else min(answer.bytes_max, self.bytes_max)
+        try:
+            body = envelope.write(version, answer.body, answer.headers, self.prefixes, bytes_max=bytes_max)
+        except errors.LimitExceeded:
+            raise answer.too_large or errors.LimitExceeded(f"the answer has over {bytes_max} bytes") from None
         self._answered.add(door=self.name)
         return Response(HTTPStatus.OK, body, version.content_type)
 
@@ -227,7 +310,14 @@ class Door:
         fault = self.fault_of(error)
         reason = error.reason if isinstance(error, xml.Malformed) else fault.reason_word
         self._refused.add(door=self.name, reason=reason)
-        body = envelope.write_fault(version, fault, self.fault_headers(call, fault), self.prefixes)
+        headers = self.fault_headers(call, fault)
+        try:
+            body = envelope.write_fault(
+                version, fault, headers, self.prefixes, bytes_max=self.fault_bytes_max
+            )
+        except errors.LimitExceeded:  # what the client wants to see in the answer does not fit
+            small = faults.Fault(fault.blame, fault.message[:1000], subcode=fault.subcode)
+            body = envelope.write_fault(version, small, (), self.prefixes)
         theirs = version is envelope.Version.V12 and fault.blame is faults.Code.SENDER
         status = HTTPStatus.BAD_REQUEST if theirs else HTTPStatus.INTERNAL_SERVER_ERROR
         return Response(status, body, version.content_type)
@@ -237,6 +327,11 @@ class Door:
     ) -> Response:
         self._refused.add(door=self.name, reason=reason)
         return Response(status, text.encode(), headers=headers or {})
+
+
+def busy(error: errors.Overloaded, status: int = HTTPStatus.SERVICE_UNAVAILABLE) -> Response:
+    headers = {"Retry-After": str(int(error.retry_after_s or 1))}
+    return Response(status, f"{error.message}\n".encode(), headers=headers)
 
 
 def _content_type(text: str) -> tuple[str, dict[str, str]]:

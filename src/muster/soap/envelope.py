@@ -120,14 +120,18 @@ def write(
     body: Sequence[xml.Element],
     headers: Sequence[xml.Element] = (),
     prefixes: Mapping[str, str] | None = None,
+    *,
+    bytes_max: int | None = None,
 ) -> bytes:
+    """`errors.LimitExceeded` where it would be longer than ``bytes_max``."""
     root = xml.Element(
         version("Envelope"),
         xml.Element(version("Header"), *headers) if headers else None,
         xml.Element(version("Body"), *body),
     )
     known = {str(version.value): version.prefix, xml.XSI: "xsi", **(prefixes or {})}
-    return b'<?xml version="1.0" encoding="UTF-8"?>' + xml.write(root, known)
+    start = b'<?xml version="1.0" encoding="UTF-8"?>'
+    return start + xml.write(root, known, bytes_max=None if bytes_max is None else bytes_max - len(start))
 
 
 def write_fault(
@@ -135,7 +139,9 @@ def write_fault(
     fault: faults.Fault,
     headers: Sequence[xml.Element] = (),
     prefixes: Mapping[str, str] | None = None,
+    *,
+    bytes_max: int | None = None,
 ) -> bytes:
     made = faults.element11(fault) if version is Version.V11 else faults.element12(fault)
     known = {str(faults.SOAP12): "s", **(prefixes or {})}
-    return write(version, [made], [*headers, *fault.headers], known)
+    return write(version, [made], [*headers, *fault.headers], known, bytes_max=bytes_max)

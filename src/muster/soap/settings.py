@@ -11,15 +11,24 @@ doc = settings.doc
 
 
 class Soap(settings.Section, frozen=True, kw_only=True):
-    """SOAP doors: WS-Management at ``/wsman``, WS-Context at ``/context``, UDDI v3 at ``/uddi``."""
+    """SOAP endpoints, in a process of their own: WS-Management at ``/wsman``, WS-Context at ``/context`` and
+    UDDI v3 at ``/uddi``."""
 
-    enabled: Annotated[bool, doc("Whether this process serves them.")] = False
+    enabled: Annotated[bool, doc("Whether they are served with the domain.")] = False
     host: Annotated[str, doc("Address to listen on; without a certificate, a loopback one.")] = "127.0.0.1"
     port: Annotated[int, doc("Port; 0 takes a free one.", ge=0, le=65535)] = 5985
     certificate: Annotated[
         settings.FilePath, doc("Certificate (PEM) of the door; clients then use https. None: http.")
     ] = ""
     key: Annotated[settings.FilePath, doc("The certificate's private key (PEM).")] = ""
+    forwarded_header: Annotated[
+        str,
+        doc(
+            "Header in which a proxy in front states the client's address, such as X-Forwarded-For; its last "
+            "entry counts. Clients are throttled by it. Empty: by the peer of the connection. Set it only if "
+            "every request comes through that proxy, since clients can send the header too."
+        ),
+    ] = ""
     callbacks: Annotated[
         tuple[str, ...],
         doc(

@@ -11,6 +11,7 @@ means nothing without the prefixes around it: it is written from a `QName` and r
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Limits:
     depth: int = 64
     elements: int = 50_000
     attributes: int = 64  # of one element
+    prefixes: int = 256  # in scope at one place
 
 
 class Namespace(str):
@@ -65,6 +67,39 @@ class QName:
     """A qualified name as content."""
 
     name: str
+
+
+class Declared(Mapping[str, str]):
+    """The prefixes in scope at an element: those that it declares, and those of the elements around it.
+
+    A link to the outer ones and not a copy: a message may declare a prefix at each of its elements.
+    """
+
+    __slots__ = ("outer", "own", "size")
+
+    def __init__(self, own: Mapping[str, str], outer: Declared | None = None) -> None:
+        self.own = own
+        self.outer = outer
+        self.size: int = len(own) + (outer.size if outer is not None else 0)
+
+    def __getitem__(self, prefix: str) -> str:
+        scope: Declared | None = self
+        while scope is not None:
+            if prefix in scope.own:
+                return scope.own[prefix]
+            scope = scope.outer
+        raise KeyError(prefix)
+
+    def __iter__(self) -> Iterator[str]:
+        seen: dict[str, None] = {}
+        scope: Declared | None = self
+        while scope is not None:
+            seen |= dict.fromkeys(scope.own)
+            scope = scope.outer
+        return iter(seen)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 Content: TypeAlias = "str | QName | Element"
@@ -170,13 +205,37 @@ def parse(data: bytes, limits: Limits | None = None) -> Element:
     return builder.root
 
 
+def text_at_start(data: bytes, name: str, *, depth: int = 8, elements: int = 64) -> str | None:
+    """The text of the first element of that name, if ``data``, the start of a document, has the whole of it.
+
+    Looks at so many elements and no more: for what has to be known before the rest is read.
+    """
+    builder = _Builder(Limits(bytes=len(data), depth=depth, elements=elements))
+    ended: list[str] = []
+
+    def end(tag: str) -> None:
+        element = builder.close(tag)
+        if element.name == name:
+            ended.append(element.text)
+            raise _Found
+
+    builder.parser.EndElementHandler = end
+    with contextlib.suppress(_Found, expat.ExpatError, errors.MusterError):
+        builder.parser.Parse(data, False)
+    return ended[0] if ended else None
+
+
+class _Found(Exception):
+    pass
+
+
 class _Builder:
     def __init__(self, limits: Limits) -> None:
         # The encoding given here holds, whatever the document says of itself.
         self.parser = expat.ParserCreate("utf-8", "}")
         self.parser.buffer_text = True
         self.parser.StartElementHandler = self._start
-        self.parser.EndElementHandler = self._end
+        self.parser.EndElementHandler = self.close
         self.parser.CharacterDataHandler = self._text
         self.parser.StartNamespaceDeclHandler = self._declare
         self.parser.StartDoctypeDeclHandler = self._doctype
@@ -184,6 +243,7 @@ class _Builder:
         self.root: Element | None = None
         self._limits = limits
         self._open: list[tuple[Element, list[Content]]] = []
+        self._scopes: list[Declared | None] = [None]
         self._elements = 0
         self._declared: dict[str, str] = {}
 
@@ -198,9 +258,12 @@ class _Builder:
             raise errors.LimitExceeded(f"elements nested deeper than {self._limits.depth}")
         if len(attributes) + len(self._declared) > self._limits.attributes:
             raise errors.LimitExceeded(f"an element with more than {self._limits.attributes} attributes")
-        scope = self._open[-1][0].namespaces if self._open else {}
+        scope = self._scopes[-1]
         if self._declared:
-            scope, self._declared = {**(scope or {}), **self._declared}, {}
+            scope, self._declared = Declared(self._declared, scope), {}
+            if scope.size > self._limits.prefixes:
+                raise errors.LimitExceeded(f"more than {self._limits.prefixes} prefixes in scope")
+        self._scopes.append(scope)
         content: list[Content] = []
         element = Element(
             _clark(tag),
@@ -214,8 +277,9 @@ class _Builder:
             self.root = element
         self._open.append((element, content))
 
-    def _end(self, _: str) -> None:
-        self._open.pop()
+    def close(self, _: str) -> Element:
+        self._scopes.pop()
+        return self._open.pop()[0]
 
     def _text(self, text: str) -> None:
         content = self._open[-1][1]
@@ -238,18 +302,44 @@ def _clark(name: str) -> str:
     return f"{{{name}" if "}" in name else name
 
 
-def write(element: Element, prefixes: Mapping[str, str] | None = None) -> bytes:
+class _Output:
+    """The pieces of a document, and a bound on their length."""
+
+    def __init__(self, bytes_max: int | None) -> None:
+        self._bytes_max = bytes_max
+        self._pieces: list[str] = []
+        self._size = 0
+
+    def add(self, piece: str) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        self._check(self._size)
+
+    def bytes(self) -> bytes:
+        data = "".join(self._pieces).encode()
+        self._check(len(data))
+        return data
+
+    def _check(self, size: int) -> None:
+        if self._bytes_max is not None and size > self._bytes_max:
+            raise errors.LimitExceeded(f"the XML is longer than {self._bytes_max} bytes")
+
+
+def write(
+    element: Element, prefixes: Mapping[str, str] | None = None, *, bytes_max: int | None = None
+) -> bytes:
     """``prefixes`` are those to use, by namespace; the ones that are needed are declared at the root.
 
     Characters that XML cannot hold become U+FFFD: a reason that some process gave must not make an answer
-    unreadable.  What was parsed keeps all the prefixes that it was read with.
+    unreadable.  What was parsed keeps all the prefixes that it was read with.  `errors.LimitExceeded` as soon
+    as there are more than ``bytes_max``.
     """
     wanted = dict(prefixes or {})
     used = {uri for one in element.walk() for uri in _namespaces(one)}
     root = {wanted[uri]: uri for uri in wanted if uri in used}
-    out: list[str] = []
-    _write(element, _Scope({"xml": XML}), root, wanted, out)
-    return "".join(out).encode()
+    out = _Output(bytes_max)
+    _write(element, _Scope({"xml": XML}), root, wanted, None, out)
+    return out.bytes()
 
 
 def _namespaces(element: Element) -> Iterator[str]:
@@ -288,14 +378,27 @@ class _Scope:
         return known
 
 
+def _newly_declared(element: Element, around: Mapping[str, str] | None) -> Mapping[str, str]:
+    """The prefixes of ``element`` that are not those of the element ``around`` it, which are written."""
+    there = element.namespaces
+    if not there or there is around:
+        return {}
+    return there.own if isinstance(there, Declared) and there.outer is around else there
+
+
 def _write(
-    element: Element, scope: _Scope, declare: Mapping[str, str], wanted: Mapping[str, str], out: list[str]
+    element: Element,
+    scope: _Scope,
+    declare: Mapping[str, str],
+    wanted: Mapping[str, str],
+    around: Mapping[str, str] | None,
+    out: _Output,
 ) -> None:
     new: dict[str, str] = {}
-    if declare or element.namespaces:
+    read = _newly_declared(element, around)
+    if declare or read:
         known = {"": "", **scope.bound}
-        declare = {**declare, **(element.namespaces or {})}
-        new = {prefix: uri for prefix, uri in declare.items() if known.get(prefix) != uri}
+        new = {prefix: uri for prefix, uri in {**declare, **read}.items() if known.get(prefix) != uri}
         if new:
             scope = _Scope({**scope.bound, **new})
 
@@ -314,18 +417,19 @@ def _write(
     attributes = [(spell(name, False), value) for name, value in element.attributes.items()]
     content = [spell(one.name, True) if isinstance(one, QName) else one for one in element.content]
     attributes += [(f"xmlns:{prefix}" if prefix else "xmlns", uri) for prefix, uri in new.items()]
-    out.append(f"<{tag}")
-    out += [f' {name}="{_escape(value, _IN_ATTRIBUTE, _ATTRIBUTE)}"' for name, value in attributes]
+    out.add(f"<{tag}")
+    for name, value in attributes:
+        out.add(f' {name}="{_escape(value, _IN_ATTRIBUTE, _ATTRIBUTE)}"')
     if not content:
-        out.append("/>")
+        out.add("/>")
         return
-    out.append(">")
+    out.add(">")
     for one in content:
         if isinstance(one, Element):
-            _write(one, scope, {}, wanted, out)
+            _write(one, scope, {}, wanted, element.namespaces, out)
         else:
-            out.append(_escape(one, _IN_TEXT, _TEXT))
-    out.append(f"</{tag}>")
+            out.add(_escape(one, _IN_TEXT, _TEXT))
+    out.add(f"</{tag}>")
 
 
 def _declaration(name: str, bound: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, str]:

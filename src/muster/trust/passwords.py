@@ -22,7 +22,7 @@ import stringprep
 import time
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -69,13 +69,21 @@ class Password(msgspec.Struct, frozen=True, kw_only=True):
     scrypt: Scrypt
     scram: tuple[Scram, ...] = ()
 
+    @property
+    def login(self) -> Login:
+        return Login(self.name, self.role, self.scrypt.salt.hex())
+
+    def expired(self, now_s: float) -> bool:
+        return 0 < self.expires_at <= now_s
+
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who came in, and what they may do."""
+    """An account that logged in, and its role."""
 
     name: str
     role: roles.Role
+    verifier: str = field(default="", compare=False)  # differs after each change of the password
 
 
 def prepare(password: str) -> bytes:
@@ -168,8 +176,11 @@ class Passwords:
         )
         files.write(self._path(name), msgspec.json.encode(made))
 
-    def check(self, name: str, password: str) -> Login:
-        """`errors.Unauthorized` says the same for an unknown name as for a wrong password."""
+    def verify(self, name: str, password: str) -> Password:
+        """The account's record, if the password is right.
+
+        `errors.Unauthorized` reads the same for an unknown account as for a wrong password.
+        """
         try:
             prepared = prepare(password[: LENGTH_MAX + 1])
             found = self.get(name)
@@ -178,21 +189,47 @@ class Passwords:
         verifier = found.scrypt if found else _NOBODY
         if not matches(verifier, prepared) or found is None:
             raise errors.Unauthorized("wrong name or password")
-        return self._login(found)
+        if found.expired(self._clock()):
+            raise errors.Unauthorized(f"the password of {found.name!r} has expired")
+        return found
 
-    def scram(self, name: str, mechanism: str) -> tuple[Scram, Login]:
-        """For a SASL door: the verifier, and who it is if `prove` then succeeds."""
+    def check(self, name: str, password: str) -> Login:
+        """As `verify`, with what the account may do as the result."""
+        return self.verify(name, password).login
+
+    def scram(self, name: str, mechanism: str) -> Scram:
+        """The account's verifier, or one that no proof fits.
+
+        The challenge states salt and iterations before the client has proved anything.  So an account that
+        does not exist, has expired or has no such verifier is answered with a salt as well: always the same
+        for the same name, or asking twice would tell.
+        """
         try:
             found = self.get(name)
+            if not found.expired(self._clock()):
+                for verifier in found.scram:
+                    if verifier.mechanism == mechanism:
+                        return verifier
         except (errors.InvalidInput, errors.NotFound):
-            raise errors.Unauthorized("wrong name or password") from None
-        login = self._login(found)
-        for verifier in found.scram:
-            if verifier.mechanism == mechanism:
-                return verifier, login
-        raise errors.Unauthorized(
-            f"{name!r} has no {mechanism} verifier", hint="set the password again with it"
-        )
+            pass
+        return self._decoy(name, mechanism)
+
+    def _decoy(self, name: str, mechanism: str) -> Scram:
+        algorithm = MECHANISMS[mechanism]
+        key = self._decoy_key()
+        salt = hmac.digest(key, f"salt {mechanism} {name}".encode(), "sha256")[:_SALT_BYTES]
+        stored = hmac.digest(key, f"stored {mechanism} {name}".encode(), algorithm)
+        return Scram(mechanism, salt, _ITERATIONS[mechanism], stored, stored)
+
+    def _decoy_key(self) -> bytes:
+        """Kept with the verifiers, so that all processes of the domain give the same salts."""
+        path = self._folder / "decoy.key"
+        if not path.exists():
+            files.make_folder(self._folder)
+            with files.locked(self._folder):
+                if not path.exists():
+                    files.write(path, secrets.token_bytes(32))
+        return files.read(path, "the key of unknown accounts' salts")
 
     def get(self, name: str) -> Password:
         path = self._path(name)
@@ -209,11 +246,6 @@ class Passwords:
 
     def names(self) -> list[str]:
         return sorted(path.stem for path in self._folder.glob("*.json"))
-
-    def _login(self, found: Password) -> Login:
-        if found.expires_at and found.expires_at <= self._clock():
-            raise errors.Unauthorized(f"the password of {found.name!r} has expired")
-        return Login(found.name, found.role)
 
     def _path(self, name: str) -> pathlib.Path:
         return self._folder / f"{subjects.token(name)}.json"

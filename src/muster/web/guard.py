@@ -131,7 +131,6 @@ async def _refuse(error: errors.MusterError, send: Any) -> None:
             "headers": [
                 (b"content-type", problems.MEDIA_TYPE.encode()),
                 (b"content-length", str(len(body)).encode()),
-                (b"connection", b"close"),
             ],
         }
     )

@@ -1,14 +1,12 @@
-"""Who is at the door: passwords are checked, sessions begun, renewed in nobody's favour, and ended.
+"""Sessions and tokens of the web: begun with a password, recognised with each request, and ended.
 
-Checking a password costs 0.1 s of a core and 64 MiB on purpose, so few are checked at once and a name or an
-address that fails often waits.  That a login still exists is looked up again every few seconds: a removed or
-changed password ends its sessions soon.
+Passwords are checked and throttled by `muster.trust.logins`.  That a login still exists is looked up again
+every few seconds: a removed or changed password ends its sessions soon.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import secrets
 import time
@@ -17,52 +15,30 @@ from pathlib import Path
 import msgspec
 
 from muster.core import errors, files
+from muster.trust import logins as trust_logins
 from muster.trust import passwords
 from muster.web import ended, sessions
 
-CHECKS_MAX = 2  # passwords that are checked at the same time
-WAITING_MAX = 16  # and that wait for it
-FREE_FAILURES = 5  # for each name and for each address, before it has to wait
-WAIT_S_MAX = 60.0
-REMEMBERED_MAX = 10_000  # names and addresses that failed
+REMEMBERED_MAX = 10_000  # accounts
 KNOWN_S = 5.0
-_Failures = collections.OrderedDict[str, tuple[int, float]]
-
-
-class Throttle:
-    """How long somebody who failed has to wait: doubles with each failure beyond some. Bounded."""
-
-    def __init__(self) -> None:
-        self._failures: _Failures = collections.OrderedDict()
-
-    def wait_s(self, who: str, now_s: float) -> float:
-        count, last_s = self._failures.get(who, (0, 0.0))
-        if count < FREE_FAILURES:
-            return 0.0
-        return max(0.0, last_s + min(WAIT_S_MAX, 2.0 ** (count - FREE_FAILURES)) - now_s)
-
-    def failed(self, who: str, now_s: float) -> None:
-        count, last_s = self._failures.pop(who, (0, 0.0))
-        if now_s - last_s > 10 * WAIT_S_MAX:
-            count = 0
-        self._failures[who] = (count + 1, now_s)
-        while len(self._failures) > REMEMBERED_MAX:
-            self._failures.popitem(last=False)
-
-    def succeeded(self, who: str) -> None:
-        self._failures.pop(who, None)
 
 
 class Logins:
-    def __init__(self, known: passwords.Passwords, folder: Path, *, session_s: float, token_s: float) -> None:
+    def __init__(
+        self,
+        known: passwords.Passwords,
+        folder: Path,
+        *,
+        session_s: float,
+        token_s: float,
+        on_failure: trust_logins.OnFailure | None = None,
+    ) -> None:
         self._known = known
+        self._passwords = trust_logins.Logins(known, on_failure=on_failure)
         self._folder = folder
         self._key = b""
         self._session_s = session_s
         self._token_s = token_s
-        self._throttle = Throttle()
-        self._checking = asyncio.Semaphore(CHECKS_MAX)
-        self._waiting = 0
         self._ended = ended.EndedLogins(folder)
         self._born: dict[str, tuple[float, int, sessions.Role]] = {}
 
@@ -84,26 +60,8 @@ class Logins:
 
     async def check(self, name: str, password: str, address: str) -> tuple[sessions.Role, int]:
         """The login's role here and when its password was set; `errors.Unauthorized`, or told to wait."""
-        now_s = time.monotonic()
-        wait_s = max(self._throttle.wait_s(who, now_s) for who in (f"n {name[:200]}", f"a {address}"))
-        if wait_s > 0:
-            raise errors.Overloaded("too many wrong passwords", retry_after_s=round(wait_s) + 1.0)
-        if self._waiting >= WAITING_MAX:
-            raise errors.Overloaded("too many are logging in", retry_after_s=2.0)
-        self._waiting += 1
-        try:
-            async with self._checking:
-                login = await asyncio.to_thread(self._known.check, name, password)
-                found = await asyncio.to_thread(self._known.get, name)
-        except errors.Unauthorized:
-            for who in (f"n {name[:200]}", f"a {address}"):
-                self._throttle.failed(who, now_s)
-            raise
-        finally:
-            self._waiting -= 1
-        self._throttle.succeeded(f"n {name[:200]}")
-        self._throttle.succeeded(f"a {address}")
-        return sessions.role_of(login.role, administers=found.administers), found.created_at
+        found = await self._passwords.verified(name, password, address)
+        return sessions.role_of(found.role, administers=found.administers), found.created_at
 
     async def begin(
         self, name: str, password: str, address: str, kind: sessions.Kind, *, lifetime_s: float | None = None

@@ -1,11 +1,9 @@
-"""One ASGI application of REST, pages and other doors, and the server that serves it."""
+"""The ASGI application of REST and pages, and the server that serves it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import muster
-from muster.core import errors, log
+from muster.core import errors, log, messages
+from muster.soap import http11
 from muster.trust import keyring
 from muster.web import acts, guard, link, logins, problems, settings, source
 from muster.web import state as state_
@@ -29,14 +27,13 @@ from muster.web.rest import alerts, audit, base, events, fleet, inform, manage, 
 API = "/api/v1"
 ROUTERS = (fleet, manage, alerts, inform, notify, queues, audit, events)
 STOP_S = 2
+CONNECTIONS_MAX = 1000
 log_events = log.Events("web")
 
 
-def build(known: state_.State, *, doors: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
-    """``doors``: further applications, each at exactly its path; the SOAP doors are such."""
+def build(known: state_.State) -> ASGIApp:
     app = rest()
     app.state.muster = known
-    app.router.routes += [Route(path, door) for path, door in (doors or {}).items()]
     app.include_router(pages.router, include_in_schema=False)
     app.add_exception_handler(errors.MusterError, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -119,13 +116,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Whoever runs us hears the signals."""
-        yield
-
-
 async def serve(
     wanted: settings.Web,
     *,
@@ -136,30 +126,43 @@ async def serve(
     history: Path,
     listener: socket.socket,
     stop: asyncio.Event,
-    doors: Mapping[str, ASGIApp] | None = None,
 ) -> None:
     """Serve on ``listener`` until ``stop`` is set."""
+    kept = source.Source(door, history=history, domain=domain)
+    desk = acts.Desk(kept)
+
+    async def failed(name: str, address: str) -> None:
+        why = f"wrong name or password, from {address}"
+        await desk.record(name or "-", "login", name, why, messages.Outcome.REFUSED, door="cookie")
+
     known = state_.State(
         settings=wanted,
-        source=(kept := source.Source(door, history=history, domain=domain)),
-        desk=acts.Desk(kept),
-        logins=logins.Logins(trust.passwords(), folder, session_s=wanted.session_s, token_s=wanted.token_s),
+        source=kept,
+        desk=desk,
+        logins=logins.Logins(
+            trust.passwords(),
+            folder,
+            session_s=wanted.session_s,
+            token_s=wanted.token_s,
+            on_failure=failed,
+        ),
         trust=trust,
     )
     await known.logins.open()
     config = uvicorn.Config(
-        build(known, doors=doors),
+        build(known),
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
         timeout_graceful_shutdown=STOP_S,
-        limit_concurrency=1000,
+        proxy_headers=False,  # `web.forwarded_header` names the only one that is believed
         ssl_certfile=wanted.cert or None,
         ssl_keyfile=wanted.key or None,
         ws="none",
+        http=http11.Protocol,
     )
-    server = _Server(config)
+    server = http11.Server(config, connections_max=CONNECTIONS_MAX)
     reading = asyncio.create_task(kept.run(), name="web source")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="web server")
     stopping = asyncio.create_task(stop.wait())

@@ -27,6 +27,14 @@ class Web(settings.Section, frozen=True, kw_only=True):
             "for another name is refused, so that no foreign page can reach it by renaming itself."
         ),
     ] = ()
+    forwarded_header: Annotated[
+        str,
+        doc(
+            "Header in which a proxy in front states the client's address, such as X-Forwarded-For; its last "
+            "entry counts. Failed logins are throttled by it. Empty: by the peer of the connection. Set it "
+            "only if every request comes through that proxy, since clients can send the header too."
+        ),
+    ] = ""
     cert: Annotated[settings.FilePath, doc("Certificate of the door, in PEM; with it, https.")] = ""
     key: Annotated[settings.FilePath, doc("Its private key.")] = ""
     session_s: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from muster.core import errors
+from muster.core import errors, hosts
 from muster.trust import keyring
 from muster.web import acts, logins, sessions, settings, source
 
@@ -32,7 +32,10 @@ def state_of(request: Request) -> State:
 
 
 def address_of(request: Request) -> str:
-    return request.client.host if request.client else "-"
+    """The client's: by the configured header of a proxy, or else the peer of the connection."""
+    peer = request.client.host if request.client else "-"
+    header = state_of(request).settings.forwarded_header
+    return hosts.forwarded_for(peer, request.headers.get(header, "")) if header else peer
 
 
 async def cookie_session(request: Request) -> sessions.Session:

@@ -19,7 +19,7 @@ NAME, PASSWORD = "ann", "open-sesame"
 WSCTX = schema.WSCTX
 
 
-async def authenticate(name: str, password: str) -> door.Caller:
+async def authenticate(name: str, password: str, _: str) -> door.Caller:
     if password != PASSWORD:
         raise errors.Unauthorized("wrong name or password")
     return door.Caller(name, "user")

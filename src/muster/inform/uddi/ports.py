@@ -24,14 +24,11 @@ PATHS = {
     "/juddiv3/services/security": ("Security",),
 }
 
-#: From a name and a password to who that is; `errors.Unauthorized`.
-Login = Callable[[str, str], Awaitable[door.Caller]]
-
-#: Whether somebody who logged in with it still has that password.
-Stands = Callable[[str], Awaitable[bool]]
+#: Whether the password and the role with which a caller logged in are still the account's.
+Stands = Callable[[door.Caller], Awaitable[bool]]
 
 
-async def _always(_: str) -> bool:
+async def _always(_: door.Caller) -> bool:
     return True
 
 
@@ -39,7 +36,7 @@ class Ports:
     def __init__(
         self,
         held: registry.Registry,
-        login: Login,
+        login: door.Authenticate,
         *,
         stands: Stands = _always,
         measure: metrics.Metrics | None = None,
@@ -74,8 +71,17 @@ class Ports:
             prefixes=schema.PREFIXES,
             fault_of=faults.of,
             documents={"wsdl": described, "xsd": lambda _: wsdl.xml_schema()},
+            recognised=self._recognised,
             measure=self._measure,
         )
+
+    async def _recognised(self, start: bytes) -> bool:
+        """By the token, which is the first element of every message that needs one."""
+        text = xml.text_at_start(start, U("authInfo"))
+        try:
+            return text is not None and bool(await self._publisher(text))
+        except errors.MusterError:
+            return False
 
     async def _answer(self, call: door.Call, operations: set[str]) -> door.Answer:
         asked = call.envelope.first
@@ -83,13 +89,13 @@ class Ports:
             raise faults.fault(faults.Code.FATAL_ERROR, "the body holds one message of UDDI")
         if asked.namespace != U or asked.local not in operations:
             raise faults.fault(faults.Code.UNSUPPORTED, f"this port has no {asked.name[:120]!r}")
-        found = await self._operation(schema.checked(asked))
+        found = await self._operation(schema.checked(asked), call.address)
         return door.Answer([found] if found is not None else [])
 
-    async def _operation(self, asked: xml.Element) -> xml.Element | None:
+    async def _operation(self, asked: xml.Element, address: str = "-") -> xml.Element | None:
         name = asked.local
         if name == "get_authToken":
-            return await self._get_token(asked)
+            return await self._get_token(asked, address)
         given = asked.find(U("authInfo"))
         text = given.text if given is not None else ""
         if name == "discard_authToken":
@@ -105,16 +111,18 @@ class Ports:
         return done
 
     async def _publisher(self, text: str) -> registry.Publisher:
-        publisher = self._tokens.publisher(text, self._now_s())
-        if not await self._stands(publisher.name):
+        caller = self._tokens.caller(text, self._now_s())
+        if not await self._stands(caller):
             self._tokens.discard(text, self._now_s())
-            raise faults.fault(faults.Code.AUTH_TOKEN_EXPIRED, "the password has changed: get another token")
-        return publisher
+            raise faults.fault(
+                faults.Code.AUTH_TOKEN_EXPIRED, "the password or the role has changed: get another token"
+            )
+        return registry.Publisher(caller.name, caller.role)
 
-    async def _get_token(self, asked: xml.Element) -> xml.Element:
+    async def _get_token(self, asked: xml.Element, address: str) -> xml.Element:
         try:
-            caller = await self._login(asked.get("userID") or "", asked.get("cred") or "")
+            caller = await self._login(asked.get("userID") or "", asked.get("cred") or "", address)
         except errors.Unauthorized as error:
             raise faults.fault(faults.Code.UNKNOWN_USER, "wrong name or password") from error
-        text = self._tokens.make(registry.Publisher(caller.name, caller.role), self._now_s())
+        text = self._tokens.make(caller, self._now_s())
         return xml.Element(U("authToken"), xml.Element(U("authInfo"), text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 from collections.abc import Iterator
 
 from muster.inform.uddi import schema
@@ -15,9 +16,18 @@ TARGET = xml.Namespace("urn:uddi-org:v3_service")
 PREFIXES = {**schema.PREFIXES, str(XSD): "xsd", str(WSDL): "wsdl", str(WSDL_SOAP): "soap"}
 
 
-@functools.cache
+_ADDRESS = "address.invalid"
+
+
 def wsdl(address: str) -> bytes:
     """The description of all ports, each at ``address`` and its name."""
+    # Made once: clients choose the address, by the header Host.
+    quoted = html.escape(address, quote=True).encode("ascii", "xmlcharrefreplace")
+    return _wsdl(_ADDRESS).replace(_ADDRESS.encode(), quoted)
+
+
+@functools.lru_cache(maxsize=1)
+def _wsdl(address: str) -> bytes:
 
     def named(tag: str, name: str, *inside: xml.Element, **more: str) -> xml.Element:
         return xml.Element(WSDL(tag), *inside, attributes={"name": name, **more})

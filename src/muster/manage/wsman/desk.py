@@ -64,6 +64,7 @@ class Desk:
             fault_of=faults.of,
             fault_headers=lambda call, fault: faults.headers(call.addressing if call else None, fault),
             limits=limits or xml.Limits(bytes=ENVELOPE_BYTES_MAX),
+            fault_bytes_max=headers.ENVELOPE_BYTES_MIN,
             timeout_s=headers.TIMEOUT_S_MAX + 5,
             measure=self._measure,
         )

@@ -55,7 +55,7 @@ class Bridge(asyncio.Protocol):
         self.gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._socket: asyncio.Transport
-        self._sasl = sasl.Server(gateway.verifiers, anonymous=gateway.anonymous)
+        self._sasl: sasl.Server
         self._early = b""
         self._engine: engine.Engine | None = None
         self._paused = False
@@ -89,6 +89,8 @@ class Bridge(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        address = str((transport.get_extra_info("peername") or ("-",))[0])
+        self._sasl = sasl.Server(self.gateway.verifiers, address=address, anonymous=self.gateway.anonymous)
         # What the system has taken and not sent yet cannot expire any more.
         under = transport.get_extra_info("socket")
         under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
@@ -124,11 +126,10 @@ class Bridge(asyncio.Protocol):
         self._socket.abort()
 
     async def _log_in(self) -> None:
-        """Checking a password takes long on purpose, so not in the loop."""
         try:
             while self._early and self._sasl.login is None and not self._sasl.failed:
                 data, self._early = self._early, b""
-                self._socket.write(await asyncio.to_thread(self._sasl.receive, data))
+                self._socket.write(await self._sasl.receive(data))
         except errors.InvalidInput as error:
             events.info("strange-peer", error=error)
             self._socket.write(sasl.HEADER)  # what we would have wanted

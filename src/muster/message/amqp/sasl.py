@@ -1,7 +1,7 @@
 """The SASL layer of AMQP, server side: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and ANONYMOUS.
 
-Pure but for the caller's verifiers: bytes in, bytes out.  The engine's own server side knows no passwords,
-so the frames are read and written here; there are only five of them.
+Bytes in, bytes out; the only I/O is that of the caller's verifiers.  The engine's own server side knows no
+passwords, so the frames are read and written here; there are only five of them.
 
     client                         server
     header            ──>
@@ -25,27 +25,35 @@ from muster.trust import passwords, roles
 HEADER: Final = b"AMQP\x03\x01\x00\x00"
 FRAME_MAX: Final = 4096  # no client has more to say before it is known
 _MECHANISMS, _INIT, _CHALLENGE, _RESPONSE, _OUTCOME = 0x40, 0x41, 0x42, 0x43, 0x44
-_OK, _WRONG = 0, 1
+_OK, _WRONG, _TEMPORARY = 0, 1, 4
 
 
 class Verifiers(Protocol):
-    """What `passwords.Passwords` does."""
+    """What `muster.trust.logins.Logins` does."""
 
-    def check(self, name: str, password: str) -> passwords.Login: ...
-    def scram(self, name: str, mechanism: str) -> tuple[passwords.Scram, passwords.Login]: ...
+    async def check(self, name: str, password: str, address: str) -> passwords.Login: ...
+    async def scram(self, name: str, mechanism: str, address: str) -> passwords.Scram: ...
+    async def prove(
+        self, name: str, verifier: passwords.Scram, address: str, auth_message: bytes, proof: bytes
+    ) -> tuple[passwords.Login, bytes]: ...
 
 
 class Server:
-    """One client's way in. ``login`` is set when it succeeded, ``failed`` when it did not."""
+    """The login of one client. ``login`` is set when it succeeded, ``failed`` when it did not.
+
+    ``address`` is the client's, by which failures are counted.
+    """
 
     def __init__(
         self,
         verifiers: Verifiers | None,
         *,
+        address: str = "-",
         anonymous: str | None = None,
         nonce: Callable[[], str] = lambda: secrets.token_urlsafe(18),
     ) -> None:
         self._verifiers = verifiers
+        self._address = address
         self._anonymous = anonymous
         self._nonce = nonce
         self._buffer = b""
@@ -64,7 +72,7 @@ class Server:
         """What came after the login."""
         return self._buffer
 
-    def receive(self, data: bytes) -> bytes:
+    async def receive(self, data: bytes) -> bytes:
         """The bytes to answer with; `errors.InvalidInput` where the peer does not speak SASL."""
         self._buffer += data
         answer = b""
@@ -79,11 +87,12 @@ class Server:
         while self.login is None and not self.failed and (body := self._next()) is not None:
             try:
                 code, fields = _parse(body)
-                answer += self._handle(code, fields)
-            except (errors.Refused, errors.NotFound):
+                answer += await self._handle(code, fields)
+            except (errors.Refused, errors.NotFound, errors.Overloaded) as error:
                 self.failed = True
-                answer += _frame(_OUTCOME, [bytes((0x50, _WRONG))])
-            except (ValueError, IndexError, struct.error, UnicodeDecodeError) as error:
+                outcome = _TEMPORARY if isinstance(error, errors.Overloaded) else _WRONG
+                answer += _frame(_OUTCOME, [bytes((0x50, outcome))])
+            except (ValueError, LookupError, struct.error) as error:
                 raise errors.InvalidInput(f"a malformed SASL frame: {error}") from error
         return answer
 
@@ -98,7 +107,7 @@ class Server:
         body, self._buffer = self._buffer[offset * 4 : size], self._buffer[size:]
         return body
 
-    def _handle(self, code: int, fields: list[bytes | None]) -> bytes:
+    async def _handle(self, code: int, fields: list[bytes | None]) -> bytes:
         if code == _INIT:
             mechanism = (fields[0] or b"").decode("ascii")
             initial = fields[1] if len(fields) > 1 else None
@@ -109,11 +118,13 @@ class Server:
             assert self._verifiers is not None
             if mechanism == "PLAIN":
                 _, name, password = (initial or b"").split(b"\0")
-                return self._succeed(self._verifiers.check(name.decode(), password.decode()))
-            self._scram = _Scram(self._verifiers, mechanism, self._nonce())
-            return _frame(_CHALLENGE, [_binary(self._scram.first(initial or b""))])
+                return self._succeed(
+                    await self._verifiers.check(name.decode(), password.decode(), self._address)
+                )
+            self._scram = _Scram(self._verifiers, mechanism, self._nonce(), self._address)
+            return _frame(_CHALLENGE, [_binary(await self._scram.first(initial or b""))])
         if code == _RESPONSE and self._scram is not None:
-            login, final = self._scram.last(fields[0] or b"")
+            login, final = await self._scram.last(fields[0] or b"")
             return self._succeed(login, final)
         raise ValueError(f"code {code:#x} is not expected here")
 
@@ -128,34 +139,37 @@ class Server:
 class _Scram:
     """RFC 5802 without channel binding."""
 
-    def __init__(self, verifiers: Verifiers, mechanism: str, nonce: str) -> None:
+    def __init__(self, verifiers: Verifiers, mechanism: str, nonce: str, address: str) -> None:
         self._verifiers = verifiers
         self._mechanism = mechanism
         self._nonce = nonce
+        self._address = address
         self._messages: list[bytes] = []
 
-    def first(self, message: bytes) -> bytes:
+    async def first(self, message: bytes) -> bytes:
         binding, _, bare = message.split(b",", 2)
         if binding not in (b"n", b"y"):
             raise errors.Unauthorized("channel binding is not offered")
         self._header = message[: len(message) - len(bare)]
         parts = _attributes(bare)
-        name = parts["n"].replace("=2C", ",").replace("=3D", "=")
-        self._verifier, self._login = self._verifiers.scram(name, self._mechanism)
+        self._name = parts["n"].replace("=2C", ",").replace("=3D", "=")
+        self._verifier = await self._verifiers.scram(self._name, self._mechanism, self._address)
         self._nonce = parts["r"] + self._nonce
         salt = base64.b64encode(self._verifier.salt).decode()
         answer = f"r={self._nonce},s={salt},i={self._verifier.iterations}".encode()
         self._messages = [bare, answer]
         return answer
 
-    def last(self, message: bytes) -> tuple[passwords.Login, bytes]:
+    async def last(self, message: bytes) -> tuple[passwords.Login, bytes]:
         without_proof, _, _ = message.rpartition(b",p=")
         parts = _attributes(message)
         if parts["r"] != self._nonce or base64.b64decode(parts["c"]) != self._header:
             raise errors.Unauthorized("the answer is to another question")
         auth_message = b",".join((*self._messages, without_proof))
-        signature = passwords.prove(self._verifier, auth_message, base64.b64decode(parts["p"]))
-        return self._login, b"v=" + base64.b64encode(signature)
+        login, signature = await self._verifiers.prove(
+            self._name, self._verifier, self._address, auth_message, base64.b64decode(parts["p"])
+        )
+        return login, b"v=" + base64.b64encode(signature)
 
 
 def _attributes(message: bytes) -> dict[str, str]:

@@ -238,7 +238,7 @@ async def login(request: Request) -> Response:
             name, given.get("password", ""), state.address_of(request), sessions.Kind.COOKIE
         )
     except (errors.Unauthorized, errors.Forbidden, errors.Overloaded) as error:
-        if not isinstance(error, errors.Overloaded):
+        if isinstance(error, errors.Forbidden):  # a wrong password is recorded where it is checked
             await known.desk.record(
                 name or "-", "login", name or "-", error.message, messages.Outcome.REFUSED, door="cookie"
             )

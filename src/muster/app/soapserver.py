@@ -1,0 +1,79 @@
+"""The SOAP endpoints as a process of their own: ``python -m muster.app.soapserver``.
+
+The domain supervises it (`muster.app.supervising`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from muster.app import audit, doors, home, supervising, web
+from muster.bus import pages
+from muster.core import ground, log, metrics
+from muster.soap import serving, settings
+from muster.trust import keyring
+
+
+async def run(
+    wanted: settings.Soap,
+    *,
+    listener: socket.socket,
+    folder: home.Folder,
+    trust: keyring.Trust,
+    stop: asyncio.Event,
+    health: ground.Health,
+) -> None:
+    measure = metrics.Metrics(process=True)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(
+            pages.of_process(
+                health,
+                process=f"soap-{listener.getsockname()[1]}",
+                conditions=dict,
+                metrics=measure,
+                folder=folder.pages,
+            )
+        )
+        opened = doors.Doors(
+            web.Door(folder, trust).connect,
+            trust.passwords(),
+            callbacks=wanted.callbacks,
+            measure=measure,
+            on_failure=audit.failed_logins(folder.root, "soap"),
+            forwarded_header=wanted.forwarded_header,
+        )
+        stack.push_async_callback(opened.close)
+        await stack.enter_async_context(
+            serving.Server(
+                opened.application,
+                listener=listener,
+                certificate=wanted.certificate or None,
+                key=wanted.key or None,
+            )
+        )
+        await stop.wait()
+
+
+async def _main() -> None:
+    async with supervising.supervised() as (given, stop):
+        task = msgspec.json.decode(given, type=doors.Task)
+        log.configure(sys.stderr, level=task.log_level, form="json")
+        with supervising.inherited(task.listener) as listener:
+            await run(
+                task.settings,
+                listener=listener,
+                folder=home.Folder(Path(task.root)),
+                trust=await asyncio.to_thread(keyring.Trust.open, Path(task.keys)),
+                stop=stop,
+                health=task.health,
+            )
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

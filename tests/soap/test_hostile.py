@@ -1,0 +1,221 @@
+"""What hostile clients send before they have logged in costs little, and costs other clients nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import tracemalloc
+
+import httpx
+import pytest
+
+from muster.core import errors
+from muster.soap import addressing, asgi, budget, door, envelope, http11, serving, xml
+from muster.testing import eventually
+from muster.trust import certificates
+from tests.soap.conftest import NS, Echo, message, request
+
+HEADERS = {"content-type": "text/xml", "authorization": "Basic YW5uOnNlc8OkbQ=="}
+
+
+def declarations(first: int, count: int) -> str:
+    return " ".join(f'xmlns:p{number}="u"' for number in range(first, first + count))
+
+
+# Parsing
+
+
+def test_a_prefix_at_each_element_costs_its_own_size_only():
+    inside = '<a xmlns:z="u"/>' * 20_000
+    outer = "".join(f"<a {declarations(level * 60, 60)}>" for level in range(4))
+    data = f"{outer}{inside}{'</a>' * 4}".encode()
+    tracemalloc.start()
+    try:
+        root = xml.parse(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 << 20
+    innermost = root.children[0].children[0].children[0].children[0]
+    assert innermost.namespaces is not None
+    assert (innermost.namespaces["z"], innermost.namespaces["p0"], len(innermost.namespaces)) == (
+        "u",
+        "u",
+        241,
+    )
+
+
+def test_prefixes_in_scope_are_bounded():
+    levels = 10
+    data = "".join(f"<a {declarations(level * 60, 60)}>" for level in range(levels)) + "</a>" * levels
+    with pytest.raises(errors.LimitExceeded, match="prefixes"):
+        xml.parse(data.encode())
+
+
+def test_writing_stops_at_its_bound():
+    root = xml.parse(f"<a {declarations(0, 60)}>{'<b/>' * 10_000}</a>".encode())
+    echoed = xml.Element("all", *root.children)
+    with pytest.raises(errors.LimitExceeded):
+        xml.write(echoed, bytes_max=8192)
+    assert len(xml.write(xml.Element("a", "x" * 100), bytes_max=110)) <= 110
+    with pytest.raises(errors.LimitExceeded):
+        xml.write(xml.Element("a", "ä" * 100), bytes_max=110)
+
+
+@pytest.mark.parametrize("count", [3, 20_000])
+async def test_an_answer_does_not_amplify_reference_parameters(echo: Echo, count: int):
+    wsa = addressing.WSA05
+    data = (
+        f'<s:Envelope xmlns:s="{envelope.Version.V12.value}" {declarations(0, 60)}>'
+        f'<s:Header xmlns:w="{wsa}" {declarations(60, 60)}><w:ReplyTo><w:Address>{wsa}/anonymous</w:Address>'
+        f"<w:ReferenceParameters>{'<p1:a/>' * count}</w:ReferenceParameters></w:ReplyTo></s:Header>"
+        f'<s:Body><e:Fault xmlns:e="{NS}"/></s:Body></s:Envelope>'
+    ).encode()
+
+    def fault_headers(call: door.Call | None, _: object) -> list[xml.Element]:
+        return call.addressing.reply_headers("f", fault=True) if call and call.addressing else []
+
+    echo.door.limits, echo.door.fault_headers = xml.Limits(), fault_headers
+    answer = await echo.door.respond(request(data))
+    assert answer.status == 400
+    assert len(answer.body) < 10_000
+
+
+def test_the_start_of_a_message_is_enough_to_find_its_login():
+    start = b"<e:Envelope xmlns:e='x'><e:Body><save xmlns='u'><authInfo> token </authInfo><tModel a="
+    assert xml.text_at_start(start, "{u}authInfo") == "token"
+    assert xml.text_at_start(start, "{v}authInfo") is None
+    assert xml.text_at_start(b"<!DOCTYPE a><authInfo>x</authInfo>", "authInfo") is None
+    assert xml.text_at_start(b"<a>" + b"<b/>" * 100 + b"<authInfo>x</authInfo>", "authInfo") is None
+
+
+# Before a login
+
+
+async def test_a_wrong_password_is_refused_before_the_message_is_read(echo: Echo, url: str):
+    host, port = httpx.URL(url).host, httpx.URL(url).port
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: text/xml\r\nAuthorization: Basic YW5uOng=\r\n"
+        b"Content-Length: 10000\r\n\r\n"  # and not a byte of it
+    )
+    assert await reader.read(12) == b"HTTP/1.1 401"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_client_without_a_login_may_send_little(echo: Echo, url: str):
+    echo.door.limits, echo.door.anonymous = xml.Limits(), xml.Limits(bytes=2000, elements=20)
+    async with httpx.AsyncClient(headers={"content-type": "text/xml"}) as client:
+        assert (await client.post(url, content=message("<e:Open/>"))).status_code == 200
+        long = await client.post(url, content=message(f"<e:Open>{'x' * 2000}</e:Open>"))
+        assert "longer than 2000 bytes (clients that log in may send" in long.text
+        many = await client.post(url, content=message(f"<e:Open>{'<a/>' * 30}</e:Open>"))
+        assert "more than 20 elements" in many.text
+        known = await client.post(url, content=message(f"<e:Open>{'<a/>' * 3000}</e:Open>"), headers=HEADERS)
+        assert known.status_code == 200
+
+
+async def test_clients_without_a_login_have_a_budget(echo: Echo):
+    now_s, cost = [0.0], budget.MESSAGE_BYTES_MIN
+    budgets = budget.Budgets(
+        budget.Budget(anonymous_bytes=3 * cost, anonymous_bytes_per_s=cost),
+        clock=lambda: now_s[0],
+    )
+    application = asgi.Application({"/echo": echo.door}, budgets=budgets)
+    async with serving.Server(application) as server, httpx.AsyncClient() as client:
+
+        async def post(**headers: str) -> httpx.Response:
+            given = {"content-type": "text/xml", **headers}
+            return await client.post(f"{server.url}/echo", content=message("<e:Open/>"), headers=given)
+
+        assert [(await post()).status_code for _ in range(4)] == [200, 200, 200, 429]
+        assert (await post(authorization=HEADERS["authorization"])).status_code == 200
+        now_s[0] += 1.0
+        assert [(await post()).status_code for _ in range(2)] == [200, 429]
+
+
+def test_requests_under_way_are_bounded_for_each_client():
+    budgets = budget.Budgets(budget.Budget(requests=2))
+    with budgets.request("10.0.0.1"), budgets.request("10.0.0.1"):
+        with pytest.raises(errors.Overloaded), budgets.request("10.0.0.1"):
+            pass
+        with budgets.request("10.0.0.2"):
+            pass
+    assert not budgets._requests
+
+
+async def test_a_long_message_is_parsed_off_the_loop(echo: Echo, monkeypatch: pytest.MonkeyPatch):
+    echo.door.limits = xml.Limits(bytes=2 << 20)
+    threads: list[bool] = []
+    parse = xml.parse
+
+    def noted(data: bytes, limits: xml.Limits | None = None) -> xml.Element:
+        try:
+            asyncio.get_running_loop()
+            threads.append(False)
+        except RuntimeError:
+            threads.append(True)
+        return parse(data, limits)
+
+    monkeypatch.setattr(xml, "parse", noted)
+    assert (await echo.door.respond(request(message(f"<e:Hi>{'x' * 20_000}</e:Hi>")))).status == 200
+    assert (await echo.door.respond(request(message()))).status == 200
+    assert threads == [True, False]
+
+
+# HTTP
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+        b"POST /echo HTTP/1.1\nHost: x\nContent-Length: 0\n\n",
+    ],
+)
+async def test_an_ambiguous_request_ends_the_connection(url: str, start: bytes):
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+    writer.write(start + b"GET /echo?wsdl HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.may_block(reason="certificates are files")
+async def test_tls_handshakes_count_as_connections(echo: Echo, tmp_path):
+    authority = certificates.Certificates.create(tmp_path / "ca", "test", lifetime_s=3600)
+    authority.ensure("door", ["127.0.0.1"])
+    pem = str(authority.pair("door").path)
+    made = serving.Server(echo.application, certificate=pem, key=pem, connections_max=4)
+    async with made as server:
+        silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(12)]
+        await eventually.eventually(
+            lambda: sum(reader.at_eof() or reader.exception() is not None for reader, _ in silent) == 8
+        )
+        assert len(server._server.open) == 4
+        for _, writer in silent:
+            writer.transport.abort()
+        await eventually.eventually(lambda: not server._server.open)
+        believed = ssl.create_default_context(cafile=str(authority.bundle))
+        async with httpx.AsyncClient(headers=HEADERS, verify=believed) as client:
+            assert (await client.post(f"{server.url}/echo", content=message())).status_code == 200
+
+
+async def test_an_answer_that_is_not_read_ends_the_connection(echo: Echo, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http11, "WRITE_TIMEOUT_S", 0.1)
+    echo.door.documents = {"wsdl": lambda _: b"x" * 8_000_000}
+    async with serving.Server(echo.application) as server:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, ("127.0.0.1", server.port))
+            await loop.sock_sendall(client, b"GET /echo?wsdl HTTP/1.1\r\nHost: x\r\n\r\n")
+            await eventually.eventually(lambda: server._server.open)
+            await eventually.eventually(lambda: not server._server.open, timeout_s=10)

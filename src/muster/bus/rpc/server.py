@@ -15,6 +15,7 @@ it was cancelled or timed out.  Exempt are writes whose own log names the writer
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import functools
 import hashlib
@@ -406,11 +407,11 @@ def page(
 
     ``next`` is what to go on ``after``, None at the end: see `client.pages`.
     """
-    left = [row for row in rows if key(row) > after] if after else list(rows)
-    count = size = 0
-    for row in left[: max(1, min(limit, PAGE_ROWS))]:
+    start = bisect.bisect_right(rows, after, key=key) if after else 0
+    end, size = start, 0
+    for row in rows[start : start + max(1, min(limit, PAGE_ROWS))]:
         size += len(msgspec.json.encode(row))
-        if count and size > PAGE_BYTES:
+        if end > start and size > PAGE_BYTES:
             break
-        count += 1
-    return {"items": left[:count], "next": key(left[count - 1]) if count < len(left) else None}
+        end += 1
+    return {"items": list(rows[start:end]), "next": key(rows[end - 1]) if end < len(rows) else None}

@@ -12,7 +12,7 @@ import pytest
 from muster.bus.memory import network
 from muster.bus.rpc import client as rpc
 from muster.core import errors, health
-from muster.manage import agent, client, manager, protocol, reconcile, service
+from muster.manage import agent, client, manager, processor, protocol, reconcile, records, service
 from muster.manage.adapters import base, memory
 from muster.store import api as store_api
 from muster.store import database
@@ -124,7 +124,8 @@ async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_ser
         # What was acknowledged is there for the next registry.
         second = await database.open(url, settings=named, password=postgres_server.password)
         async with second:
-            loaded = await service.Registry(await fleet.connect("reader"), second)._load(10**9)
+            loaded = processor.Processor(term=10**9, ttl_s=1.0)
+            await records.Records(second).load(loaded)
             assert loaded.resources["a"].spec.config == {"value": 2}
             assert loaded.statuses["a"].restarts == 1
     finally:

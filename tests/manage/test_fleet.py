@@ -247,7 +247,7 @@ async def test_without_its_store_the_registry_keeps_managers_going_and_takes_not
         def transaction(self) -> Any:
             raise errors.Unavailable("the store is away")
 
-    small.reg._store, kept = Away(), small.reg._store
+    small.reg._records._store, kept = Away(), small.reg._records._store
     with pytest.raises(errors.Unavailable):
         await small.client.apply(manifest(memory("b")))
     adapter = small.host.hosted["a"].adapter
@@ -255,7 +255,7 @@ async def test_without_its_store_the_registry_keeps_managers_going_and_takes_not
     adapter.die("oops")
     await eventually(lambda: adapter.state is health.State.UP)
     await eventually(lambda: small.man.renewal.held_until > before)
-    small.reg._store = kept
+    small.reg._records._store = kept
     await small.client.apply(manifest(memory("b")))
     await small.client.wait("b", "up")
 

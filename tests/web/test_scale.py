@@ -13,8 +13,7 @@ import pytest
 
 from muster.app import home, identities, web
 from muster.core import messages, reports
-from muster.manage import processor, protocol
-from muster.manage import service as manage_service
+from muster.manage import processor, protocol, records
 from muster.monitor import protocol as monitor_protocol
 from muster.store import database
 from muster.trust import roles
@@ -39,7 +38,7 @@ async def fill_registry(running: Running) -> None:
                         name=f"r-{number:06}", type="memory", agent="elsewhere", group=f"g{number % 100}"
                     )
                     made = processor.Resource(spec=spec, generation=1, by="admin")
-                    transaction.put(manage_service.RESOURCES, spec.name, msgspec.json.encode(made))
+                    transaction.put(records.RESOURCES, spec.name, msgspec.json.encode(made))
 
 
 async def fill_reports(running: Running) -> None:

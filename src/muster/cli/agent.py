@@ -256,6 +256,6 @@ def waiting(invocation: base.Invocation, to: connection.Options) -> None:
 @connection.options
 @base.pass_invocation
 def forget(invocation: base.Invocation, name: str, to: connection.Options) -> None:
-    """Forget an agent and its resources, without a word to it."""
+    """Forget a lost agent and its resources, without asking it."""
     done = managing.call(invocation, to, lambda fleet: fleet.forget(name))
-    invocation.printer.done(done, f"{name} and {len(done['resources'])} resources are forgotten")
+    invocation.printer.done(done, f"{name} and {done['count']} resources are forgotten")

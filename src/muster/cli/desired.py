@@ -84,6 +84,11 @@ def diff(invocation: base.Invocation, path: Path, to: connection.Options) -> Non
 @click.argument("names", nargs=-1)
 @click.option("-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @base.duration("--wait", None, "Wait so long for everything to be gone.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Where a machine is lost: remove them at once, without their agents. What still runs there goes on.",
+)
 @connection.options
 @base.pass_invocation
 def delete(
@@ -91,6 +96,7 @@ def delete(
     names: tuple[str, ...],
     path: Path | None,
     wait_s: float | None,
+    force: bool,
     to: connection.Options,
 ) -> None:
     """Take resources down and forget them, those that depend on others first."""
@@ -99,15 +105,16 @@ def delete(
 
     async def work(fleet: client.Client) -> Any:
         if path is not None:
-            done = await fleet.delete_manifest(managing.text_of(path))
+            done = await fleet.delete_manifest(managing.text_of(path), force=force)
         else:
-            done = await fleet.delete(*names)
+            done = await fleet.delete(*names, force=force)
         if wait_s is not None:
             await fleet.wait_gone(*done["deleting"], timeout_s=wait_s)
         return done
 
     done = managing.call(invocation, to, work)
-    invocation.printer.done(done, f"deleting {len(done['deleting'])} resources")
+    did = "removed" if force else "deleting"
+    invocation.printer.done(done, f"{did} {len(done['deleting'])} resources")
 
 
 @click.command(
@@ -125,7 +132,7 @@ def delete(
 def drain(invocation: base.Invocation, name: str, undo: bool, to: connection.Options) -> None:
     """Let a resource, or all of an agent's, finish and stop."""
     done = managing.call(invocation, to, lambda fleet: fleet.undrain(name) if undo else fleet.drain(name))
-    invocation.printer.done(done, f"{len(done['changed'])} resources {'up again' if undo else 'draining'}")
+    invocation.printer.done(done, f"{done['count']} resources {'up again' if undo else 'draining'}")
 
 
 @click.group(cls=base.Group, examples=[("muster rollout start restart --where \"group = 'web'\"", "")])
@@ -200,6 +207,16 @@ def list_(invocation: base.Invocation, to: connection.Options) -> None:
     """List rollouts and how they went."""
     rows = managing.call(invocation, to, lambda fleet: fleet.rollouts())
     invocation.printer.rows(rows, _ROLLOUT, of="rollout", empty="no rollouts")
+
+
+@rollout.command(examples=[("muster rollout show 1f2e3d4c", "")])
+@click.argument("id")
+@connection.options
+@base.pass_invocation
+def show(invocation: base.Invocation, id: str, to: connection.Options) -> None:
+    """Show the state of each resource of a rollout."""
+    rows = managing.call(invocation, to, lambda fleet: fleet.rollout_steps(id))
+    invocation.printer.rows(rows, ("name", "state", "reason", "result"), of="step", empty="no steps")
 
 
 @rollout.command(examples=[("muster rollout pause 1f2e3d4c", "")])

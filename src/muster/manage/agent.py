@@ -219,9 +219,8 @@ class Agent(household.Household):
         except errors.MusterError as error:
             events.warning("bad-claim", error=error)
             return
-        observed: dict[str, protocol.Observed] = {}
         superseded: dict[str, int] = {}
-        stored = []
+        claimed = []
         for name, epoch in claim.resources.items():
             one = self._host(name)
             try:
@@ -229,11 +228,9 @@ class Agent(household.Household):
             except errors.StaleEpoch as error:
                 superseded[name] = error.current
                 continue
-            observed[name] = one.seen
-            if self._folder is not None:
-                stored.append(one)
-        for one in stored:
-            await self._save(one)
+            claimed.append(one)
+        await self._save_claims(claimed)
+        observed = {one.record.name: one.seen for one in claimed}
         if message.reply is not None:
             answer = protocol.Claimed(
                 observed=observed, superseded=superseded, period_s=self._beat_s, zone=self._zone

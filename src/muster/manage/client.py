@@ -67,8 +67,8 @@ class Client:
         found: list[Row] = await self._read("plan", entries=_entries(text))
         return found
 
-    async def delete_manifest(self, text: str) -> dict[str, Any]:
-        return await self.delete(*(entry["name"] for entry in _entries(text)))
+    async def delete_manifest(self, text: str, *, force: bool = False) -> dict[str, Any]:
+        return await self.delete(*(entry["name"] for entry in _entries(text)), force=force)
 
     # One resource
 
@@ -97,9 +97,15 @@ class Client:
         found: Row = await self._ask("rename", name=name, to=to)
         return found
 
-    async def delete(self, *names: str, generation: int | None = None) -> dict[str, Any]:
-        """Returns when it is noted; `wait_gone` waits for it. ``generation``: as in `put`."""
-        found: dict[str, Any] = await self._ask("delete", names=list(names), generation=generation)
+    async def delete(self, *names: str, generation: int | None = None, force: bool = False) -> dict[str, Any]:
+        """Returns when it is recorded; `wait_gone` waits for it. ``generation``: as in `put`.
+
+        ``force`` removes them from the registry at once, without their agents: for machines that are lost.
+        What still runs there goes on, unmanaged.
+        """
+        found: dict[str, Any] = await self._ask(
+            "delete", names=list(names), generation=generation, force=force
+        )
         return found
 
     async def describe(self, name: str) -> Row:
@@ -301,11 +307,24 @@ class Client:
         return row
 
     async def wait_gone(self, *names: str, timeout_s: float = 30.0) -> None:
-        async def look() -> bool:
-            there = set(await self.names())
-            return not there & set(names)
+        left: list[str] = []
+        row: Row = {}
 
-        await self._until(look, timeout_s, lambda: f"{', '.join(names)}: not gone yet")
+        async def look() -> bool:
+            nonlocal left, row
+            left = sorted(set(names) & set(await self.names()))
+            if left:
+                with contextlib.suppress(errors.NotFound):
+                    row = (await self.get(left[0]))[0]
+            return not left
+
+        def problem() -> str:
+            return (
+                f"{len(left)} not gone yet: {', '.join(left[:5])}; {row.get('name')} on {row.get('agent')} "
+                f"is {row.get('state')} ({row.get('reason')}). Where a machine is lost, delete with force"
+            )
+
+        await self._until(look, timeout_s, problem)
 
     async def _until(self, look: Any, timeout_s: float, problem: Any) -> None:
         """Look, and again at each change of any state."""
@@ -329,6 +348,16 @@ class Client:
 
     async def rollouts(self, id: str | None = None) -> list[Row]:
         found: list[Row] = await self._read("rollouts", id=id)
+        return found
+
+    async def rollout_steps(self, id: str) -> list[Row]:
+        """Of each of its resources: state, reason and result."""
+        found: list[Row] = []
+        after: str | None = ""
+        while after is not None:
+            page = await self._read("rollout-steps", id=id, after=after)
+            found += page["items"]
+            after = page["next"]
         return found
 
     async def pause(self, id: str) -> Row:

@@ -23,6 +23,7 @@ from muster.manage.adapters import base
 
 events = log.Events("manage")
 
+SYNCS_AT_ONCE = 8  # concurrent syncs share the disk's work
 EVENTS_A_SECOND = 10  # of one resource; what is more is told by the next heartbeat
 CHANGING = (
     *(protocol.Verb.PUT, protocol.Verb.CREATE, protocol.Verb.DELETE),
@@ -41,6 +42,7 @@ class Hosted(hosting.Hosted):
         self.seen = protocol.Observed(False)
         self.lock = asyncio.Lock()
         self.saving = asyncio.Lock()
+        self.stored = (record.epoch, record.manager)  # on disk
         self._second = 0
         self._told = 0
 
@@ -252,8 +254,26 @@ class Household(abc.ABC):
     async def _save(self, one: Hosted) -> None:
         if self._folder is not None:
             async with one.saving:  # one after the other: the last one has the last word
-                path = self._folder / f"{one.record.name}.json"
-                await asyncio.to_thread(_store, path, one.to_store())
+                await self._write(one, self._folder)
+
+    async def _save_claims(self, claimed: list[Hosted]) -> None:
+        """Only what is not on disk yet: a claim that took too long is repeated, and goes on where it was."""
+        folder, ahead = self._folder, iter(claimed)
+        if folder is None:
+            return
+
+        async def save_some() -> None:
+            for one in ahead:
+                async with one.saving:
+                    if one.stored != (one.record.epoch, one.record.manager):
+                        await self._write(one, folder)
+
+        await asyncio.gather(*(save_some() for _ in range(SYNCS_AT_ONCE)))
+
+    async def _write(self, one: Hosted, folder: pathlib.Path) -> None:
+        stored = (one.record.epoch, one.record.manager)
+        await asyncio.to_thread(_store, folder / f"{one.record.name}.json", one.to_store())
+        one.stored = stored
 
 
 def _move(old: pathlib.Path, new: pathlib.Path) -> None:

@@ -23,14 +23,16 @@ from muster.manage import checkpoints, obeying, operating, protocol, reconcile, 
 events = log.Events("manage")
 
 TICK_S = 0.5
-CLAIMS_MAX = 1_000  # in one message
+CLAIMS_MAX = 250  # in one message: agents on slow disks store each before they answer
 CLAIMS_AT_ONCE = 16  # messages; they do not wait behind operations, which may be many thousands
 CLAIM_TIMEOUT_S = 3.0
+OUTRANKED_S = 2.0  # between two reports of epochs that agents obey above ours: an agent may make them up
 
 _ACTS = {
     reconcile.Act.CREATE: protocol.Verb.CREATE,
     reconcile.Act.PUT: protocol.Verb.PUT,
     reconcile.Act.DELETE: protocol.Verb.DELETE,
+    reconcile.Act.DELETE_FORMER: protocol.Verb.DELETE,
     reconcile.Act.RENAME: protocol.Verb.RENAME,
 }
 
@@ -38,12 +40,13 @@ _ACTS = {
 class Managed:
     """One resource in this manager's hands."""
 
-    __slots__ = ("assignment", "runtime", "superseded", "told")
+    __slots__ = ("assignment", "outranked_by", "runtime", "superseded", "told")
 
     def __init__(self, assignment: protocol.Assignment, runtime: reconcile.Runtime) -> None:
         self.assignment = assignment
         self.runtime = runtime
         self.superseded = False
+        self.outranked_by = 0  # the agent obeys this higher epoch
         self.told = runtime.health.state  # the state that all have been told of
 
     @property
@@ -69,6 +72,8 @@ class Manager:
         self._sifting: set[str] | None = None  # while pages of a new beginning arrive: what they named
         self._zones = zones.Zones(0.0)
         self._work: set[str] = set()
+        self._outranked: set[str] = set()
+        self._report_outranked_at = 0.0
         self._claiming = asyncio.Semaphore(CLAIMS_AT_ONCE)
         self._operator = operating.Operator(bus, lambda: self.acts)
         self._orders = obeying.Orders(self.name, self._operator, self._find, self._seen)
@@ -215,8 +220,7 @@ class Manager:
                         reconcile.happen(one.runtime, health.Event.START, f"{agent} does not answer", now_ms),
                     )
             elif name in answer.superseded:
-                one.superseded = True
-                self.renewal.soon()
+                self._outrank(one, answer.superseded[name])
             elif name in answer.observed:
                 one.runtime.period_s, one.runtime.zone = answer.period_s, answer.zone
                 self._note(
@@ -243,7 +247,7 @@ class Manager:
             runtime = one.runtime
             if beat.epoch != one.assignment.epoch:
                 if beat.epoch > one.assignment.epoch:
-                    one.superseded = True
+                    self._outrank(one, beat.epoch)
                 continue
             runtime.period_s, runtime.zone = said.period_s, said.zone
             seen = runtime.observed
@@ -328,13 +332,28 @@ class Manager:
         if one is None:
             return None
         one.runtime.dirty = False
-        return one.assignment.epoch, one.runtime.status()
+        status = one.runtime.status()
+        if one.outranked_by:
+            status = protocol.Status(superseded_by=one.outranked_by)
+        return one.assignment.epoch, status
 
     def _superseded(self, name: str, epoch: int) -> None:
         one = self.managed.get(name)
         if one is not None and one.assignment.epoch == epoch:
             one.superseded = True
             self.renewal.soon()
+
+    def _outrank(self, one: Managed, epoch: int) -> None:
+        """The agent obeys a later epoch.
+
+        Usually another manager has the resource by now, and the next renewal says so.  Where the registry
+        still says that it is ours, it was set back, and gives a higher epoch once it knows of this one.
+        """
+        one.superseded = True
+        if epoch > one.outranked_by:
+            one.outranked_by = epoch
+            self._outranked.add(one.name)
+        self.renewal.soon()
 
     async def _tick_always(self) -> None:
         while True:
@@ -347,6 +366,10 @@ class Manager:
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         for zone, silent in self._zones.look(now).items():
             events.warning("zone-silent" if silent else "zone-heard", zone=zone, manager=self.name)
+        if self._outranked and now >= self._report_outranked_at:
+            self._checkpoints.due |= self._outranked
+            self._outranked.clear()
+            self._report_outranked_at = now + OUTRANKED_S
         for name, one in self.managed.items():
             runtime = one.runtime
             # Nearly all of them were just heard and are up: that must cost next to nothing.
@@ -359,8 +382,15 @@ class Manager:
         self._claim_soon()
 
     def _listen(self, one: Managed, now: float, now_ms: int) -> None:
-        silent, since = one.runtime.zone in self._zones.silent, self._zones.heard_since
-        if reconcile.listen(one.runtime, now, now_ms, zone_silent=silent, heard_since=since):
+        zones, zone = self._zones, one.runtime.zone
+        if reconcile.listen(
+            one.runtime,
+            now,
+            now_ms,
+            zone_silent=zone in zones.silent,
+            heard_since=zones.heard_since,
+            zone_heard_at=zones.heard_at(zone),
+        ):
             self._note(one, True)
 
     # Acts
@@ -379,11 +409,6 @@ class Manager:
             if one.assignment.waits_for and runtime.health.state is health.State.STARTING:
                 reason = f"waits for {', '.join(one.assignment.waits_for[:5])}"
                 self._note(one, reconcile.happen(runtime, health.Event.START, reason, self._now_ms()))
-            if one.assignment.deleting and runtime.observed is not None and not runtime.observed.exists:
-                if not runtime.gone and not one.assignment.waits_for:
-                    runtime.gone = runtime.dirty = True
-                    self._checkpoints.due.add(name)
-                continue
             step = reconcile.decide(one.assignment, runtime, now)
             if step is None:
                 if reconcile.settle(one.assignment, runtime):
@@ -394,7 +419,7 @@ class Manager:
 
     async def _act(self, one: Managed, step: reconcile.Step) -> None:
         spec, runtime, epoch = one.assignment.spec, one.runtime, one.assignment.epoch
-        generation = one.assignment.generation
+        generation, former = one.assignment.generation, step.act is reconcile.Act.DELETE_FORMER
         try:
             if step.act in (reconcile.Act.CREATE, reconcile.Act.START):
                 self._note(one, reconcile.happen(runtime, health.Event.START, step.why, self._now_ms()))
@@ -404,7 +429,7 @@ class Manager:
             operation = protocol.Operation(
                 id=self._next_id(),
                 verb=verb,
-                resource=spec.name,
+                resource=one.assignment.formerly if former else spec.name,
                 epoch=epoch,
                 manager=self.name,
                 type=spec.type,
@@ -423,14 +448,19 @@ class Manager:
         if answer.outcome is messages.Outcome.DONE:
             runtime.fault = ""
             runtime.retry_at = 0.0
-            if step.act is reconcile.Act.RENAME:
+            if step.act in (reconcile.Act.RENAME, reconcile.Act.DELETE_FORMER):
                 runtime.moved = True
+            if step.act is reconcile.Act.DELETE:
+                runtime.gone = not _there(answer)
+                runtime.retry_at = 0.0 if runtime.gone else now + reconcile.RETRY_S
             if verb in (protocol.Verb.CREATE, protocol.Verb.PUT) or (runtime.moved and _there(answer)):
                 runtime.generation = generation
             runtime.dirty = True
         else:
             self._failed(one, step, answer, now, now_ms)
-        if answer.observed is not None:
+        if former:
+            runtime.observed = None  # look again: a renaming may have come first
+        elif answer.observed is not None:
             self._observed(one, answer.observed, now, now_ms)
         if runtime.dirty:
             self._checkpoints.due.add(one.name)
@@ -441,8 +471,7 @@ class Manager:
         self, one: Managed, step: reconcile.Step, answer: protocol.Answer, now: float, now_ms: int
     ) -> None:
         if answer.code == errors.StaleEpoch.code:
-            one.superseded = True
-            self.renewal.soon()
+            self._outrank(one, answer.epoch)
         else:
             self._note(one, reconcile.failed(one.assignment, one.runtime, step.act, answer, now, now_ms))
 

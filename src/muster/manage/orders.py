@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from muster.bus import api
 from muster.core import errors, messages
@@ -18,7 +21,7 @@ from muster.manage import protocol
 if TYPE_CHECKING:
     from muster.manage import service
 
-ORDERS_MAX = 500  # in one message to a manager
+ORDERS_MAX, ORDERS_BYTES_MAX = 500, 700_000  # in one message to a manager
 PATIENCE_S = 20.0  # how long an order waits for a manager, where its resource has none just now
 AGAIN_S = 2.0  # a manager that did not answer for so long is asked again: a broker may have lost it
 LOOK_S, LOOK_S_MAX = 0.1, 1.0  # looked for rarely after a while: many thousands may wait
@@ -55,11 +58,7 @@ async def _send_once(
     for order in orders:
         owner = state.owners.get(order.resource)
         by_manager.setdefault(owner.manager if owner else "", []).append(order)
-    pages = [
-        (manager, page[first : first + ORDERS_MAX])
-        for manager, page in by_manager.items()
-        for first in range(0, len(page), ORDERS_MAX)
-    ]
+    pages = [(manager, page) for manager, all_of in by_manager.items() for page in _pages(all_of)]
     told = await asyncio.gather(
         *(_to_manager(registry, manager, page, by, handed) for manager, page in pages)
     )
@@ -71,6 +70,20 @@ async def _send_once(
     return found
 
 
+def _pages(orders: list[protocol.Order]) -> Iterator[list[protocol.Order]]:
+    """As many in each as fit into a message."""
+    page: list[protocol.Order] = []
+    size = 0
+    for order in orders:
+        size += len(msgspec.msgpack.encode(order))
+        if page and (len(page) == ORDERS_MAX or size > ORDERS_BYTES_MAX):
+            yield page
+            page, size = [], len(msgspec.msgpack.encode(order))
+        page.append(order)
+    if page:
+        yield page
+
+
 async def _to_manager(
     registry: service.Registry, manager: str, page: list[protocol.Order], by: str, handed: set[str]
 ) -> list[protocol.Answer]:
@@ -80,13 +93,13 @@ async def _to_manager(
     member = registry.state.managers.get(manager)
     if member is None:
         return all_of(messages.Outcome.FAILED, protocol.NOT_MANAGED, "no manager has it now")
+    try:
+        data = messages.encode(protocol.Orders(orders=tuple(page), by=by), "msgpack")
+    except messages.TooLarge as error:
+        return all_of(messages.Outcome.REFUSED, error.code, error.message)
+    within_s = max(one.timeout_s for one in page) + 5
     request = asyncio.ensure_future(
-        _ask(
-            registry.bus,
-            protocol.to_manager(manager, "execute"),
-            messages.encode(protocol.Orders(orders=tuple(page), by=by), "msgpack"),
-            within_s=max(one.timeout_s for one in page) + 5,
-        )
+        _ask(registry.bus, protocol.to_manager(manager, "execute"), data, within_s=within_s)
     )
     try:
         while not request.done():

@@ -5,20 +5,27 @@ with a higher epoch.  Each decision is a `Changes`, which the shell commits and 
 never knows what the store does not.
 
 Epochs come from one counter for all resources, so that a resource that is deleted and made again has a higher
-one than before.
+one than before.  A registry whose store was set back (restored from a copy) would give epochs that agents
+have already seen: the manager reports the epoch that the agent obeys (`protocol.Status.superseded_by`), and
+its resource gets one above.  That raises the epoch of this resource only, so an agent that lies harms only
+what it hosts.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from muster.core import errors, health, subjects
-from muster.manage import protocol
+from muster.manage import news, protocol
 
+EPOCH_MAX = 1 << 62  # of what an agent may report: there is always a higher one
+ASSIGNED_MAX = 25_000  # owners changed in one commit: the rest follows in the next
+WAITS_MAX = 100  # names in `waits_for`: for people to read
 SLACK = 0.1  # managers may differ by this part of an even share before resources are moved for balance
 
 
@@ -75,9 +82,11 @@ class Member:
 
 
 class Processor:
-    def __init__(self, *, term: int, ttl_s: float) -> None:
+    def __init__(self, *, term: int, ttl_s: float, session: int = 0) -> None:
+        """``session``: random, so that revisions of another processor are never mistaken for this one's."""
         self.term = term  # the acting registry's epoch
         self.ttl_s = ttl_s
+        self.session = session
         self.resources: dict[str, Resource] = {}
         self.owners: dict[str, Owner] = {}
         self.statuses: dict[str, protocol.Status] = {}
@@ -85,10 +94,9 @@ class Processor:
         self.managers: dict[str, Member] = {}
         self.seen: set[str] = set()  # managers that have renewed in this term, also those that are gone since
         self.epoch = 0  # the highest given
-        self.revision = 1
         self._owned: dict[str, set[str]] = {}
-        self._revisions: dict[str, int] = {}  # of a resource: when its assignment last changed
-        self._released: dict[str, dict[str, int]] = {}  # of a manager: what it lost, and when
+        self._news = news.News()
+        self._expiries: dict[str, int] = {}  # of a manager: how often what it knew was forgotten here
         self._dependants: dict[str, set[str]] = {}
 
     # What was stored
@@ -98,10 +106,11 @@ class Processor:
         touched: set[str] = set()
         self.epoch = max(self.epoch, changes.epoch)
         for name, agent in changes.agents.items():
-            if agent is None:
-                self.agents.pop(name, None)
-            else:
+            before_agent = self.agents.pop(name, None)
+            if agent is not None:
                 self.agents[name] = agent
+                if agent.cordoned != (before_agent is not None and before_agent.cordoned):
+                    touched |= self._hosted_by(name)
         for name, resource in changes.resources.items():
             for one in (self.resources.get(name), resource):
                 touched |= set(one.spec.depends_on) if one is not None else set()
@@ -120,17 +129,21 @@ class Processor:
                 touched |= self._dependants.get(name, set())
         return self._touch(touched)
 
+    def _hosted_by(self, agent: str) -> set[str]:
+        return {name for name, resource in self.resources.items() if resource.spec.agent == agent}
+
     def _touch(self, names: Iterable[str]) -> set[str]:
-        """Each has a revision of its own, so that a manager can be told of them in pages of any size."""
-        self.revision += 1
         managers = set()
         for name in names:
             owner = self.owners.get(name)
             if owner is not None and owner.manager:
-                self.revision += 1
-                self._revisions[name] = self.revision
+                self._news.assign(owner.manager, name)
                 managers.add(owner.manager)
         return managers
+
+    @property
+    def revision(self) -> int:
+        return self._news.revision
 
     def _set_resource(self, name: str, resource: Resource | None) -> None:
         before = self.resources.pop(name, None)
@@ -149,12 +162,11 @@ class Processor:
         if before is not None:
             self._owned.get(before.manager, set()).discard(name)
             if owner is None or owner.manager != before.manager:
-                self._released.setdefault(before.manager, {})[name] = self.revision + 1
+                self._news.release(before.manager, name, tell=before.manager in self.managers)
         if owner is None:
             return
         self.owners[name] = owner
         self._owned.setdefault(owner.manager, set()).add(name)
-        self._released.get(owner.manager, {}).pop(name, None)
 
     # Managers
 
@@ -166,40 +178,38 @@ class Processor:
         return before is None or before.boot != said.boot or before.leaving != said.leaving
 
     def granted(self, name: str, said: protocol.Renew) -> protocol.Granted:
-        """What this manager has to know, beyond what it says it knows."""
-        anew = said.term != self.term or said.revision > self.revision
+        """A page of what this manager has to know, beyond what it says it knows: oldest changes first."""
+        session = self.session + self._expiries.get(name, 0)
+        anew = (said.term, said.session) != (self.term, session) or said.revision > self.revision
         since = 0 if anew else said.revision
-        owned = self._owned.get(name, set())
-        known = self._revisions.get
-        news = heapq.nsmallest(
-            protocol.PAGE + 1, ((revision, one) for one in owned if (revision := known(one, 1)) > since)
-        )
-        page: list[protocol.Assignment] = []
-        size = 0
-        for _, one in news[: protocol.PAGE]:
-            assignment = self.assignment(one)
-            size += len(msgspec.msgpack.encode(assignment))
-            if page and size > protocol.PAGE_BYTES:
+        self._news.confirm(name, self.revision if anew else since)
+        page = list(itertools.islice(self._news.since(name, since), protocol.PAGE + 1))
+        assigned: list[protocol.Assignment] = []
+        size = count = 0
+        for _, one, released in page[: protocol.PAGE]:
+            assignment = None if released else self.assignment(one)
+            size += len(one) + 8 if assignment is None else len(msgspec.msgpack.encode(assignment))
+            if count and size > protocol.PAGE_BYTES:
                 break
-            page.append(assignment)
-        more = len(page) < len(news)
-        released = (
-            () if anew else tuple(one for one, at in self._released.get(name, {}).items() if at > since)
-        )
+            count += 1
+            if assignment is not None:
+                assigned.append(assignment)
+        more = count < len(page)
         return protocol.Granted(
             term=self.term,
-            revision=news[len(page) - 1][0] if more else self.revision,
+            session=session,
+            revision=page[count - 1][0] if more else self.revision,
             ttl_s=self.ttl_s,
             anew=anew,
             more=more,
-            assigned=tuple(page),
-            released=released,
+            assigned=tuple(assigned),
+            released=tuple(one for _, one, released in page[:count] if released),
         )
 
     def assignment(self, name: str) -> protocol.Assignment:
         resource, owner = self.resources[name], self.owners[name]
         return protocol.Assignment(
-            spec=resource.spec,
+            spec=msgspec.structs.replace(resource.spec, wanted=self.wanted(name)),
             epoch=owner.epoch,
             generation=resource.generation,
             deleting=resource.deleting,
@@ -207,6 +217,13 @@ class Processor:
             waits_for=self.waits_for(name),
             status=self.statuses.get(name),
         )
+
+    def wanted(self, name: str) -> protocol.Wanted:
+        """The desired state in force: on a drained machine nothing runs."""
+        spec = self.resources[name].spec
+        agent = self.agents.get(spec.agent)
+        drained = agent is not None and agent.cordoned and spec.wanted is protocol.Wanted.UP
+        return protocol.Wanted.DRAINED if drained else spec.wanted
 
     def waits_for(self, name: str) -> tuple[str, ...]:
         """What has to be up before it is started; what has to be gone before it is deleted.
@@ -216,15 +233,17 @@ class Processor:
         resource, status = self.resources[name], self.statuses.get(name)
         if resource.deleting:
             dependants = (one for one in self._dependants.get(name, ()) if one in self.resources)
-            return tuple(sorted(one for one in dependants if self.resources[one].deleting))
+            deleting = (one for one in dependants if self.resources[one].deleting)
+            return tuple(heapq.nsmallest(WAITS_MAX, deleting))
         if status is not None and status.generation:
             return ()
-        return tuple(one for one in resource.spec.depends_on if not self._satisfies(one))
+        return tuple(one for one in resource.spec.depends_on if not self._satisfies(one))[:WAITS_MAX]
 
     def _satisfies(self, name: str) -> bool:
         """Whether those who depend on it may start: it is up, or nobody wants it up."""
-        resource = self.resources.get(name)
-        return resource is not None and (resource.spec.wanted is not protocol.Wanted.UP or self._is_up(name))
+        if name not in self.resources:
+            return False
+        return self.wanted(name) is not protocol.Wanted.UP or self._is_up(name)
 
     def _is_up(self, name: str) -> bool:
         status = self.statuses.get(name)
@@ -246,10 +265,12 @@ class Processor:
         late = [name for name, member in self.managers.items() if member.expires_at <= now]
         for name in late:
             del self.managers[name]
+            self._news.forget(name)
+            self._expiries[name] = self._expiries.get(name, 0) + 1
         return late
 
     def assign(self) -> Changes:
-        """Give what nobody has to those who have least, and even out what is uneven."""
+        """Give what has no owner to those who have least, and even out: a bounded number at once."""
         takers = sorted(name for name, member in self.managers.items() if not member.leaving)
         changes = Changes(epoch=self.epoch)
         if not takers:
@@ -277,8 +298,10 @@ class Processor:
             before = self.owners.get(name)
             if before is not None and (before.manager, before.boot) == (manager, boots[manager]):
                 continue  # it came back to where it was
-            changes.epoch += 1
-            changes.owners[name] = Owner(manager=manager, epoch=changes.epoch, boot=boots[manager])
+            epoch = _next_epoch(changes, before.epoch if before else 0)
+            changes.owners[name] = Owner(manager=manager, epoch=epoch, boot=boots[manager])
+            if len(changes.owners) == ASSIGNED_MAX:
+                break
         return changes
 
     # Resources
@@ -311,22 +334,29 @@ class Processor:
         return changes
 
     def want(self, name: str, wanted: protocol.Wanted, by: str) -> Changes:
-        """Of one resource; or of all of an agent's, which takes more only while they are wanted up."""
-        changes = Changes(epoch=self.epoch)
-        names = [name] if name in self.resources else []
-        if not names and name in self.agents:
-            cordoned = wanted is protocol.Wanted.DRAINED
-            changes.agents[name] = msgspec.structs.replace(self.agents[name], cordoned=cordoned)
-            names = [one for one, resource in self.resources.items() if resource.spec.agent == name]
-        elif not names:
-            raise errors.NotFound(f"no resource and no agent {name!r}")
-        for one in names:
-            resource = self.resources[one]
-            spec = msgspec.structs.replace(resource.spec, wanted=wanted)
-            if spec != resource.spec and not resource.deleting:
-                changes.resources[one] = msgspec.structs.replace(
+        """Drain (``DRAINED``) or stop draining (``UP``) a resource, or a whole machine.
+
+        A resource that is wanted ``down`` stays so.  A drained machine takes nothing more, and what each of
+        its resources should be is kept for when it works again (see `wanted`).
+        """
+        changes, drain = Changes(epoch=self.epoch), wanted is protocol.Wanted.DRAINED
+        resource, agent = self.resources.get(name), self.agents.get(name)
+        if resource is not None:
+            if not drain and self.wanted(name) is not resource.spec.wanted:
+                raise errors.Conflict(
+                    f"{name!r} is on {resource.spec.agent!r}, which is drained", hint="undrain the machine"
+                )
+            before = protocol.Wanted.UP if drain else protocol.Wanted.DRAINED
+            if resource.spec.wanted is before and not resource.deleting:
+                spec = msgspec.structs.replace(resource.spec, wanted=wanted)
+                changes.resources[name] = msgspec.structs.replace(
                     resource, spec=spec, generation=resource.generation + 1, by=by
                 )
+        elif agent is not None:
+            if agent.cordoned != drain:
+                changes.agents[name] = msgspec.structs.replace(agent, cordoned=drain)
+        else:
+            raise errors.NotFound(f"no resource and no agent {name!r}")
         return changes
 
     def rename(self, name: str, to: str, by: str) -> Changes:
@@ -340,8 +370,10 @@ class Processor:
             raise errors.NotFound(f"no resource {name!r}")
         if to in self.resources:
             raise errors.AlreadyExists(f"there is a resource {to!r} already")
-        if resource.deleting or resource.formerly:
-            raise errors.Conflict(f"{name!r} is being {'deleted' if resource.deleting else 'renamed'}")
+        if resource.deleting or (resource.formerly and resource.formerly != to):
+            hint = None if resource.deleting else f"only back to {resource.formerly!r} until that is done"
+            being = "deleted" if resource.deleting else "renamed"
+            raise errors.Conflict(f"{name!r} is being {being}", hint=hint)
         if protocol.TOPOLOGY in resource.spec.labels:
             raise errors.Refused(f"{name!r} belongs to a topology, whose brokers know each other by name")
         changes = Changes(epoch=self.epoch)
@@ -358,15 +390,19 @@ class Processor:
             by=by,
             formerly=name,
         )
-        if name in self.owners:
-            changes.epoch += 1
-            changes.owners[to] = msgspec.structs.replace(self.owners[name], epoch=changes.epoch)
-        if name in self.statuses:
-            changes.statuses[to] = (changes.epoch, self.statuses[name])
+        owner = self.owners.get(name)
+        if owner is not None:
+            epoch = _next_epoch(changes, owner.epoch)
+            changes.owners[to] = msgspec.structs.replace(owner, epoch=epoch)
+            if name in self.statuses:
+                changes.statuses[to] = (epoch, self.statuses[name])
         return changes
 
-    def delete(self, names: Iterable[str], by: str) -> Changes:
-        """Marks them: they are gone when their managers have taken them down, dependants first."""
+    def delete(self, names: Iterable[str], by: str, *, force: bool = False) -> Changes:
+        """Marks them: they are gone when their managers have taken them down, dependants first.
+
+        ``force`` removes them at once, without their agents: for machines that are lost.
+        """
         changes, wanted = Changes(epoch=self.epoch), set(names)
         for name in sorted(wanted):
             resource = self.resources.get(name)
@@ -381,9 +417,21 @@ class Processor:
                 raise errors.Conflict(
                     f"{', '.join(sorted(staying))} depend(s) on {name!r}", hint="delete those as well"
                 )
-            changes.resources[name] = msgspec.structs.replace(
-                resource, deleting=True, by=by, generation=resource.generation + 1
-            )
+            if force:
+                changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
+            elif not resource.deleting:
+                changes.resources[name] = msgspec.structs.replace(
+                    resource, deleting=True, by=by, generation=resource.generation + 1
+                )
+        return changes
+
+    def forget(self, agent: str) -> Changes:
+        """An agent that will not come back: it and its resources are removed without asking it."""
+        if agent not in self.agents:
+            raise errors.NotFound(f"no agent {agent!r}")
+        changes = Changes(epoch=self.epoch, agents={agent: None})
+        for name in self._hosted_by(agent):
+            changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
         return changes
 
     def checkpointed(
@@ -397,6 +445,13 @@ class Processor:
                 refused[name] = 0
             elif owner.manager != manager or owner.epoch != epoch:
                 refused[name] = owner.epoch
+            elif status.superseded_by > epoch:
+                if status.superseded_by >= EPOCH_MAX:
+                    refused[name] = owner.epoch
+                    continue
+                # Only a registry that was set back has given less than an agent has obeyed.
+                later = _next_epoch(changes, status.superseded_by)
+                changes.owners[name] = msgspec.structs.replace(owner, epoch=later)
             elif status.gone and self.resources[name].deleting:
                 changes.resources[name] = None
                 changes.owners[name] = None
@@ -413,3 +468,11 @@ class Processor:
         for manager, names in self._owned.items():
             assert all(self.owners[name].manager == manager for name in names)
         assert set(self.owners) <= set(self.resources)
+        assert set(self.statuses) <= set(self.resources)
+        assert set(self._news.released) <= set(self.managers)
+
+
+def _next_epoch(changes: Changes, above: int) -> int:
+    """The next of the counter; higher where a resource was raised by itself."""
+    changes.epoch += 1
+    return max(changes.epoch, above + 1)

@@ -202,13 +202,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failures_ms: tuple[int, ...] = ()  # when it fell, within the restart window: so that counting goes on
     gone: bool = False
     properties: Values = {}
+    superseded_by: int = 0  # the higher epoch that the agent obeys; nothing else of this status holds then
 
 
 class Renew(messages.Message, frozen=True, kw_only=True, tag="renew/1", omit_defaults=True):
-    """``term`` and ``revision``: how far this manager knows its assignments, and from which registry."""
+    """``revision``: how far this manager knows its assignments, as ``term`` and ``session`` count them."""
 
     boot: messages.Count
     term: messages.Count = 0
+    session: messages.Count = 0
     revision: messages.Count = 0
     broker: messages.Text = ""
     connection: messages.Count = 0
@@ -217,6 +219,7 @@ class Renew(messages.Message, frozen=True, kw_only=True, tag="renew/1", omit_def
 
 class Granted(messages.Message, frozen=True, kw_only=True, tag="granted/1", omit_defaults=True):
     term: messages.Count
+    session: messages.Count = 0
     revision: messages.Count
     ttl_s: float
     anew: bool = False  # what the manager knew is void: this and the next pages are all it has

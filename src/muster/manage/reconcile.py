@@ -32,6 +32,7 @@ class Act(enum.Enum):
     STOP = "stop"
     DRAIN = "drain"
     DELETE = "delete"
+    DELETE_FORMER = "delete-former"  # what it may still be under the name from which it was to be renamed
     RENAME = "rename"
 
 
@@ -183,10 +184,19 @@ def _fell(
     return changed
 
 
-def listen(runtime: Runtime, now: float, now_ms: int, *, zone_silent: bool, heard_since: float) -> bool:
+def listen(
+    runtime: Runtime,
+    now: float,
+    now_ms: int,
+    *,
+    zone_silent: bool,
+    heard_since: float,
+    zone_heard_at: float = 0.0,
+) -> bool:
     """Time passed: what does silence mean? ``heard_since``: when this manager began to hear anything.
 
-    Silence is counted from no earlier than that: whoever was deaf has not heard silence.
+    Silence is counted from no earlier than that.  Only a zone that was heard (``zone_heard_at``) well after
+    the resource fell silent shows that the resource is down; until then the zone may be cut off.
     """
     silence_s = now - max(runtime.heard_at, heard_since)
     if silence_s <= LATE_PERIODS * runtime.period_s or runtime.health.state in (
@@ -202,7 +212,8 @@ def listen(runtime: Runtime, now: float, now_ms: int, *, zone_silent: bool, hear
     if zone_silent:
         reason = f"its whole zone {runtime.zone} is silent for {silence_s:.0f} s: nothing is done there"
         return happen(runtime, health.Event.CUT_OFF, reason, now_ms)
-    if silence_s > SILENT_PERIODS * runtime.period_s:
+    others_heard = zone_heard_at - runtime.heard_at > LATE_PERIODS * runtime.period_s
+    if silence_s > SILENT_PERIODS * runtime.period_s and others_heard:
         return happen(runtime, health.Event.DIED, "its agent is silent while others are heard", now_ms)
     return happen(runtime, health.Event.OVERDUE, "its agent is silent", now_ms)
 
@@ -219,7 +230,10 @@ def decide(assignment: protocol.Assignment, runtime: Runtime, now: float) -> Ste
     if assignment.waits_for:
         return None
     if assignment.deleting:
-        return Step(Act.DELETE, "deleted by a user") if observed.exists else None
+        if assignment.formerly and not runtime.moved:
+            return Step(Act.DELETE_FORMER, f"it may still be {assignment.formerly}")
+        # Also where it is not there: a creation whose outcome is in doubt may be under way.
+        return Step(Act.DELETE, "deleted by a user")
     if not observed.exists:
         if assignment.formerly and not runtime.moved:
             return Step(Act.RENAME, f"it was {assignment.formerly}")

@@ -2,6 +2,10 @@
 
 It may act while its renewal holds.  That is counted from when it was asked for, so that the registry, which
 counts from when it answered, never counts less.
+
+An answer of an earlier term is refused while the renewal of the later one holds.  Afterwards it is accepted:
+a registry that was restored from a backup counts its terms anew, and whoever is superseded is refused by
+agents.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ class Renewal:
         self._manager = manager
         self._take = take
         self._term = 0
+        self._session = 0
         self._revision = 0
         self._ttl_s = FIRST_TTL_S
         self._poked = asyncio.Event()
@@ -62,6 +67,7 @@ class Renewal:
         said = protocol.Renew(
             boot=self.boot,
             term=self._term,
+            session=self._session,
             revision=self._revision,
             broker=connection.broker if connection else "",
             connection=connection.number if connection else 0,
@@ -72,10 +78,10 @@ class Renewal:
             protocol.renew(self._manager), messages.encode(said), timeout_s=timeout_s
         )
         granted = messages.decode(message.data, protocol.Granted, max_bytes=64 << 20)
-        if granted.term < self._term:
+        if granted.term < self._term and asyncio.get_running_loop().time() < self.held_until:
             raise errors.StaleEpoch("an earlier registry answered", epoch=granted.term, current=self._term)
         self._ttl_s = granted.ttl_s
         self.held_until = max(self.held_until, asked_at + granted.ttl_s)
         self._take(granted)
-        self._term, self._revision = granted.term, granted.revision
+        self._term, self._session, self._revision = granted.term, granted.session, granted.revision
         return granted.more

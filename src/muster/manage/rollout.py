@@ -6,6 +6,7 @@ outcome cannot be known is in doubt; it counts as an error and is not repeated.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Annotated, Any
 
@@ -19,6 +20,9 @@ PENDING, RUNNING, DONE, FAILED = "pending", "running", "done", "failed"
 UNREACHABLE, IN_DOUBT = "unreachable", "in-doubt"
 PAUSED, STOPPED = "paused", "stopped"
 
+NAMED_MAX = 20  # resources in a summary; `rollouts.Rollouts.steps` lists all
+REASON_MAX, RESULT_BYTES_MAX = 1_000, 4_096  # kept of a step
+
 NOT_REACHED = ("unavailable", "timed-out", "not-connected", protocol.NOT_MANAGED)
 
 
@@ -31,21 +35,34 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = protocol.OPERATION_TIMEOUT_S
 
 
-class Step(msgspec.Struct, kw_only=True):
+class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
     state: str = PENDING
     reason: str = ""
     result: Any = None
 
 
-class Rollout(msgspec.Struct, kw_only=True):
-    """As it is stored: whoever acts next goes on from here."""
+class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """It is stored without its steps, and each step by itself; the next registry goes on from that."""
 
     id: str
     by: str
     plan: Plan
-    steps: dict[str, Step]
+    at_ms: int = 0
     state: str = RUNNING
     reason: str = ""
+    counts: dict[str, int] = {}
+    unreachable: list[str] = []  # the first of them
+    steps: dict[str, Step] = {}
+
+    def header(self) -> Rollout:
+        """Without its steps, which are counted."""
+        counts: dict[str, int] = {}
+        for step in self.steps.values():
+            counts[step.state] = counts.get(step.state, 0) + 1
+        unreachable = (name for name, step in self.steps.items() if step.state == UNREACHABLE)
+        return msgspec.structs.replace(
+            self, counts=counts, unreachable=list(itertools.islice(unreachable, NAMED_MAX)), steps={}
+        )
 
     def batch_size(self) -> int:
         text = self.plan.batch.strip()
@@ -79,7 +96,9 @@ class Rollout(msgspec.Struct, kw_only=True):
 
     def end(self, name: str, answer: protocol.Answer) -> None:
         step = self.steps[name]
-        step.reason, step.result = answer.reason, answer.result
+        step.reason, step.result = answer.reason[:REASON_MAX], answer.result
+        if len(msgspec.json.encode(step.result)) > RESULT_BYTES_MAX:
+            step.result, step.reason = None, step.reason or "the result is too long to be kept"
         match answer.outcome:
             case messages.Outcome.DONE:
                 step.state = DONE
@@ -98,21 +117,16 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.state = DONE
 
     def summary(self) -> dict[str, Any]:
-        by_state: dict[str, list[str]] = {}
-        for name, step in self.steps.items():
-            by_state.setdefault(step.state, []).append(name)
+        """Of a header."""
         return {
             "id": self.id,
+            "at_ms": self.at_ms,
             "state": self.state,
             "reason": self.reason,
             "by": self.by,
             "operation": self.plan.operation,
-            "counts": {state: len(names) for state, names in by_state.items()},
-            "unreachable": by_state.get(UNREACHABLE, []),
-            "steps": {
-                name: {"state": step.state, "reason": step.reason, "result": step.result}
-                for name, step in self.steps.items()
-            },
+            "counts": self.counts,
+            "unreachable": self.unreachable,
         }
 
 

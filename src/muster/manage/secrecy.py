@@ -86,9 +86,8 @@ class Secrets:
         key = await self._opened_key()
         key.open(box, kept_about(name))  # a box that does not open now never would
         kept = Kept(box=box, by=by, at_ms=int(time.time() * 1000))
-        async with self._registry.writing() as state, self._registry.store.transaction() as tx:
-            tx.fence(protocol.LEASE, self._registry.term)
-            tx.put(SECRETS, name, msgspec.json.encode(kept))
+        async with self._registry.writing() as state:
+            await self._registry.write(lambda tx: tx.put(SECRETS, name, msgspec.json.encode(kept)))
             return users_of(state, name)
 
     async def delete(self, name: str) -> None:
@@ -99,9 +98,7 @@ class Secrets:
                 raise errors.Conflict(
                     f"{', '.join(using[:5])} refer(s) to the secret {name!r}", hint="change or delete those"
                 )
-            async with self._registry.store.transaction() as tx:
-                tx.fence(protocol.LEASE, self._registry.term)
-                tx.delete(SECRETS, name)
+            await self._registry.write(lambda tx: tx.delete(SECRETS, name))
 
     async def listed(self) -> list[dict[str, Any]]:
         """Names, never values."""

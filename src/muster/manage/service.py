@@ -1,7 +1,9 @@
 """A registry endpoint: of several, the one that holds the lease acts; the others are ready.
 
-Reads are answered from memory; writes are committed first, fenced by the lease's epoch, and change the memory
-after.  While the store is away, managers go on renewing and nothing can be applied.
+Reads are answered from memory; writes are committed first (`records`) and change the memory after.  While the
+store is away, managers go on renewing and nothing can be applied.  When it cannot be known whether a write
+was stored, memory is not to be trusted: the endpoint gives the lease up, and whichever acts next reads the
+store.
 """
 
 from __future__ import annotations
@@ -10,25 +12,22 @@ import asyncio
 import collections
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Self
-
-import msgspec
 
 from muster.bus import api, leases
 from muster.bus.rpc import auditing, requests, server
 from muster.core import errors, log, messages
-from muster.manage import processor, protocol, secrecy, verbs
-from muster.store import database
+from muster.manage import processor, protocol, records, secrecy, verbs
+from muster.store import api as store_api
+from muster.store import database, transactions
 
 events = log.Events("manage")
 
 MANAGER_TTL_S = 15.0
 CLOSED_GRACE_S = 1.0
 LOOK_S = 5.0
-RESOURCES, OWNERS, STATUSES = "manage.resources", "manage.owners", "manage.statuses"
-AGENTS, META = "manage.agents", "manage.meta"
-BATCH = 1_000  # records in a commit
 PENDING_MAX = 20_000  # requests under way: a whole fleet says hello at once
 
 #: (sender, verb, whether it changes anything): raises, or says whether only for what the sender hosts.
@@ -59,6 +58,7 @@ class Registry:
         self.acting = asyncio.Event()
         self._bus = bus
         self._store = store
+        self._records = records.Records(store)
         self._lease_ttl_s = lease_ttl_s
         self._manager_ttl_s = manager_ttl_s
         self._authorize = authorize
@@ -116,15 +116,22 @@ class Registry:
             try:
                 async with await self._leases.acquire(protocol.LEASE) as lease:
                     await self._act(lease)
-            except (errors.Unavailable, errors.StaleEpoch) as error:
+            except errors.MusterError as error:
                 events.warning("registry-interrupted", registry=self.name, error=error)
                 await asyncio.sleep(0.5)
+            except Exception as error:  # noqa: BLE001  (the next one to act reads the store again)
+                events.error("registry-failed", registry=self.name, error=error)
+                await asyncio.sleep(5.0)
 
     # Acting
 
     async def _act(self, lease: leases.Lease) -> None:
         self._lease = lease
-        self.processor = await self._load(lease.epoch)
+        loaded = processor.Processor(
+            term=lease.epoch, ttl_s=self._manager_ttl_s, session=secrets.randbits(48)
+        )
+        await self._records.load(loaded)
+        self.processor = loaded
         self._verbs = verbs.Verbs(self, self._open_key)
         self._audit = auditing.Audit(
             self._bus,
@@ -167,15 +174,20 @@ class Registry:
         loop = asyncio.get_running_loop()
         helpers = [
             asyncio.create_task(self._tell_of_loss(lease)),
-            asyncio.create_task(self._verbs.rollouts.resume()),
+            asyncio.create_task(self._verbs.rollouts.keep()),
         ]
         try:
             # Managers of an earlier term have one full time to live to show themselves.
             quiet_until = loop.time() + self._manager_ttl_s
             while not lease.lost.is_set():
                 self._changed.clear()
+                if (acting := self.processor) is None:
+                    raise errors.Unavailable("it is in doubt what is stored")
+                if not lease.held:  # the connection is away, and the lease may yet outlast that
+                    await asyncio.sleep(0.1)
+                    continue
                 await self._expire_and_assign(loop.time(), quiet_until)
-                dues = (self._acting().next_expiry(), quiet_until, loop.time() + LOOK_S)
+                dues = (acting.next_expiry(), quiet_until, loop.time() + LOOK_S)
                 due = min(one for one in dues if one is not None and one > loop.time())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.01, due - loop.time())):
@@ -196,26 +208,37 @@ class Registry:
             events.warning("manager-expired", manager=name)
         if now < quiet_until and not self._all_known(acting):
             return
-        async with self._write:
-            changes = acting.assign()
-            if not changes.owners:
-                return
-            owners = filter(None, map(acting.owners.get, changes.owners))
-            lost = collections.Counter(owner.manager for owner in owners)
-            try:
-                await self.commit(changes)
-            except errors.Unavailable as error:
-                events.warning("not-assigned", error=error)
-                await asyncio.sleep(0.5)
-                self._changed.set()
-                return
-        moved = len(changes.owners)
+        moved, lost = 0, collections.Counter[str]()
+        while changes := await self._assign_some(acting, lost):
+            moved += changes
+        if not moved:
+            return
         events.info("assigned", resources=moved, managers=len(acting.managers))
         for name in late:
             await self.record("reassign", name, f"it did not renew; {moved} resources moved", who=self.name)
         for name in lost.keys() - set(late):
             why = f"started anew, or relieved by another; {lost[name]} resources taken over"
             await self.record("reassign", name, why, who=self.name)
+
+    async def _assign_some(self, acting: processor.Processor, lost: collections.Counter[str]) -> int:
+        """How many resources got another owner; ``lost`` counts them by their former one."""
+        async with self._write:
+            changes = acting.assign()
+            if not changes.owners:
+                return 0
+            former = filter(None, map(acting.owners.get, changes.owners))
+            managers = collections.Counter(owner.manager for owner in former)
+            try:
+                await self.commit(changes)
+            except errors.MusterError as error:
+                events.warning("not-assigned", error=error)
+                if self.processor is None:
+                    raise
+                await asyncio.sleep(0.5)
+                self._changed.set()
+                return 0
+        lost.update(managers)
+        return len(changes.owners)
 
     @staticmethod
     def _all_known(acting: processor.Processor) -> bool:
@@ -233,8 +256,12 @@ class Registry:
 
     def _in_background(self, handler: Callable[[api.Message], Awaitable[None]]) -> api.Handler:
         async def guarded(message: api.Message) -> None:
-            with contextlib.suppress(errors.Unavailable):
+            try:
                 await handler(message)
+            except errors.MusterError as error:
+                events.info("not-handled", subject=message.subject, error=error)
+            except Exception as error:  # noqa: BLE001  (one message must not cost another)
+                events.error("handler-failed", subject=message.subject, error=error)
 
         def begin(message: api.Message) -> None:
             task = asyncio.create_task(guarded(message))
@@ -347,49 +374,29 @@ class Registry:
             yield self._acting()
 
     async def commit(self, changes: processor.Changes) -> None:
-        """Store, then know. Call it while writing."""
-        acting, lease = self._acting(), self._lease
-        assert lease is not None
-        writes = list(_writes(changes))
-        for first in range(0, max(1, len(writes)), BATCH):
-            async with self._store.transaction() as tx:
-                tx.fence(protocol.LEASE, lease.epoch)
-                if changes.epoch > acting.epoch:
-                    tx.put(META, "epoch", str(changes.epoch).encode())
-                for collection, key, value, epoch in writes[first : first + BATCH]:
-                    if value is None:
-                        tx.delete(collection, key)
-                    else:
-                        tx.put(collection, key, value, epoch=epoch)
-        for manager in acting.accept(changes):
-            await self._bus.publish(protocol.to_manager(manager, "poke"), b"")
-        if changes.resources:
-            self._changed.set()
+        """Store, then accept. Call it while writing."""
+        acting = self._acting()
 
-    async def _load(self, term: int) -> processor.Processor:
-        loaded = processor.Processor(term=term, ttl_s=self._manager_ttl_s)
-        changes = processor.Changes()
-        async with self._store.transaction() as tx:  # from now on, an earlier term can write nothing
-            tx.fence(protocol.LEASE, term)
-        async with self._store.snapshot() as snapshot:
-            async for page in snapshot.load(META):
-                for record in page:
-                    changes.epoch = int(record.value)
-            async for page in snapshot.load(AGENTS):
-                for record in page:
-                    changes.agents[record.key] = msgspec.json.decode(record.value, type=processor.Agent)
-            async for page in snapshot.load(RESOURCES):
-                for record in page:
-                    changes.resources[record.key] = msgspec.json.decode(record.value, type=processor.Resource)
-            async for page in snapshot.load(OWNERS):
-                for record in page:
-                    changes.owners[record.key] = msgspec.json.decode(record.value, type=processor.Owner)
-            async for page in snapshot.load(STATUSES):
-                for record in page:
-                    status = msgspec.json.decode(record.value, type=protocol.Status)
-                    changes.statuses[record.key] = (record.epoch, status)
-        loaded.accept(changes)
-        return loaded
+        async def store() -> None:
+            for manager in await self._records.commit(acting, changes):
+                with contextlib.suppress(errors.MusterError):  # it is stored; the manager renews soon anyway
+                    await self._bus.publish(protocol.to_manager(manager, "poke"), b"")
+            if changes.resources:
+                self._changed.set()
+
+        await self._stored(store())
+
+    async def write(self, fill: Callable[[transactions.Transaction], None]) -> None:
+        """Other records of the registry's, fenced as all are."""
+        await self._stored(self._records.write(self.term, fill))
+
+    async def _stored(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await records.finish(work)
+        except (store_api.OutcomeUnknown, errors.StaleEpoch):
+            self.processor = None  # step down
+            self._changed.set()
+            raise
 
     @property
     def store(self) -> database.Store:
@@ -409,18 +416,3 @@ class Registry:
         """One line of the audit; an act is not undone because its record could not be stored."""
         if self._audit is not None:
             await self._audit.record(what, target, why, who=who, **facts)
-
-
-def _writes(changes: processor.Changes) -> Any:
-    encode = msgspec.json.encode
-    for name, agent in changes.agents.items():
-        yield AGENTS, name, None if agent is None else encode(agent), None
-    for name, resource in changes.resources.items():
-        yield RESOURCES, name, None if resource is None else encode(resource), None
-    for name, owner in changes.owners.items():
-        yield OWNERS, name, None if owner is None else encode(owner), None
-    for name, record in changes.statuses.items():
-        if record is None:
-            yield STATUSES, name, None, None
-        else:
-            yield STATUSES, name, encode(record[1]), record[0]

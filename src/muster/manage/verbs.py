@@ -7,6 +7,7 @@ Lists are answered page by page, because a fleet's are longer than a message may
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import secrets
 from collections.abc import Mapping
@@ -16,19 +17,21 @@ import msgspec
 
 from muster.bus.rpc import server
 from muster.core import errors, messages
-from muster.manage import orders, placement, plans, processor, protocol, rollout, rollouts, secrecy, views
+from muster.manage import orders, placement, plans, protocol, rollout, rollouts, secrecy, views
+from muster.manage.adapters import catalogue
 
 if TYPE_CHECKING:
     from muster.manage import service
 
 READS = (
-    *("plan", "get", "describe", "enumerate", "summary", "agents", "managers", "rollouts"),
-    *("secrets", "secret-key"),
+    *("plan", "get", "describe", "enumerate", "summary", "agents", "managers"),
+    *("rollouts", "rollout-steps", "secrets", "secret-key"),
 )
 CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
     *("exec", "rollout", "pause", "resume", "secret-set", "secret-delete", protocol.SECRET),
 )
+NAMES_MAX = 1_000  # of the resources that an act concerned; all are counted
 PAGE = 200  # rows in one answer: with long reasons it stays below a message's limit
 
 
@@ -134,11 +137,15 @@ class Verbs:
 
     async def _rename(self, by: str, name: str, to: str) -> dict[str, Any]:
         async with self._registry.writing() as state:
-            await self._registry.commit(state.rename(name, to, by))
+            changes = state.rename(name, to, by)
+            await asyncio.to_thread(_require_renamable, name, state.resources[name].spec.type)
+            await self._registry.commit(changes)
             return views.description(state, to)
 
-    async def _delete(self, by: str, names: list[str], generation: int | None = None) -> dict[str, Any]:
-        """``generation``: only if each still is that."""
+    async def _delete(
+        self, by: str, names: list[str], generation: int | None = None, force: bool = False
+    ) -> dict[str, Any]:
+        """``generation``: only if each still is that. ``force``: without their agents, at once."""
         async with self._registry.writing() as state:
             for known in filter(None, map(state.resources.get, names)):
                 if generation is not None and generation != known.generation:
@@ -146,9 +153,10 @@ class Verbs:
                         f"{known.spec.name!r} was changed meanwhile: it is generation {known.generation}",
                         actual=known.generation,
                     )
-            changes = state.delete(names, by)
-            await self._registry.commit(changes)
-        return {"deleting": sorted(changes.resources)}
+            changes = state.delete(names, by, force=force)
+            if changes:
+                await self._registry.commit(changes)
+        return {"deleting": sorted(set(names))}
 
     async def _drain(self, by: str, name: str) -> dict[str, Any]:
         """A resource, or all of an agent's, which then takes no more."""
@@ -160,21 +168,21 @@ class Verbs:
     async def _set_wanted(self, by: str, name: str, wanted: protocol.Wanted) -> dict[str, Any]:
         async with self._registry.writing() as state:
             changes = state.want(name, wanted, by)
+            changed = set(changes.resources)
+            for agent in changes.agents:
+                hosted = (one for one, known in state.resources.items() if known.spec.agent == agent)
+                changed = {one for one in hosted if state.resources[one].spec.wanted is protocol.Wanted.UP}
             if changes:
                 await self._registry.commit(changes)
-        return {"changed": sorted(changes.resources)}
+        return {"count": len(changed), "changed": heapq.nsmallest(NAMES_MAX, changed)}
 
     async def _forget(self, by: str, agent: str) -> dict[str, Any]:
-        """An agent that will not come back: it and its resources are removed without a word to it."""
+        """An agent that will not come back: it and its resources are removed without asking it."""
         async with self._registry.writing() as state:
-            if agent not in state.agents:
-                raise errors.NotFound(f"no agent {agent!r}")
-            changes = processor.Changes(epoch=state.epoch, agents={agent: None})
-            for name, resource in state.resources.items():
-                if resource.spec.agent == agent:
-                    changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
+            changes = state.forget(agent)
             await self._registry.commit(changes)
-        return {"forgotten": agent, "resources": sorted(changes.resources)}
+        names = heapq.nsmallest(NAMES_MAX, changes.resources)
+        return {"forgotten": agent, "count": len(changes.resources), "resources": names}
 
     # What is
 
@@ -248,11 +256,14 @@ class Verbs:
     async def _rollout(
         self, by: str, plan: dict[str, Any], names: list[str] | None = None, where: str = ""
     ) -> dict[str, Any]:
-        """Begins it; `rollouts` tells how it goes."""
+        """Begins it; `rollouts` shows how it goes."""
         return await self.rollouts.begin(by, plan, self._named(names or [], where))
 
     async def _rollouts(self, id: str | None = None) -> list[dict[str, Any]]:
         return await self.rollouts.all(id)
+
+    async def _rollout_steps(self, id: str, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        return await self.rollouts.steps(id, after, max(1, min(limit, PAGE)))
 
     async def _pause(self, by: str, id: str) -> dict[str, Any]:
         return await self.rollouts.turn(id, rollout.PAUSED, f"paused by {by}")
@@ -283,6 +294,15 @@ class Verbs:
     async def _secret(self, by: str, resource: str, name: str, key: str) -> dict[str, str]:
         """What the agent ``by`` asks when it starts what it hosts."""
         return await self._keeper.give(by, resource, name, key)
+
+
+def _require_renamable(name: str, type_: str) -> None:
+    try:
+        adapter = catalogue.find(type_)
+    except errors.NotFound:
+        return  # only its agent knows this type, and refuses
+    if not adapter.can_be_renamed:
+        raise errors.Refused(f"{name!r} is a {type_}, which cannot be renamed")
 
 
 def _targets(arguments: Mapping[str, Any]) -> str:

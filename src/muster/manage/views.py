@@ -61,7 +61,7 @@ def row(state: processor.Processor, name: str) -> dict[str, Any]:
         "type": resource.spec.type,
         "group": resource.spec.group,
         "agent": resource.spec.agent,
-        "wanted": "absent" if resource.deleting else resource.spec.wanted.value,
+        "wanted": "absent" if resource.deleting else state.wanted(name).value,
         "state": status.state.value if status else "starting",
         "reason": status.reason if status else "not managed yet",
         "since_ms": status.since_ms if status else 0,

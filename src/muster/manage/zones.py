@@ -17,6 +17,10 @@ class Zones:
         if period_s > self._periods_s.get(zone, 0.0):
             self._periods_s[zone] = period_s
 
+    def heard_at(self, zone: str) -> float:
+        """When any agent of the zone was heard last."""
+        return self._heard_at.get(zone, 0.0)
+
     def look(self, now: float) -> dict[str, bool]:
         """Zones of which it is another story now: whether each is silent."""
         news = {}

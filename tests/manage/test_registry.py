@@ -1,0 +1,568 @@
+"""The registry's decisions in pages, over restores, renames, drains and losses of connection.
+
+In virtual time on the simulated bus, with the real registry, manager and agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from muster.bus.memory import network
+from muster.core import errors, health, messages
+from muster.manage import (
+    agent,
+    client,
+    hosting,
+    household,
+    manager,
+    orders,
+    processor,
+    protocol,
+    reconcile,
+    records,
+    service,
+    zones,
+)
+from muster.manage.adapters import memory
+from muster.store import api as store_api
+from muster.store import database, portable
+from muster.testing import clock
+from muster.testing.eventually import eventually
+
+Scenario = Callable[["World"], Awaitable[None]]
+
+
+class World:
+    """A registry, a manager and an agent."""
+
+    def __init__(self, net: network.Network, stack: contextlib.AsyncExitStack) -> None:
+        self.net: Any = net
+        self.stack = stack
+        self.store: Any
+        self.client: client.Client
+        self.registry: Any
+        self.manager: manager.Manager
+        self.host: agent.Agent
+
+    async def start(self, host: agent.Agent | None = None) -> None:
+        net, enter = self.net, self.stack.enter_async_context
+        self.store = await enter(await database.open("sqlite::memory:"))
+        self.registry = await self.start_registry("registry-1", self.store)
+        self.manager = await enter(manager.Manager(await net.connect("manager-1"), tick_s=0.1))
+        self.host = await enter(host or agent.Agent(await net.connect("host-a"), None, beat_s=1.0))
+        await self.registry.acting.wait()
+        self.client = client.Client(await net.connect("ann"))
+        await until(lambda: "host-a" in self.registry.processor.agents)
+
+    async def start_registry(self, name: str, store: database.Store) -> Any:
+        made = service.Registry(await self.net.connect(name), store, manager_ttl_s=3.0)
+        return await self.stack.enter_async_context(made)
+
+    async def apply(self, *names: str, **fields: Any) -> None:
+        entries = [{"name": name, "type": "memory", "agent": "host-a", **fields} for name in names]
+        await self.client.apply(json.dumps({"resources": entries}))
+        for name in names:
+            await self.client.wait(name, "up", timeout_s=120)
+
+    def hosted(self, name: str) -> health.State | None:
+        one = self.host.hosted.get(name)
+        return one.adapter.state if one is not None and isinstance(one.adapter, memory.Memory) else None
+
+
+def play(scenario: Scenario, *, starts: bool = True) -> None:
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            world = World(network.Network(1), stack)
+            if starts:
+                await world.start()
+            await scenario(world)
+
+    clock.run_virtual(run())
+
+
+async def until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
+    await eventually(condition, timeout_s=within_s)
+
+
+# Epochs after a restore
+
+
+def test_a_registry_that_was_set_back_goes_beyond_the_epoch_that_agents_obey():
+    async def scenario(world: World) -> None:
+        host = agent.Agent(await world.net.connect("host-a"), None, beat_s=1.0)
+        obeyed = hosting.Record(name="web", type="memory", config={}, epoch=900, manager="manager-1")
+        host._host("web", obeyed)
+        await world.start(host)
+        await world.apply("web", "new")
+        owners = world.registry.processor.owners
+        assert owners["web"].epoch > 900 > owners["new"].epoch, "an agent raises its own resources only"
+        # Its next manager has a higher one still.
+        await world.manager.stop()
+        await world.stack.enter_async_context(manager.Manager(await world.net.connect("manager-2")))
+        await until(lambda: owners["web"].manager == "manager-2")
+        assert owners["web"].epoch > 901
+        await world.client.wait("web", "up")
+
+    play(scenario, starts=False)
+
+
+def test_an_agent_that_reports_an_absurd_epoch_harms_nothing_else():
+    core = processor.Processor(term=1, ttl_s=15)
+    core.accept(core.apply([protocol.Spec(name="web", type="memory", agent="a")], "u"))
+    core.renew("m", protocol.Renew(boot=1), 0.0)
+    core.accept(core.assign())
+    epoch = core.owners["web"].epoch
+    lie = protocol.Status(superseded_by=(1 << 63) - 1)
+    changes, refused = core.checkpointed("m", {"web": (epoch, lie)})
+    assert (bool(changes), refused) == (False, {"web": epoch})
+    # Only the present owner's report counts.
+    for name, of in (("other", epoch), ("m", epoch - 1)):
+        changes, refused = core.checkpointed(name, {"web": (of, protocol.Status(superseded_by=900))})
+        assert (bool(changes), refused) == (False, {"web": epoch})
+
+
+def test_a_restored_store_gives_epochs_beyond_all_that_were_given_since(tmp_path):
+    async def scenario(world: World) -> None:
+        await world.apply("web")
+        await portable.backup(world.store, tmp_path / "backup")
+        before = world.registry.processor.owners["web"].epoch
+        for _ in range(3):  # what happens after the backup
+            await world.manager.stop()
+            world.manager = await world.stack.enter_async_context(
+                manager.Manager(await world.net.connect("manager-1"), tick_s=0.1)
+            )
+            await world.client.wait("web", "up")
+            await until(lambda: world.registry.processor.owners["web"].boot == world.manager.renewal.boot)
+        since = world.registry.processor.owners["web"].epoch
+        assert since > before
+        await world.registry.stop()
+        url = f"sqlite:{tmp_path / 'restored.db'}"
+        await portable.restore(url, tmp_path / "backup")
+        restored = await world.stack.enter_async_context(await database.open(url))
+        world.registry = await world.start_registry("registry-2", restored)
+        await world.registry.acting.wait()
+        await until(lambda: "web" in world.registry.processor.owners)
+        assert world.registry.processor.owners["web"].epoch > since, "at once, without an agent's help"
+        epoch = world.registry.processor.epoch
+        await until(lambda: world.host.hosted["web"].record.epoch > since)
+        await world.client.execute("web", "echo", {"text": "here"})
+        await world.registry.stop()
+        third = await world.start_registry("registry-3", restored)
+        await third.acting.wait()
+        assert third.processor.epoch < epoch + 100, "a restart is no restore"
+
+    play(scenario)
+
+
+def test_a_manager_accepts_a_registry_that_counts_its_terms_anew():
+    async def scenario(world: World) -> None:
+        await world.apply("web")
+        renewal = world.manager.renewal
+        renewal._term += 1_000  # as of a registry before the restore
+        await asyncio.sleep(60)
+        assert renewal.holds
+        await world.apply("another")
+
+    play(scenario)
+
+
+# Pages
+
+
+def test_what_a_manager_loses_is_sent_in_pages():
+    core = processor.Processor(term=1, ttl_s=15)
+    all_names = [f"{'frankfurt-2-web-' * 7}{i:06d}" for i in range(20_000)]
+    specs = [protocol.Spec(name=name, type="memory", agent="a") for name in all_names]
+    core.accept(core.apply(specs, "u"))
+    known: dict[str, tuple[protocol.Renew, set[str]]] = {}
+
+    def renew(name: str) -> int:
+        """All pages. Returns how many."""
+        said, names = known.setdefault(name, (protocol.Renew(boot=hash(name) & 0xFFFF), set()))
+        core.renew(name, said, 0.0)
+        for number in range(1, 1_000):
+            granted = core.granted(name, said)
+            messages.encode(granted, "msgpack")
+            if granted.anew:
+                names.clear()
+            names.difference_update(granted.released)
+            names.update(one.spec.name for one in granted.assigned)
+            said = protocol.Renew(
+                boot=said.boot, term=granted.term, session=granted.session, revision=granted.revision
+            )
+            known[name] = (said, names)
+            if not granted.more:
+                return number
+        raise AssertionError("no end of pages")
+
+    def assign() -> None:
+        while (changes := core.assign()).owners:
+            core.accept(changes)
+
+    renew("m1")
+    assign()
+    assert renew("m1") >= 20
+    assert len(known["m1"][1]) == 20_000
+    core.renew("m2", protocol.Renew(boot=hash("m2") & 0xFFFF), 0.0)
+    assign()
+    renew("m1")
+    renew("m2")
+    assert {name: len(names) for name, (_, names) in known.items()} == {"m1": 10_000, "m2": 10_000}
+    assert known["m1"][1] == {name for name, owner in core.owners.items() if owner.manager == "m1"}
+    assert renew("m1") == 1
+    assert not core._news.released["m1"], "what is known to be known is dropped"
+    # One that expired is told everything anew, even if it never noticed.
+    core.managers["m2"].expires_at = -1.0
+    core.expire(0.0)
+    assign()
+    renew("m2")
+    assert not known["m2"][1]
+    core.invariants()
+
+
+def test_orders_that_do_not_fit_into_a_message_are_sent_in_several():
+    async def scenario(world: World) -> None:
+        names = [f"r{i}" for i in range(30)]
+        await world.apply(*names)
+        plan = {"operation": "echo", "batch": "100%", "arguments": {"text": "x" * 50_000}}
+        begun = await world.client.rollout(plan, *names)
+        await asyncio.sleep(60)
+        (found,) = await world.client.rollouts(begun["id"])
+        assert (found["state"], found["counts"]) == ("done", {"done": 30})
+        steps = await world.client.rollout_steps(begun["id"])
+        assert [one["name"] for one in steps] == sorted(names)
+        assert all("too long" in one["reason"] for one in steps)
+
+    play(scenario)
+
+
+# Rollouts
+
+
+def test_a_rollout_goes_on_after_a_short_loss_of_connection(monkeypatch):
+    async def slow(self: memory.Memory) -> None:
+        await asyncio.sleep(2)
+
+    monkeypatch.setattr(memory.Memory, "do_echo", lambda self: slow(self))
+
+    async def scenario(world: World) -> None:
+        names = [f"r{i}" for i in range(6)]
+        await world.apply(*names)
+        begun = await world.client.rollout({"operation": "echo", "batch": "1"}, *names)
+        await asyncio.sleep(5)
+        registry, loop = world.registry, asyncio.get_running_loop()
+        world.net._reconnect_soon = lambda bus: loop.call_later(1.0, world.net._reconnect, bus)
+        term = registry.processor.term
+        world.net.disconnect(registry.bus)
+        await asyncio.sleep(120)
+        assert registry.processor.term == term, "the lease was not lost"
+        (found,) = await world.client.rollouts(begun["id"])
+        assert (found["state"], found["counts"]) == ("done", {"done": 6})
+
+    play(scenario)
+
+
+def test_a_rollout_that_cannot_go_on_is_stopped_and_says_why(monkeypatch):
+    async def fail(*_: Any) -> Any:
+        raise errors.LimitExceeded("too much of it")
+
+    async def scenario(world: World) -> None:
+        await world.apply("web")
+        monkeypatch.setattr(orders, "send", fail)
+        begun = await world.client.rollout({"operation": "echo"}, "web")
+        await asyncio.sleep(10)
+        (found,) = await world.client.rollouts(begun["id"])
+        assert found["state"] == "stopped"
+        assert "too much of it" in found["reason"]
+
+    play(scenario)
+
+
+def test_a_pause_that_was_not_stored_did_not_happen():
+    async def scenario(world: World) -> None:
+        await world.apply("a", "b")
+        begun = await world.client.rollout({"operation": "echo", "batch": "1", "pause_s": 20}, "a", "b")
+        await asyncio.sleep(5)
+
+        async def away(_: Any) -> None:
+            raise errors.Unavailable("the store is away")
+
+        world.registry.write, kept = away, world.registry.write
+        with pytest.raises(errors.Unavailable):
+            await world.client.pause(begun["id"])
+        world.registry.write = kept
+        await asyncio.sleep(60)
+        (found,) = await world.client.rollouts(begun["id"])
+        assert found["state"] == "done"
+
+    play(scenario)
+
+
+# Writes in doubt
+
+
+def test_after_a_write_in_doubt_the_store_is_read_again(monkeypatch):
+    async def scenario(world: World) -> None:
+        await world.apply("web")
+        term, commit = world.registry.processor.term, world.store.engine.commit
+
+        async def doubtful(batch: Any) -> Any:
+            world.store.engine.commit = commit
+            await commit(batch)
+            raise store_api.OutcomeUnknown("the connection broke while committing")
+
+        world.store.engine.commit = doubtful
+        entry = {"name": "late", "type": "memory", "agent": "host-a"}
+        with pytest.raises(errors.Unavailable):
+            await world.client.apply(json.dumps({"resources": [entry]}))
+        await world.client.wait("late", "up", timeout_s=60)
+        assert world.registry.processor.term > term
+
+    play(scenario)
+
+
+def test_a_commit_is_not_interrupted_by_its_callers_cancellation():
+    async def scenario(world: World) -> None:
+        commit, begun, go = world.store.engine.commit, asyncio.Event(), asyncio.Event()
+
+        async def slow(batch: Any) -> Any:
+            begun.set()
+            await go.wait()
+            return await commit(batch)
+
+        world.store.engine.commit = slow
+        registry = world.registry
+        spec = protocol.Spec(name="web", type="memory", agent="host-a")
+
+        async def write() -> None:
+            async with registry.writing() as state:
+                await registry.commit(state.apply([spec], "ann"))
+
+        writer = asyncio.create_task(write())
+        await begun.wait()
+        writer.cancel()
+        next_writer = asyncio.create_task(write())
+        await asyncio.sleep(1)
+        assert not next_writer.done(), "it waits until the first is stored"
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await writer
+        await next_writer
+        assert registry.processor.resources["web"].generation == 1
+
+    play(scenario)
+
+
+def test_what_is_stored_is_done_although_no_manager_can_be_notified():
+    async def scenario(world: World) -> None:
+        await world.apply("web")
+        bus = world.registry.bus
+
+        kept = bus.publish
+
+        async def away(subject: str, data: bytes, **options: Any) -> None:
+            if subject.endswith(".poke"):
+                raise errors.NotConnected("no connection")
+            await kept(subject, data, **options)
+
+        bus.publish = away
+        await world.client.put("web", labels={"tier": "front"})
+        bus.publish = kept
+        assert world.registry.processor.resources["web"].spec.labels == {"tier": "front"}
+
+    play(scenario)
+
+
+# Renaming and deleting
+
+
+def test_deleting_while_it_is_renamed_leaves_nothing():
+    async def scenario(world: World) -> None:
+        await world.apply("old")
+        world.net.unplug("host-a")
+        await world.client.rename("old", "new")
+        await asyncio.sleep(5)
+        await world.client.delete("new")
+        await asyncio.sleep(5)
+        world.net.heal()
+        await world.client.wait_gone("new", timeout_s=300)
+        assert not world.host.hosted["old"].seen.exists
+        assert not world.host.hosted["new"].seen.exists
+
+    play(scenario)
+
+
+def test_what_its_agent_cannot_rename_can_be_renamed_back_or_deleted(monkeypatch):
+    async def scenario(world: World) -> None:
+        await world.apply("old", "other")
+        monkeypatch.setattr(memory.Memory, "can_be_renamed", False)
+        with pytest.raises(errors.Refused, match="cannot be renamed"):
+            await world.client.rename("old", "new")
+        # Where only the agent knows, it is renamed here first.
+        monkeypatch.setattr("muster.manage.verbs._require_renamable", lambda *_: None)
+        await world.client.rename("old", "new")
+        await world.client.rename("other", "another")
+        await asyncio.sleep(20)
+        with pytest.raises(errors.Conflict):
+            await world.client.rename("new", "third")
+        await world.client.rename("new", "old")
+        await world.client.wait("old", "up")
+        await world.client.delete("another")
+        await world.client.wait_gone("another", timeout_s=60)
+        assert world.hosted("old") is health.State.UP
+        assert not world.host.hosted["other"].seen.exists
+
+    play(scenario)
+
+
+def test_deleting_while_its_creation_is_in_doubt_leaves_nothing(monkeypatch):
+    create = memory.Memory.create
+
+    async def slow(self: memory.Memory, config: Any, *, start: bool) -> None:
+        await asyncio.sleep(20)
+        await create(self, config, start=start)
+
+    monkeypatch.setattr(memory.Memory, "create", slow)
+
+    async def scenario(world: World) -> None:
+        entry = {"name": "web", "type": "memory", "agent": "host-a"}
+        await world.client.apply(json.dumps({"resources": [entry]}))
+        await asyncio.sleep(5)
+        await world.client.delete("web")
+        await world.client.wait_gone("web", timeout_s=120)
+        await asyncio.sleep(60)
+        assert not world.host.hosted["web"].seen.exists
+
+    play(scenario)
+
+
+def test_what_is_on_a_lost_machine_is_deleted_by_force():
+    async def scenario(world: World) -> None:
+        await world.apply("web")
+        await world.host.stop()
+        await world.client.delete("web")
+        with pytest.raises(errors.TimedOut, match="force"):
+            await world.client.wait_gone("web", timeout_s=60)
+        await world.client.delete("web", force=True)
+        await world.client.wait_gone("web", timeout_s=10)
+        assert "web" not in world.registry.processor.owners
+        await until(lambda: "web" not in world.manager.managed)
+
+    play(scenario)
+
+
+# Draining
+
+
+def test_undraining_a_machine_starts_nothing_that_was_to_be_down():
+    async def scenario(world: World) -> None:
+        await world.apply("on", "off", "resting")
+        await world.client.put("off", wanted="down")
+        await world.client.drain("resting")
+        await until(lambda: world.hosted("off") is world.hosted("resting") is health.State.DOWN)
+        assert (await world.client.drain("host-a"))["changed"] == ["on"]
+        await until(lambda: world.hosted("on") is health.State.DOWN)
+        assert {row["wanted"] for row in await world.client.get()} == {"down", "drained"}
+        with pytest.raises(errors.Conflict, match="drained"):
+            await world.client.undrain("on")
+        await world.client.undrain("host-a")
+        await until(lambda: world.hosted("on") is health.State.UP)
+        await asyncio.sleep(60)
+        assert world.hosted("off") is world.hosted("resting") is health.State.DOWN
+        await world.client.undrain("resting")
+        await world.client.undrain("off")  # it was not drained
+        await until(lambda: world.hosted("resting") is health.State.UP)
+        await asyncio.sleep(60)
+        assert world.hosted("off") is health.State.DOWN
+
+    play(scenario)
+
+
+# Silence
+
+
+@pytest.mark.parametrize(("slow_is_heard", "state"), [(False, "late"), (True, "down")])
+def test_in_a_zone_with_mixed_periods_only_what_others_show_is_down(slow_is_heard, state):
+    heard = zones.Zones(0.0)
+    for period_s in (5.0, 60.0):
+        heard.hear("z", period_s, 100.0)
+    up = health.Health(health.State.UP, "", 0)
+    runtime = reconcile.Runtime(up, protocol.Observed(True, health.State.UP), heard_at=100.0, zone="z")
+    if slow_is_heard:
+        heard.hear("z", 60.0, 160.0)
+    for now in range(101, 170):
+        heard.look(float(now))
+        reconcile.listen(
+            runtime,
+            float(now),
+            0,
+            zone_silent="z" in heard.silent,
+            heard_since=0.0,
+            zone_heard_at=heard.heard_at("z") if now >= 160 or not slow_is_heard else 100.0,
+        )
+    assert runtime.health.state.value == state
+
+
+# Claims
+
+
+async def test_a_claim_that_takes_too_long_goes_on_where_it_was(connect, tmp_path, monkeypatch):
+    """Each record costs a sync; the same claim again costs only those that are left."""
+    stored: list[str] = []
+    store = household._store
+
+    def count(path: Any, data: bytes) -> None:
+        stored.append(path.stem)
+        store(path, data)
+
+    monkeypatch.setattr(household, "_store", count)
+    names = {f"r{i}": 1 for i in range(100)}
+    bus = await connect("manager-1")
+    claim = messages.encode(protocol.Claim(manager="manager-1", resources=names))
+    async with agent.Agent(await connect("host-a"), tmp_path / "a"):
+        for _ in range(2):
+            answer = await bus.request(protocol.claim("host-a"), claim, timeout_s=20)
+            assert len(messages.decode(answer.data, protocol.Claimed).observed) == 100
+        assert sorted(stored) == sorted(names), "each once"
+    async with agent.Agent(await connect("host-b"), tmp_path / "a", name="host-a") as again:
+        await bus.request(protocol.claim("host-a"), claim, timeout_s=20)
+        assert len(stored) == 100
+        assert again.hosted["r7"].record.epoch == 1
+
+
+# Stored all or nothing
+
+
+async def test_a_decision_of_any_size_is_stored_whole_or_not_at_all(tmp_path):
+    async with await database.open(f"sqlite:{tmp_path / 'registry.db'}") as store:
+        kept, core = records.Records(store), processor.Processor(term=1, ttl_s=15)
+        await kept.load(core)
+        await kept.commit(core, processor.Changes(agents={"a": processor.Agent()}))
+        specs = [protocol.Spec(name=f"r{i}", type="memory", agent="a") for i in range(1_200)]
+        await kept.commit(core, core.apply(specs, "u"))
+        core.renew("m", protocol.Renew(boot=1), 0.0)
+        await kept.commit(core, core.assign())
+        transactions = 0
+        begin = store.transaction
+
+        def interrupted() -> Any:
+            nonlocal transactions
+            transactions += 1
+            if transactions > 1:
+                raise errors.Unavailable("killed here")
+            return begin()
+
+        store.transaction = interrupted  # type: ignore[method-assign]
+        with contextlib.suppress(errors.Unavailable):
+            await kept.commit(core, core.forget("a"))
+        store.transaction = begin  # type: ignore[method-assign]
+        loaded = processor.Processor(term=2, ttl_s=15)
+        await kept.load(loaded)
+        loaded.invariants()
+        assert (len(loaded.resources), len(loaded.owners)) in ((1_200, 1_200), (0, 0))

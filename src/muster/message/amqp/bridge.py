@@ -43,7 +43,6 @@ SESSION_BYTES_MAX: Final = ends.WINDOW * engine.FRAME_BYTES_MAX
 EARLY_BYTES_MAX: Final = 1 << 20
 CARRIED_BYTES_MAX: Final = 16 << 20
 UNSENT_BYTES: Final = 128 << 10
-FEW: Final = 4  # listeners
 TURN_DELIVERIES: Final = 50
 HEARD_MAX: Final = 1000  # messages that may wait for their turn,
 HEARD_BYTES_MAX: Final = 8 << 20  # and how much of them
@@ -200,14 +199,11 @@ class Bridge(asyncio.Protocol):
             self._engine.go_on()
 
     def hear(self, taps: Sequence[links.Tap], heard: links.Heard) -> None:
-        """For its listeners: now, if they are few, or when it is this connection's turn."""
-        if len(taps) <= FEW and not self._heard:
-            listening.offer(taps, heard)
-        else:
-            self._heard.append((taps, heard))
-            self._heard_bytes += len(heard.message.data)
-            if len(self._heard) > HEARD_MAX or self._heard_bytes > HEARD_BYTES_MAX:
-                self.tell_listeners(1)
+        """For its listeners, when it is this connection's turn: all connections wait for theirs alike."""
+        self._heard.append((taps, heard))
+        self._heard_bytes += len(heard.message.data)
+        if len(self._heard) > HEARD_MAX or self._heard_bytes > HEARD_BYTES_MAX:
+            self.tell_listeners(1)
         self.flush_soon()
 
     def tell_listeners(self, deliveries: int) -> None:

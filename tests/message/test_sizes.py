@@ -31,7 +31,7 @@ def test_a_record_stands_alone_where_its_page_would_become_too_large():
 
 
 async def test_a_batch_takes_no_more_acknowledgements_than_fit_into_a_page():
-    writer = journal.Journal(None, 0, lambda record, last: None)  # type: ignore[arg-type] # none is written
+    writer = journal.Journal(None, 0, lambda record, last, placed: None)  # type: ignore[arg-type] # none is written
     for _ in range(40):
         writer.add(journal.Item([], _record(5_000)))
     while len(writer):

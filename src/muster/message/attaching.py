@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -256,13 +257,13 @@ class Attaching:
             )
         )
 
-    def drop_orphans(self) -> None:
+    def drop_orphans(self, is_gone: Callable[[str], bool]) -> None:
         """Temporary queues end with their connection."""
         mark = ledger.queue_key(destinations.TEMPORARY)
         orphans = [
             key
             for key in self._ledger.backlogs
-            if key.startswith(mark) and key.removeprefix(mark).split(":")[0] not in self._desk.connections
+            if key.startswith(mark) and is_gone(key.removeprefix(mark).split(":")[0])
         ]
         if orphans:
             self._desk.journal.add(journal.Item([], ledger.Record(dropped=orphans)))

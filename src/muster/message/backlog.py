@@ -8,6 +8,7 @@ backlog; the rest is a position in the log.
     done       what is done above it, as far as it cannot be told from the next line
     position   everything up to here is held, done or not ours; loading goes on after it
     live       position is the end of the log: new messages are handed in as they are stored
+    finishing  that it is done is being stored: until that is known, nobody else gets it
 
 So memory grows neither with the backlog nor with what was done beyond a message that nobody takes.
 
@@ -38,6 +39,7 @@ class Entry:
     raw: str
     data: bytes
     count: int = 0  # deliveries before this one
+    failures: int = 0  # those that its consumer failed with, as far as that is known
     holder: ConsumerKey | None = None
 
 
@@ -49,7 +51,7 @@ class Consumer:
     key: ConsumerKey
     credit: int = 0
     selector: str | None = None
-    held: set[int] = field(default_factory=set)
+    held: dict[int, None] = field(default_factory=dict)  # in the order of delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Backlog:
         self.window = window
         self.max_deliveries = max_deliveries
         self.suspect = 0  # up to here, another dispatcher may have delivered already
-        self.counts: dict[int, int] = {}  # of deliveries, for what is not held now
+        self.counts: dict[int, tuple[int, int]] = {}  # deliveries and failures of what is not held now
         self.entries: dict[int, Entry] = {}
         self.bytes = 0  # of what is held
         self.consumers: dict[ConsumerKey, Consumer] = {}
@@ -91,6 +93,7 @@ class Backlog:
         self.expired = 0
         self.matched = 0  # found acceptable by a selector
         self.rejected = 0  # found unacceptable by every consumer there was
+        self._finishing: set[int] = set()
         self._ready: list[deque[Entry]] = [deque() for _ in range(PRIORITIES)]
         self._parked: list[Entry] = []
         self._turn: deque[Consumer] = deque()
@@ -125,15 +128,17 @@ class Backlog:
         return self.is_done(sequence) or (self.live and sequence <= head and sequence not in self.entries)
 
     def arrive(self, sequence: int, meta: messages.Meta, raw: str, data: bytes) -> None:
-        """A message of the log. Those of one batch may come out of order, where several topics are ours."""
+        """A message of the log. They come in the order of the log."""
         self.position = max(self.position, sequence)
         if sequence in self.done or sequence <= self.floor or sequence in self.entries:
             return
-        count = self.counts.pop(sequence, 0)
+        count, failures = self.counts.pop(sequence, (0, 0))
         if not count and sequence <= self.suspect:
             count = 1
-        entry = self.entries[sequence] = Entry(sequence, meta, raw, data, count)
+        entry = self.entries[sequence] = Entry(sequence, meta, raw, data, count, failures)
         self.bytes += len(data)
+        if sequence in self._finishing:
+            return
         ready = self._ready[_level(entry)]
         if ready and ready[-1].sequence > sequence:
             self._insert(entry)
@@ -150,7 +155,7 @@ class Backlog:
         """Forget what is held: nobody consumes. Only counts stay."""
         for entry in self.entries.values():
             if entry.count:
-                self.counts[entry.sequence] = entry.count
+                self.counts[entry.sequence] = (entry.count, entry.failures)
         self._note_done()
         self.position = self.floor
         self.live = False
@@ -188,16 +193,23 @@ class Backlog:
         self._unpark()
 
     def detach(self, key: ConsumerKey, *, seen: Iterable[int] | None) -> list[Instruction]:
-        """``seen``: what the client saw, which counts as delivered; None: it is gone, so all may be."""
+        """``seen``: what the client saw, which counts as delivered.
+
+        None: it is gone without a word.  Whatever it held it may have seen, so all counts as delivered.  But
+        only the oldest counts as a failure: what it got before that it has acknowledged, and what came after
+        it may only have been waiting behind the one that it failed with.
+        """
         consumer = self.consumers.pop(key, None)
         if consumer is None:
             return []
         self._turn.remove(consumer)
         self._groups = {group: holder for group, holder in self._groups.items() if holder != key}
-        counted = set(consumer.held) if seen is None else set(seen)
+        held = [sequence for sequence in consumer.held if sequence not in self._finishing]
+        failed = set(held[:1]) if seen is None else set(seen)
+        counted = set(consumer.held) if seen is None else failed
         found: list[Instruction] = []
         for sequence in sorted(consumer.held):
-            found += self._back(sequence, counted=sequence in counted)
+            found += self._back(sequence, counted=sequence in counted, failed=sequence in failed)
         self._unpark()
         return found
 
@@ -213,13 +225,31 @@ class Backlog:
 
     def holds(self, sequence: int, connection: str) -> bool:
         """Whether this connection may acknowledge it: it has it, or nobody has."""
-        if self.is_done(sequence):
+        if self.is_done(sequence) or sequence in self._finishing:
             return False
         entry = self.entries.get(sequence)
         return entry is None or entry.holder is None or entry.holder[0] == connection
 
+    def start_finish(self, sequences: Iterable[int]) -> None:
+        """That they are done is about to be stored: `finish` or `cancel_finish` follows."""
+        for sequence in sequences:
+            self._finishing.add(sequence)
+            entry = self.entries.get(sequence)
+            if entry is not None and entry.holder is None:
+                self._forget(entry)
+
+    def cancel_finish(self, sequences: Iterable[int]) -> None:
+        """It could not be stored: what is in nobody's hands waits again."""
+        for sequence in sequences:
+            if sequence in self._finishing:
+                self._finishing.discard(sequence)
+                entry = self.entries.get(sequence)
+                if entry is not None and entry.holder is None:
+                    self._insert(entry)
+
     def finish(self, sequence: int) -> bool:
         """It is done, and that is stored. False: it already was."""
+        self._finishing.discard(sequence)
         if self.is_done(sequence):
             return False
         self.counts.pop(sequence, None)
@@ -241,43 +271,42 @@ class Backlog:
             entry = self.entries.get(sequence)
             if entry is None or entry.holder is None or entry.holder[0] != connection:
                 continue
-            if reason is not None:
+            if reason is not None and sequence not in self._finishing:
                 entry.count += 1
                 self._let_go(entry)
-                found.append(DeadLetter(entry, reason))
+                found.append(self._dead(entry, reason))
             else:
-                found += self._back(sequence, counted=counted)
+                found += self._back(sequence, counted=counted, failed=counted)
         return found
 
-    def _back(self, sequence: int, *, counted: bool) -> list[Instruction]:
+    def _back(self, sequence: int, *, counted: bool, failed: bool) -> list[Instruction]:
         entry = self.entries[sequence]
         self._let_go(entry)
         entry.count += counted
-        if self.max_deliveries and entry.count >= self.max_deliveries:
-            return [DeadLetter(entry, f"delivered {entry.count} times without being acknowledged")]
+        entry.failures += failed
+        if sequence in self._finishing:
+            return []
+        if self.max_deliveries and entry.failures >= self.max_deliveries:
+            return [self._dead(entry, f"delivered {entry.count} times without being acknowledged")]
         self._insert(entry)
         return []
 
-    def withdraw(self, sequence: int) -> bool:
-        """Hand it to nobody: it is about to be finished. False: somebody has it."""
-        entry = self.entries.get(sequence)
-        if entry is None:
-            return True
-        if entry.holder is not None:
-            return False
-        self._forget(entry)
-        return True
+    def _dead(self, entry: Entry, reason: str) -> DeadLetter:
+        self._finishing.add(entry.sequence)
+        return DeadLetter(entry, reason)
 
-    def restore(self, sequences: Iterable[int]) -> None:
-        """They were withdrawn, and are not finished after all."""
-        for sequence in sequences:
-            if (entry := self.entries.get(sequence)) is not None:
-                self._insert(entry)
+    def withdraw(self, sequence: int) -> bool:
+        """Begin to finish what is in nobody's hands. False: it is in somebody's, or being finished."""
+        entry = self.entries.get(sequence)
+        if sequence in self._finishing or (entry is not None and entry.holder is not None):
+            return False
+        self.start_finish([sequence])
+        return True
 
     def _let_go(self, entry: Entry) -> None:
         if entry.holder is not None:
             if consumer := self.consumers.get(entry.holder):
-                consumer.held.discard(entry.sequence)
+                consumer.held.pop(entry.sequence, None)
             entry.holder = None
 
     def _forget(self, entry: Entry) -> None:
@@ -312,6 +341,7 @@ class Backlog:
                 entry = ready.popleft()
                 if entry.meta.expiration_ms and entry.meta.expiration_ms <= now_ms:
                     self.expired += 1
+                    self._finishing.add(entry.sequence)
                     found.append(Expired(entry))
                     continue
                 consumer, wanted = self._taker(entry, blocked)
@@ -332,7 +362,7 @@ class Backlog:
 
     def _hand(self, entry: Entry, consumer: Consumer) -> None:
         entry.holder = consumer.key
-        consumer.held.add(entry.sequence)
+        consumer.held[entry.sequence] = None
         consumer.credit -= 1
         self.delivered += 1
         self.matched += consumer.selector is not None

@@ -68,6 +68,4 @@ class Capturing:
             meta.destination = str(destination)
         raw = messages.encode_meta(meta).decode()
         copies = [self._deliver.copy_to(destination, meta, raw, message.data, due=True)]
-        self._desk.journal.add(
-            journal.Item(copies, stored=lambda numbers: self._deliver.stored(copies, numbers))
-        )
+        self._desk.journal.add(journal.Item(copies))

@@ -227,12 +227,11 @@ class Caring:
                 continue
             record = ledger.Record(acked={key: taken}, stored=journal.counts(copies))
             try:
-                numbers = await self._desk.store(journal.Item(copies, record))
+                await self._desk.store(journal.Item(copies, record))
             except errors.MusterError:
-                one.restore(taken)
+                one.cancel_finish(taken)
                 self._deliver.pump(one)
                 raise
-            self._deliver.stored(copies, numbers)
             one.done.cover(max(before, one.floor) + 1, after, sorted(left))
             count += len(taken)
         self._deliver.refill(key)

@@ -15,8 +15,10 @@ survives whatever dies.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, Self
 
 from muster import connecting
@@ -91,6 +93,8 @@ class Session:
         self.sends: list[protocol.Send] = []
         self._lazy: dict[str, list[int]] = {}
         self._lazy_count = 0
+        self._idle = asyncio.Event()  # no acknowledgement, commit or rollback is under way
+        self._idle.set()
         connection.on_close(self.close)
         connection.on_doubt(self._held)
 
@@ -106,6 +110,9 @@ class Session:
             return
         self.closed = True
         self.flush_lazy()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(connection_.CLOSE_S):
+                await self._former()
         await self.connection.outbox.idle(connection_.CLOSE_S)
         for consumer in list(self.consumers):
             await consumer.close()
@@ -293,31 +300,44 @@ class Session:
 
     async def _acknowledge(self) -> None:
         self.check_open()
+        await self._former()
         received, self.unacknowledged = self.unacknowledged, []
         if acks := consuming.by_key(received):
-            try:
-                await self.connection.submit([], acks)
-            except errors.MusterError:
-                self.unacknowledged[:0] = received  # so that it can be tried again, or given back
-                raise
+            await self._end(self._acknowledge_all(acks, received))
+        else:
+            await self._let_go()
+
+    async def _acknowledge_all(self, acks: dict[str, list[int]], received: list[consuming.Received]) -> None:
+        try:
+            await self.connection.submit([], acks)
+        except errors.MusterError:
+            self.unacknowledged[:0] = received  # so that it can be tried again, or given back
+            raise
         await self._let_go()
 
     async def commit(self) -> None:
         """All that was sent and received since the last one: as a whole, or `TransactionRolledBack`.
 
-        `errors.Unavailable`: no dispatcher has answered for long, and it may have been done or not.
+        `errors.Unavailable`: no dispatcher has answered for long, and it may have been done or not.  So it is
+        for whoever stops waiting for it.
         """
         self._check_transacted()
+        await self._former()
         sends, self.sends = self.sends, []
         received, self.unacknowledged = self.unacknowledged, []
         acks = consuming.by_key(received)
-        if not sends and not acks:
-            return
+        if sends or acks:
+            await self._end(self._commit(sends, acks, received))
+
+    async def _commit(
+        self, sends: list[protocol.Send], acks: dict[str, list[int]], received: list[consuming.Received]
+    ) -> None:
         try:
             await self.connection.submit(sends, acks, alone=True)
         except errors.MusterError as error:
             self.unacknowledged[:0] = received
-            await self._give_back()
+            with contextlib.suppress(errors.Unavailable):  # then they can be rolled back later
+                await self._give_back()
             if isinstance(error, faults.TransactionRolledBack | errors.Unavailable):
                 raise
             raise faults.TransactionRolledBack(f"the commit failed: {error.message}") from error
@@ -325,15 +345,26 @@ class Session:
 
     async def rollback(self) -> None:
         self._check_transacted()
+        await self._former()
         self.sends.clear()
-        await self._give_back()
+        await self._end(self._give_back())
 
     async def recover(self) -> None:
         """Deliver again, in order and marked as redelivered, what is not acknowledged."""
         self.check_open()
         if self.mode is Mode.TRANSACTED:
             raise faults.IllegalState("a transacted session rolls back instead")
-        await self._give_back()
+        await self._former()
+        await self._end(self._give_back())
+
+    async def _former(self) -> None:
+        """Wait for a commit, rollback or acknowledgement whose caller has stopped waiting for it."""
+        while not self._idle.is_set():
+            await self._idle.wait()
+
+    async def _end(self, work: Coroutine[Any, Any, None]) -> None:
+        self._idle.clear()
+        await self.connection.to_the_end(work, self._idle.set)
 
     def _check_transacted(self) -> None:
         self.check_open()
@@ -349,8 +380,13 @@ class Session:
     async def _give_back(self) -> None:
         await self._let_go()
         received, self.unacknowledged = self.unacknowledged, []
-        for consumer in self.consumers:
-            await consumer.take_back([one for one in received if one.consumer is consumer])
+        try:
+            for consumer in list(self.consumers):
+                await consumer.take_back([one for one in received if one.consumer is consumer])
+                received = [one for one in received if one.consumer is not consumer]
+        except BaseException:
+            self.unacknowledged[:0] = received  # not known to be given back: that can be tried again
+            raise
 
 
 class Context:

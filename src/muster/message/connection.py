@@ -21,8 +21,9 @@ events = log.Events("message")
 PING_S = 4.0
 ASK_S = 5.0
 CLOSE_S = 3.0  # closing waits no longer than that for a dispatcher
-#: What is not asked twice unless its answer stays away: it would say the second time that there is nothing.
+#: What is not asked anew only because another dispatcher has begun: it would find nothing to do any more.
 _ONCE = (protocol.Unsubscribe, protocol.DropQueue, protocol.Purge, protocol.Move)
+_NEVER_TWICE = (protocol.Purge, protocol.Move)  # each time it does more
 IN_DOUBT_S = 60.0  # how long a work is repeated before its sender hears that it is in doubt
 
 
@@ -64,6 +65,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._known = False
         self._epoch = 0  # of the dispatcher that knows us
+        self._newest = 0  # the highest heard of since we are connected
         self._asking: dict[asyncio.Timeout, int] = {}  # what waits for an answer, and of which epoch
         self._hello = asyncio.Lock()
         self._hearing: list[api.Subscription] = []
@@ -131,7 +133,7 @@ class Connection:
         self._end_state()
         if self._known:
             with contextlib.suppress(errors.MusterError):
-                await self._ask_once(protocol.Bye(self.name, lost))
+                await self._ask_once(protocol.Bye(self.name, lost, self._seen_and([])))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -154,6 +156,24 @@ class Connection:
     def next_message_id(self) -> str:
         self._message_number += 1
         return f"{self._id_head}{self._message_number}"
+
+    async def to_the_end(
+        self, work: Coroutine[Any, Any, None], on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """Do it as a whole: if the caller stops waiting, it goes on until its end, or the connection's.
+
+        What a session gives back or commits is in several hands meanwhile; half of it would lose track of it.
+        """
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: on_end())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                task.add_done_callback(self._ended)  # from now on nobody else hears of its failure
+            raise
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -240,6 +260,9 @@ class Connection:
             self._consumers.pop(number, None)
             consumer.refused()
             self.report(error)
+        except errors.MusterError as error:  # no answer, or no room in the log: begin again
+            self._known = False
+            raise errors.Unavailable(f"a consumer could not be attached anew: {error.message}") from error
         else:
             self._attached.add(number)
 
@@ -247,28 +270,46 @@ class Connection:
         """What was on its way to us, or our credit, may be lost: attach anew, and have it sent again."""
         if state is not api.ConnectionState.CONNECTED:
             self._known, self._cut_off = False, True
+            self._newest = 0  # brokers restored from a backup count from a lower one
             self._deaf.update(self._consumers)
         elif self._cut_off and not self.closed:
             self.spawn(self._greet_again())
 
     def _seen(self) -> dict[str, list[int]]:
         """What the application got: by backlog, what it holds and what it acknowledges just now."""
+        return self._seen_and([holder() for holder in self._holders])
+
+    def _seen_and(self, held: list[dict[str, list[int]]]) -> dict[str, list[int]]:
+        """What it acknowledges just now, which may not be stored, and what it holds besides."""
         found: dict[str, list[int]] = {}
-        for acks in (*self.outbox.acknowledged(), *(holder() for holder in self._holders)):
+        for acks in (*self.outbox.acknowledged(), *held):
             for key, sequences in acks.items():
                 found.setdefault(key, []).extend(sequences)
         return found
 
     async def ask(self, asked: protocol.Ask, *, timeout_s: float | None = None) -> protocol.Answer:
-        """Ask until there is an answer: a dispatcher that dies has a successor."""
+        """Ask until there is an answer: a dispatcher that dies has a successor.
+
+        What must not be done twice is asked once; `errors.TimedOut` then says that it may have been done.
+        """
         deadline = self._loop.time() + (self.in_doubt_s if timeout_s is None else timeout_s)
         pause_s = 0.05
+        times = 0
         while True:
             try:
                 if not self._known and not isinstance(asked, protocol.READS):
                     await self.greet()
+                times += 1
                 return await self._ask_once(asked)
-            except errors.Unavailable:
+            except faults.InvalidDestination:
+                if times > 1 and isinstance(asked, protocol.Unsubscribe):
+                    return protocol.Answer()  # it was done the first time
+                raise
+            except errors.Unavailable as error:
+                if times and isinstance(asked, _NEVER_TWICE):
+                    raise errors.TimedOut(
+                        f"no answer came: it may have been done ({error.message})"
+                    ) from error
                 if self.closed or self._loop.time() + pause_s > deadline:
                     raise
             await asyncio.sleep(pause_s)
@@ -294,6 +335,9 @@ class Connection:
         finally:
             self._asking.pop(until, None)
         answer = protocol.decode_answer(answered.data)
+        if answer.epoch < self._newest:
+            raise errors.NotConnected("a dispatcher that has been replaced answered: ask its successor")
+        self._heard_of(answer.epoch)
         if answer.error is not None:
             error = faults.named(answer.error, answer.message)
             if isinstance(error, errors.NotConnected):
@@ -323,7 +367,9 @@ class Connection:
         """A domain that has just begun has no dispatcher yet."""
         await self.ask(protocol.Ping(self.name))
 
-    async def detach(self, number: int, seen: dict[str, list[int]]) -> None:
+    async def detach(self, number: int, held: dict[str, list[int]]) -> None:
+        """``held``: what the application got of it and has not acknowledged."""
+        seen = self._seen_and([held])
         if self._consumers.pop(number, None) is not None:
             self._attached.discard(number)
             self._deaf.discard(number)
@@ -333,7 +379,8 @@ class Connection:
     def _delivered(self, message: api.Message) -> None:
         found = protocol.decode_deliveries(message.data)
         if found.epoch != self._epoch:
-            return  # of a dispatcher that is no more: its successor delivers the same
+            self._heard_of(found.epoch)
+            return  # whoever knows us delivers the same
         for delivery in found.deliveries:
             consumer = self._consumers.get(delivery.consumer)
             if consumer is not None and delivery.consumer not in self._deaf:
@@ -366,14 +413,25 @@ class Connection:
 
     def _began(self, message: api.Message) -> None:
         began = protocol.decode_began(message.data).epoch
+        if began < self._newest:
+            return  # it has been replaced already
         for until in [until for until, epoch in self._asking.items() if epoch != began]:
             del self._asking[until]  # whom we asked is no more
             until.reschedule(self._loop.time())
         if self._known and began == self._epoch:
             return  # we have met
+        self._newest = began
         self._known = False
         if not self.closed:
             self.spawn(self._greet_again())
+
+    def _heard_of(self, epoch: int) -> None:
+        """A dispatcher of this epoch acts: if it is a new one, it does not know us yet."""
+        self._newest = max(self._newest, epoch)
+        if self._known and epoch > self._epoch:
+            self._known = False
+            if not self.closed:
+                self.spawn(self._greet_again())
 
     async def _greet_again(self) -> None:
         with contextlib.suppress(errors.Unavailable):  # the next ping tries again

@@ -129,7 +129,7 @@ class Consumer:
             except Exception as error:  # noqa: BLE001 - whatever it is, the message is not acknowledged
                 events.warning("listener-failed", error=error)
                 if not session.keeps and session.unhand(received):
-                    await self.take_back([received])
+                    await session.connection.to_the_end(self.take_back([received]))
             else:
                 if not session.keeps:
                     session.unhand(received)

@@ -100,10 +100,9 @@ class Delays:
         copies = [copy for copy in released.values() if copy is not None]
         record = ledger.Record(acked={ledger.DELAY_KEY: list(released)}, stored=journal.counts(copies))
         try:
-            numbers = await self._desk.store(journal.Item(copies, record))
+            await self._desk.store(journal.Item(copies, record))
         except errors.LimitExceeded:  # not a byte more fits
             for number in released:
                 self.add(self._desk.now_ms() + AGAIN_MS, number)
             return False
-        self._deliver.stored(copies, numbers)
         return True

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from muster.core import topics
+from muster.core import errors, topics
 from muster.message import (
     backlog,
     delays,
@@ -32,6 +32,7 @@ REASON: Final = "JMS_MUSTER_DEAD_REASON"
 FROM: Final = "JMS_MUSTER_DEAD_FROM"
 BATCH_BYTES: Final = 512 << 10
 SAY_S: Final = 2.0  # a sender that has not said its due message by then does not
+AGAIN_S: Final = 1.0  # until what the log had no room for is tried again
 
 
 class Delivering:
@@ -48,7 +49,9 @@ class Delivering:
         self._heard: list[tuple[str, bytes, dict[str, str]]] = []
         self._answers: list[tuple[str, protocol.Answer]] = []
         self._unsaid: dict[int, tuple[str, journal.Copy, asyncio.TimerHandle]] = {}
+        self._last_unsaid = 0
         self._flush = asyncio.Event()
+        over.on_stored = self._stored
 
     # Into the log.
 
@@ -74,44 +77,47 @@ class Delivering:
             subject = protocol.topic_subject(topic.subject) if kept else None
         return journal.Copy(destination, meta, raw, data, subject, republish)
 
-    def stored(self, copies: Iterable[journal.Copy], numbers: Iterable[int]) -> None:
-        """They are in the log: to those who wait for them."""
+    def _stored(self, placed: journal.Placed) -> None:
+        """A batch is in the log: to those who wait for its messages.
+
+        Backlogs take them in the order of the log, in which they also read them: the messages of a batch are
+        numbered by topic, not in the order in which they were sent.
+        """
         touched: dict[str, backlog.Backlog] = {}
-        head = self._desk.journal.head
-        self._ledger.reach(head, pages.end(head))
-        for copy, number in zip(copies, numbers, strict=True):
+        for copy, number in sorted(placed, key=_number):
+            if not number:
+                continue
             if copy.subject == protocol.DELAY:
                 self.delays.add(copy.meta.delivery_time_ms, number)
-                continue
-            if number:
+            elif copy.subject != protocol.CHECKPOINT:
                 self.tail.add(number, copy)
-            if copy.destination.is_queue:
-                one = self._ledger.queue(copy.destination.name)
-                if self._arrived(one, number, copy):
-                    touched[one.key] = one
-                continue
-            topic = copy.destination.topic
-            if number:
-                for pattern in self._desk.patterns.matching(topic):
-                    self._heard_of[pattern] = self._heard_of.get(pattern, 0) + 1
-                    if index := self._desk.indexes.get(pattern):
-                        for key in list(index.matching(copy.meta)):
-                            if self._ledger.wants(key, copy.meta):
-                                one = self._ledger.backlogs[key]
-                                if self._arrived(one, number, copy):
-                                    touched[key] = one
-                                    one.matched += 1
-            if copy.republish:
+                for one in self._takers(copy):
+                    if self._arrived(one, number, copy):
+                        touched[one.key] = one
+        for copy, _ in placed:
+            if copy.republish and copy.subject != protocol.DELAY and not copy.destination.is_queue:
                 self._say(copy)
         for one in touched.values():
             self.pump(one)
+
+    def _takers(self, copy: journal.Copy) -> Iterable[backlog.Backlog]:
+        """The backlogs to which it goes: a queue's, or those of live subscriptions that want it."""
+        if copy.destination.is_queue:
+            return (self._ledger.queue(copy.destination.name),)
+        found: list[backlog.Backlog] = []
+        for pattern in self._desk.patterns.matching(copy.destination.topic):
+            self._heard_of[pattern] = self._heard_of.get(pattern, 0) + 1
+            if index := self._desk.indexes.get(pattern):
+                keys = [key for key in index.matching(copy.meta) if self._ledger.wants(key, copy.meta)]
+                found += [self._ledger.backlogs[key] for key in keys]
+        return found
 
     def _say(self, copy: journal.Copy) -> None:
         """To those who listen; a delayed message by its sender, if that would only drop it from us."""
         if (sender := self._desk.quiet_sender(copy.meta)) is None:
             self._say_ourselves(copy)
             return
-        number = copy.meta.sequence
+        number = self._last_unsaid = self._last_unsaid + 1
         alarm = self._desk.loop.call_later(SAY_S, self._not_said, number)
         self._unsaid[number] = (sender.name, copy, alarm)
         sender.due.append((number, copy.meta.mark or ""))
@@ -146,6 +152,7 @@ class Delivering:
                 one.rejected -= 1  # this one: it is looked at again when it is loaded
             return False
         one.arrive(number, copy.meta, copy.raw, copy.data)
+        one.matched += one.key in self._ledger.subscriptions
         return True
 
     def set_live(self, one: backlog.Backlog, *, live: bool) -> None:
@@ -200,7 +207,9 @@ class Delivering:
                     self._bury(one, entry, reason)
         if expired:
             record = ledger.Record(acked={one.key: expired})
-            self._desk.journal.add(journal.Item([], record, lambda _: self.refill(one.key)))
+            self._desk.journal.add(
+                journal.Item([], record, lambda _: self.refill(one.key), lambda _: one.cancel_finish(expired))
+            )
 
     def _bury(self, one: backlog.Backlog, entry: backlog.Entry, reason: str) -> None:
         meta = msgspec.structs.replace(
@@ -215,11 +224,19 @@ class Delivering:
         copies = [self.copy_to(target, meta, raw, entry.data, due=True)]
         record = ledger.Record(acked={one.key: [entry.sequence]}, stored=journal.counts(copies))
 
-        def stored(numbers: list[int]) -> None:
-            self.stored(copies, numbers)
+        def stored(_: list[int]) -> None:
             self.refill(one.key)
 
-        self._desk.journal.add(journal.Item(copies, record, stored))
+        def failed(error: errors.MusterError) -> None:
+            if isinstance(error, errors.Refused):  # by a full log; otherwise a new dispatcher begins anew
+                self._desk.spawn(self._bury_later(one, entry, reason))
+
+        self._desk.journal.add(journal.Item(copies, record, stored, failed))
+
+    async def _bury_later(self, one: backlog.Backlog, entry: backlog.Entry, reason: str) -> None:
+        """The log has no room: until it has, nobody gets what nobody could take."""
+        await asyncio.sleep(AGAIN_S)
+        self._bury(one, entry, reason)
 
     def _origin(self, one: backlog.Backlog, entry: backlog.Entry) -> str:
         """Where it was to go, also if it dies a second time."""
@@ -325,6 +342,7 @@ class Delivering:
         self._flush.set()
 
     def answer(self, reply: str, found: protocol.Answer) -> None:
+        found.epoch = self._desk.epoch
         self._answers.append((reply, found))
         self._flush.set()
 
@@ -352,6 +370,10 @@ class Delivering:
                 await publish(subject, data, headers=headers)
             for reply, found in answers:
                 await publish(reply, protocol.encode(found))
+
+
+def _number(placed: tuple[journal.Copy, int]) -> int:
+    return placed[1]
 
 
 def _split(deliveries: list[protocol.Delivery]) -> Iterable[list[protocol.Delivery]]:

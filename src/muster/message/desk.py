@@ -83,6 +83,7 @@ class Desk:
         self.max_bytes = max_bytes
         self.used_bytes = 0  # of the log: as it was last seen, and what was sent since
         self.refused_at = -math.inf  # for want of room in it
+        self.on_stored: Callable[[journal.Placed], None] = lambda _: None  # messages are in the log
         self.failure: asyncio.Future[None] = self.loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -105,11 +106,13 @@ class Desk:
         found = self.connections.get(self.clients.get(meta.origin, meta.origin))
         return found if found is not None and found.quiet and found.origin == meta.origin else None
 
-    def _applied(self, record: ledger.Record, sequence: int) -> None:
+    def _applied(self, record: ledger.Record | None, sequence: int, placed: journal.Placed) -> None:
         end = pages.end(sequence)
-        self.ledger.apply(record, end)
+        if record is not None:
+            self.ledger.apply(record, end)
+            self.records += 1
         self.ledger.reach(sequence, end)
-        self.records += 1
+        self.on_stored(placed)
 
     # Tasks: the first that fails ends the dispatcher.
 

@@ -59,6 +59,7 @@ class Dispatcher:
         self._working: dict[tuple[str, int], list[desk.Answer]] = {}
         self._cut_off = False
         self._began_at = self._desk.loop.time()
+        self._lost_at: dict[str, float] = {}  # connections that may come back, and since when they are away
 
     # Life.
 
@@ -87,6 +88,7 @@ class Dispatcher:
             await bus.subscribe(subjects.said_by(protocol.PART, "*", *kind), handler=self._hear)
             for kind in (("ask",), ("tell",), protocol.READ)
         ]
+        hearing.append(await bus.subscribe(protocol.BEGAN, handler=self._other_began))
         try:
             hearing.append(await bus.subscribe(leases.DISCONNECTED, handler=self._closed))
         except errors.Forbidden:
@@ -116,6 +118,13 @@ class Dispatcher:
             await self._capture.stop()
             await self._desk.stop()
 
+    def _other_began(self, message: api.Message) -> None:
+        """A successor: before our lease or the log says so, clients would go on getting answers from us."""
+        epoch, ours = protocol.decode_began(message.data).epoch, self._desk.epoch
+        if epoch > ours and not self._desk.failure.done():
+            error = errors.StaleEpoch("another dispatcher has begun", epoch=ours, current=epoch)
+            self._desk.failure.set_exception(error)
+
     async def _watch(self) -> None:
         """Connections that fell silent, rates, and checkpoints."""
         while True:
@@ -124,9 +133,9 @@ class Dispatcher:
             oldest = now - self._settings.connection_timeout_s
             for connection in [one for one in self._desk.connections.values() if one.heard_at < oldest]:
                 events.info("connection-silent", connection=connection.name, identity=connection.identity)
-                self._forget(connection, clean=False)
-            if now - self._began_at > self._settings.connection_timeout_s:  # they had time to come back
-                self._attaching.drop_orphans()
+                self._lose(connection)
+            self._attaching.drop_orphans(self._is_gone)
+            self._lost_at = {name: at for name, at in self._lost_at.items() if at >= oldest}
             self._caring.count(now)
             await self._caring.forget(now)
             await self._look_at_the_log()
@@ -224,7 +233,7 @@ class Dispatcher:
                 answer(protocol.Answer())
             case protocol.Bye():
                 if asked.connection in self._desk.connections:
-                    self._forget(self._known(sender, asked.connection), clean=not asked.lost)
+                    self._forget(self._known(sender, asked.connection), None if asked.lost else asked.seen)
                 answer(protocol.Answer())
             case protocol.Unsubscribe():
                 self._attaching.unsubscribe(self._known(sender, asked.connection), asked, answer)
@@ -266,6 +275,7 @@ class Dispatcher:
         if known.client_id:
             self._desk.clients[known.client_id] = known.name
         known.heard_at = self._desk.loop.time()
+        self._lost_at.pop(known.name, None)
 
     def _known(self, sender: str, name: str) -> desk.Connection:
         found = self._desk.connections.get(name)
@@ -274,9 +284,10 @@ class Dispatcher:
         found.heard_at = self._desk.loop.time()
         return found
 
-    def _forget(self, connection: desk.Connection, *, clean: bool) -> None:
+    def _forget(self, connection: desk.Connection, seen: dict[str, list[int]] | None) -> None:
+        """``seen``: as with `protocol.Detach`; None: the connection is lost."""
         for number in list(connection.consumers):
-            self._attaching.detach(connection, number, {} if clean else None)
+            self._attaching.detach(connection, number, seen)
         self._desk.connections.pop(connection.name, None)
         if connection.client_id:
             self._desk.clients.pop(connection.client_id, None)
@@ -289,7 +300,22 @@ class Dispatcher:
         except (ValueError, KeyError, TypeError):
             return
         for connection in [one for one in self._desk.connections.values() if one.at == at]:
-            self._forget(connection, clean=False)
+            self._lose(connection)
+
+    def _lose(self, connection: desk.Connection) -> None:
+        """What it held goes to others at once. Its temporary queues stay a while: it may come back."""
+        self._forget(connection, None)
+        self._lost_at[connection.name] = self._desk.loop.time()
+
+    def _is_gone(self, name: str) -> bool:
+        """Whether a connection is, for good.
+
+        Those of a dispatcher before us have as long to come back from our beginning on.
+        """
+        if name in self._desk.connections:
+            return False
+        away_s = self._desk.loop.time() - self._lost_at.get(name, self._began_at)
+        return away_s > self._settings.connection_timeout_s
 
     def _slow(self, connection: desk.Connection, said: protocol.Slow) -> None:
         """Pass it on, from those who may listen to the topic."""
@@ -356,18 +382,24 @@ class Dispatcher:
             for tell in answers:
                 tell(found)
 
-        def stored(numbers: list[int]) -> None:
-            self._deliver.stored(copies, numbers)
+        def stored(_: list[int]) -> None:
             for where in acked:
                 self._deliver.refill(where)
             finish(protocol.Answer())
 
+        def failed(error: errors.MusterError) -> None:
+            for one, sequences in finishing:
+                one.cancel_finish(sequences)
+                self._deliver.pump(one)
+            finish(protocol.failed(error))
+
         record = ledger.Record(
             acked=acked, stored=journal.counts(copies), last_works={connection.name: work.number}
         )
-        self._desk.journal.add(
-            journal.Item(copies, record, stored, lambda error: finish(protocol.failed(error)))
-        )
+        finishing = [(self._ledger.backlogs[where], sequences) for where, sequences in acked.items()]
+        for one, sequences in finishing:
+            one.start_finish(sequences)
+        self._desk.journal.add(journal.Item(copies, record, stored, failed))
 
     def _acknowledged(self, connection: desk.Connection, work: protocol.Work) -> dict[str, list[int]]:
         """What is not done yet, and the connection's to acknowledge.
@@ -394,15 +426,10 @@ class Dispatcher:
                 acked[key] = mine
         return acked
 
-    def _is_orphan(self, queue: destinations.Destination) -> bool:
-        """Whether its connection is gone; in a new dispatcher's first time it may only not be back yet."""
-        young = self._desk.loop.time() - self._began_at < self._settings.connection_timeout_s
-        return queue.owner not in self._desk.connections and not young
-
     def _copy(self, connection: desk.Connection, send: protocol.Send) -> journal.Copy:
         destination = destinations.Destination.parse(send.destination)
         meta, raw = messages.decode_meta(send.meta), send.meta
-        if destination.is_temporary and destination.is_queue and self._is_orphan(destination):
+        if destination.is_temporary and destination.is_queue and self._is_gone(destination.owner):
             raise faults.InvalidDestination(f"the temporary queue {destination.name!r} is no more")
         self._desk.check_may_send(connection.identity, destination)
         if meta.delivery_time_ms and meta.destination != send.destination:

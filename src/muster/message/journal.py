@@ -3,6 +3,10 @@
 An `Item` is stored as a whole or not at all; as many as fit share a batch, and so one sync.  Each batch
 expects the log to end where ours ended: whoever else has written since is the new owner, and our batch is
 refused.  That is the fence.
+
+When a batch is stored, its record and all its messages are reported in one step (`OnBatch`), before the items
+hear of it one by one.  Between the two nothing else runs, so there is no moment at which the end of the log
+is known and a message before it is not.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ _APART = (protocol.DELAY, protocol.CHECKPOINT)
 
 
 Stored = Callable[[list[int]], None]  # with the number of each copy, 0 if it is not kept
+Placed = list[tuple["Copy", int]]  # copies in the order of the items, each with its number
+#: What a batch says, the log's last sequence with it, and its messages.
+OnBatch = Callable[[ledger.Record | None, int, Placed], None]
 
 
 @dataclass(slots=True)
@@ -60,7 +67,7 @@ class Item:
 class Journal:
     """``head`` is the log's last sequence, known because nobody else writes."""
 
-    def __init__(self, stream: api.Stream, head: int, on_batch: Callable[[ledger.Record, int], None]) -> None:
+    def __init__(self, stream: api.Stream, head: int, on_batch: OnBatch) -> None:
         self._stream = stream
         self._name = secrets.token_hex(6)
         self._on_batch = on_batch
@@ -137,8 +144,11 @@ class Journal:
             else:
                 last = self.head
         except (errors.LimitExceeded, errors.InvalidInput) as error:
-            for item in items:
-                item.failed(error)
+            if len(items) > 1:  # one of them is at fault, or some would fit: each gets its own answer
+                for part in _parts(items):
+                    await self._store(part)
+                return
+            items[0].failed(error)
             return
         except errors.MusterError as error:
             # Refused as no longer ours, or in doubt: whoever comes next reads the log and knows.
@@ -148,15 +158,22 @@ class Journal:
         first = last - len(batch) + 1
         self.head = last
         self.batches += 1
-        if record is not None:
-            self._on_batch(record, last)
+        numbers = [pages.number(first + page, place) if page >= 0 else 0 for page, place in places]
+        copies = [copy for item in items for copy in item.copies]
+        self._on_batch(record, last, list(zip(copies, numbers, strict=True)))
         at = 0
         for item in items:
-            numbers = []
-            for page, place in places[at : at + len(item.copies)]:
-                numbers.append(pages.number(first + page, place) if page >= 0 else 0)
+            item.stored(numbers[at : at + len(item.copies)])
             at += len(item.copies)
-            item.stored(numbers)
+
+
+def _parts(items: list[Item]) -> list[list[Item]]:
+    """What to try apart: acknowledgements, which need little room, from messages; or two halves."""
+    without = [item for item in items if not item.copies]
+    if 0 < len(without) < len(items):
+        return [without, [item for item in items if item.copies]]
+    middle = len(items) // 2
+    return [items[:middle], items[middle:]]
 
 
 def counts(copies: Iterable[Copy]) -> dict[str, int]:

@@ -3,7 +3,9 @@
 What its sessions send and acknowledge at one time becomes one `protocol.Work`, and one is under way at a
 time: order is kept, and concurrent senders share a sync.  A work whose answer does not come is repeated with
 the same number, to this dispatcher or the next one.  While the log is full, senders wait, and
-acknowledgements, which make room, overtake them.
+acknowledgements, which make room, overtake them.  An acknowledgement that not even fits itself is tried again
+as long as the connection lives: the application was given the message and will not acknowledge it a second
+time.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Outbox:
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._full_since: float | None = None
-        self._full_until = 0.0  # when to try again
+        self._full_until = 0.0  # when to try messages again,
+        self._acks_until = 0.0  # and when acknowledgements
+        self._acks_refused = False
         self._works = 0
 
     def submit(
@@ -137,6 +141,8 @@ class Outbox:
 
     def _take(self) -> list[_Waiting]:
         """What makes up the next work; nothing if there is nothing, or the log is full."""
+        if self._loop.time() < self._acks_until:
+            return []
         if self._loop.time() < self._full_until:
             taken = [one for one in self._waiting if not one.sends and not one.alone]
             taken = taken or [one for one in self._waiting if not one.sends][:1]
@@ -155,17 +161,29 @@ class Outbox:
             taken.append(self._waiting.popleft())
         return taken
 
-    def _put_back(self, taken: list[_Waiting]) -> bool:
-        """The log is full: try again in a while. False: it has been full for too long."""
+    def _put_back(self, taken: list[_Waiting], error: errors.MusterError) -> list[_Waiting]:
+        """The log has no room: what is to be tried again in a while goes back, and the rest is returned."""
+        if not isinstance(error, errors.LimitExceeded) or self._connection.closed:
+            return taken
         now = self._loop.time()
-        self._full_since = now if self._full_since is None else self._full_since
-        if self._connection.closed or now - self._full_since >= self.full_s:
-            self._full_since = None
-            return False
-        self._waiting.extendleft(reversed(taken))
-        self._full_until = now + FULL_RETRY_S
-        self._loop.call_at(self._full_until + 0.001, self._wake.set)
-        return True
+        patient = [one for one in taken if not one.sends and not one.alone]
+        if isinstance(error, faults.LogFull):
+            self._full_since = now if self._full_since is None else self._full_since
+            if now - self._full_since < self.full_s:
+                patient = taken
+            else:
+                self._full_since = None
+            self._full_until = now + FULL_RETRY_S
+        elif patient:
+            self._acks_until = now + FULL_RETRY_S
+            if not self._acks_refused:
+                self._acks_refused = True
+                self._connection.report(error)
+        if patient:
+            self._waiting.extendleft(reversed(patient))
+            self._loop.call_at(now + FULL_RETRY_S + 0.001, self._wake.set)
+        back = set(patient)
+        return [one for one in taken if one not in back]
 
     async def _carry_out(self, taken: list[_Waiting]) -> None:
         acks: dict[str, list[int]] = {}
@@ -176,18 +194,18 @@ class Outbox:
         error: errors.MusterError | None = None
         try:
             await self._ask(sends, acks, sum(one.size for one in taken), strict=taken[0].alone)
+            self._acks_refused = False
             if sends:
                 self._full_since = None
                 await self.speaking.stored(sends, later)
         except errors.MusterError as found:
-            if isinstance(found, faults.LogFull) and self._put_back(taken):
-                return
+            taken = self._put_back(taken, found)
             error = self._explained(found)
         except BaseException:
             for one in taken:
                 one.future.cancel()
             raise
-        self._unsent -= len(sends)
+        self._unsent -= sum(len(one.sends) for one in taken)
         self._unsent_bytes -= sum(one.size for one in taken)
         if not self.is_full:
             self._room.set()

@@ -126,10 +126,14 @@ class Said(_Ask, frozen=True, tag="said"):
 
 
 class Bye(_Ask, frozen=True, tag="bye"):
-    """``lost``: the application behind the connection is gone, so what it held may have been seen."""
+    """``lost``: the application behind the connection is gone, so what it held may have been seen.
+
+    ``seen``: otherwise, of what it held, the application saw these, by backlog.
+    """
 
     connection: str
     lost: bool = False
+    seen: dict[str, list[int]] = {}
 
 
 class Stage(_Ask, frozen=True, tag="stage"):
@@ -278,8 +282,12 @@ Ask = (
 READS: Final = (Browse, ListQueues, ListSubscriptions)
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``error`` is the code of one in the tree of errors, and then ``message`` says why."""
+class Answer(msgspec.Struct, omit_defaults=True):
+    """``error`` is the code of one in the tree of errors, and then ``message`` says why.
+
+    ``epoch``: of the dispatcher that answers.  One that has been replaced may not know it yet, and answer
+    first; its answers do not count.
+    """
 
     error: str | None = None
     message: str = ""

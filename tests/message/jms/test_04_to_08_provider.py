@@ -131,10 +131,10 @@ async def test_8_3_3_durable_subscriptions_are_no_consumers_of_the_broker(
 async def test_4_10_who_lost_the_log_cannot_write_to_it(bus: api.Bus):
     stream = await bus.stream(api.StreamSettings(protocol.STREAM, protocol.LOGS))
     failed: list[errors.MusterError] = []
-    old = journal.Journal(stream, 0, lambda record, last: None)
+    old = journal.Journal(stream, 0, lambda record, last, placed: None)
     old.add(journal.Item([], ledger.Record(consumed=["q:x"])))
     await old._store(old._take())
-    new = journal.Journal(stream, old.head, lambda record, last: None)
+    new = journal.Journal(stream, old.head, lambda record, last, placed: None)
     new.add(journal.Item([], ledger.Record(consumed=["q:y"])))
     await new._store(new._take())
     old.add(journal.Item([], ledger.Record(consumed=["q:z"]), failed=failed.append))

@@ -274,7 +274,7 @@ class Bridge(asyncio.Protocol):
                 await work
             except errors.MusterError as error:
                 events.warning("bridge-error", error=error)
-                self._fail(error)
+                self.fail(error)
             self.flush()
 
         self._spawn_task(run())
@@ -285,8 +285,12 @@ class Bridge(asyncio.Protocol):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _fail(self, error: errors.MusterError) -> None:
-        """Something that no link can be blamed for: the connection ends, and the client turns elsewhere."""
+    def fail(self, error: errors.MusterError) -> None:
+        """Something that no link can be blamed for: the connection ends, and the client turns elsewhere.
+
+        So does a client that waits for an outcome which is in doubt: any outcome that we could name would be
+        taken for the truth.  What it has not heard of when its connection ends, it knows to be unknown.
+        """
         if self._engine is not None and not self.ended:
             self._engine.connection.condition = proton.Condition("amqp:connection:forced", error.message)
             self._engine.connection.close()
@@ -462,13 +466,15 @@ class Bridge(asyncio.Protocol):
         self._unsettled.discard((key, number))
         if code == frames.ACCEPTED:
             self._acks.setdefault(key, []).append(number)
-        elif code != frames.TRANSACTIONAL:
+        else:
             self.give_back(code, state, key, number)
 
     def give_back(self, code: int, state: bytes | None, key: str, number: int) -> None:
         counted, reason = False, None
         if code == frames.REJECTED:
             reason = "rejected by its consumer"
+        elif code == frames.TRANSACTIONAL:
+            counted = True  # its transaction is over, so nothing became of what the client did with it
         elif code == frames.MODIFIED:
             counted, undeliverable = frames.modified(state)
             if undeliverable:

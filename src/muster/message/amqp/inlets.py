@@ -146,7 +146,9 @@ class Inlet:
     def told(self, number: int, settled: bool, error: BaseException | None = None) -> None:
         if settled:
             return  # the client does not want to know
-        if isinstance(error, errors.MusterError):
+        if isinstance(error, errors.Unavailable) and not isinstance(error, errors.Overloaded):
+            self._bridge.fail(error)
+        elif isinstance(error, errors.MusterError):
             self._bridge.reject(self.link, number, error)
         else:
             self._engine.accept(self.link, number)

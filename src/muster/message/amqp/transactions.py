@@ -108,6 +108,10 @@ class Transactions:
         if commit and error is None and (transaction.sends or transaction.acks):
             try:
                 await self._bridge.jms.submit(transaction.sends, transaction.acks, alone=True)
+            except errors.Unavailable as doubt:  # it may have been done, or yet be
+                self._bridge.discharged(transaction.acks)
+                self._bridge.fail(doubt)
+                return
             except errors.MusterError as found:
                 error = found
         if error is not None or not commit:

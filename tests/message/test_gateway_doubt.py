@@ -1,0 +1,129 @@
+"""What the AMQP gateway tells a client about outcomes: those it knows, and none that it does not know."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+from muster.core import errors  # noqa: E402
+from muster.message import destinations, outbox  # noqa: E402
+from muster.message.amqp import server  # noqa: E402
+from tests.message import conftest, raw_client  # noqa: E402
+
+ORDERS = destinations.queue("orders")
+
+
+class Transacting:
+    """A client with a receiver of orders and a coordinator."""
+
+    def __init__(self, port: int) -> None:
+        self.raw = raw_client.Raw(port, "transacting")
+        self.receiver = raw_client.receiver(self.raw, "queue:orders")
+        self.coordinator = self.raw.session.sender("transactions")
+        self.coordinator.target.type = proton.Terminus.COORDINATOR
+        self.coordinator.open()
+        self.raw.until(lambda: self.coordinator.credit > 0)
+
+    def say(self, kind: str, values: list[Any]) -> Any:
+        delivery = self.coordinator.delivery(kind)
+        body = proton.Described(proton.symbol(f"amqp:{kind}:list"), values)
+        self.coordinator.send(proton.Message(body=body).encode())
+        self.coordinator.advance()
+        return delivery
+
+    def declare(self) -> Any:
+        declared = self.say("declare", [None])
+        self.raw.until(lambda: declared.remote_state)
+        (name,) = declared.remote.data
+        return name
+
+    def receive(self) -> tuple[Any, Any]:
+        return raw_client.receive(self.raw, self.receiver)
+
+    def accept_in(self, transaction: Any, delivery: Any) -> None:
+        delivery.local.data = [transaction, proton.Described(proton.ulong(proton.Delivery.ACCEPTED), [])]
+        delivery.update(0x34)
+        delivery.settle()
+
+    def wait_for_the_end(self) -> str:
+        self.raw.until(lambda: self.raw.connection.state & proton.Endpoint.REMOTE_CLOSED)
+        self.raw.socket.close()
+        return str(self.raw.connection.remote_condition.name)
+
+
+async def test_a_message_settled_in_a_finished_transaction_comes_again_marked(
+    gateway: server.Gateway, dial: conftest.Dial
+):
+    await (await dial()).session().producer(ORDERS).send("one")
+
+    def work() -> tuple[object, ...]:
+        client = Transacting(gateway.port)
+        _, delivery = client.receive()
+        over = client.declare()
+        discharged = client.say("discharge", [over, True])
+        client.raw.until(lambda: discharged.remote_state)
+        client.accept_in(over, delivery)
+        again, delivery = client.receive()
+        delivery.update(proton.Delivery.ACCEPTED)
+        delivery.settle()
+        client.raw.write()
+        client.raw.socket.close()
+        return again.body, again.delivery_count
+
+    assert await asyncio.to_thread(work) == ("one", 1)
+
+
+def _no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when no dispatcher answers for a minute: what was asked for may have been done."""
+
+    async def ask(*_: object, **__: object) -> None:
+        raise errors.TimedOut("no answer")
+
+    monkeypatch.setattr(outbox.Outbox, "_ask", ask)
+
+
+async def test_a_commit_in_doubt_has_no_outcome(
+    gateway: server.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    connection = await dial()
+    await connection.session().producer(ORDERS).send("one")
+
+    def work() -> tuple[object, object]:
+        client = Transacting(gateway.port)
+        transaction = client.declare()
+        _, delivery = client.receive()
+        client.accept_in(transaction, delivery)
+        _no_answer(monkeypatch)
+        discharged = client.say("discharge", [transaction, False])
+        condition = client.wait_for_the_end()
+        return discharged.remote_state, condition
+
+    assert await asyncio.to_thread(work) == (0, "amqp:connection:forced"), "neither done nor rolled back"
+    monkeypatch.undo()
+    again = await (await connection.session().consumer(ORDERS)).receive(30)
+    assert again is not None
+    assert again.redelivered
+
+
+async def test_a_send_in_doubt_has_no_outcome(
+    gateway: server.Gateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    def work() -> tuple[object, object]:
+        raw = raw_client.Raw(gateway.port, "sending")
+        sender = raw.session.sender("out")
+        sender.target.address = "queue:orders"
+        sender.open()
+        raw.until(lambda: sender.credit > 0)
+        _no_answer(monkeypatch)
+        delivery = sender.delivery("one")
+        sender.send(proton.Message(body="one", durable=True).encode())
+        sender.advance()
+        raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_CLOSED)
+        raw.socket.close()
+        return delivery.remote_state, str(raw.connection.remote_condition.name)
+
+    assert await asyncio.to_thread(work) == (0, "amqp:connection:forced")

@@ -1,0 +1,520 @@
+"""What happens while something else is stored, read or given back: the interleavings that lost messages.
+
+In virtual time over the simulated network, so that each interleaving is the one that is meant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from muster.bus import api
+from muster.bus.memory import network, streams
+from muster.core import errors
+from muster.message import (
+    backlog,
+    client,
+    consuming,
+    destinations,
+    dispatcher,
+    faults,
+    messages,
+    protocol,
+    service,
+    settings,
+)
+from muster.testing import clock
+
+pytestmark = pytest.mark.virtual_time
+
+JOBS = destinations.queue("jobs")
+OTHER = destinations.queue("other")
+
+
+class Disk:
+    """Of the brokers: slow, or full, when a test says so."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self.full = False
+        plain = streams.Stream.publish_batch
+
+        async def store(stream: streams.Stream, *args: Any, **more: Any) -> int:
+            if stream.name == protocol.STREAM:
+                await self.ready.wait()
+                if self.full:
+                    raise errors.LimitExceeded("insufficient storage")
+            return await plain(stream, *args, **more)
+
+        patch.setattr(streams.Stream, "publish_batch", store)
+
+
+@pytest.fixture
+def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes with the loop."""
+    monkeypatch.setattr("time.time_ns", clock.FakeClock().time_ns)
+
+
+@pytest.fixture
+async def disk(monkeypatch: pytest.MonkeyPatch, wall_clock: None) -> Disk:
+    return Disk(monkeypatch)
+
+
+@contextlib.asynccontextmanager
+async def serving(net: network.Network, **wanted: Any) -> AsyncIterator[service.Service]:
+    started = service.Service(await net.connect("dispatcher"), settings.Message(**wanted), lease_ttl_s=2)
+    running = asyncio.create_task(started.run())
+    try:
+        await started.acting.wait()
+        yield started
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def act(
+    net: network.Network, name: str, epoch: int
+) -> tuple[dispatcher.Dispatcher, asyncio.Task[None]]:
+    """A dispatcher without a lease."""
+    bus = await net.connect(name)
+    stream = await bus.stream(
+        api.StreamSettings(
+            protocol.STREAM, protocol.LOGS, max_bytes=1 << 30, max_age_s=0, on_full=api.OnFull.REFUSE
+        )
+    )
+    made = dispatcher.Dispatcher(bus, stream, epoch, settings.Message())
+    running = asyncio.create_task(made.run())
+    await asyncio.sleep(0.3)
+    return made, running
+
+
+async def received(consumer: consuming.Consumer, timeout_s: float = 3.0) -> list[str]:
+    found: list[str] = []
+    while (message := await consumer.receive(timeout_s)) is not None:
+        found.append(str(message.body()))
+    return found
+
+
+@pytest.mark.parametrize("window", [10, 11])
+async def test_a_subscription_of_several_topics_gets_each_once_when_its_window_fills_within_a_batch(
+    simulated_network: network.Network, window: int, wall_clock: None
+):
+    net = simulated_network
+    async with (
+        serving(net, window=window),
+        client.Connection(await net.connect("c"), client_id="app") as connection,
+    ):
+        subscription = destinations.topic("orders/*")
+        consumer = await connection.session().durable_consumer(subscription, "all", prefetch=1)
+        transacted = connection.session(client.Mode.TRANSACTED)
+        producers = [transacted.producer(destinations.topic(f"orders/{each}")) for each in "ab"]
+        for number in range(20):
+            await producers[number % 2].send(f"{number}")
+        await transacted.commit()
+        assert sorted(await received(consumer), key=int) == [f"{number}" for number in range(20)]
+
+
+async def test_a_delayed_message_arrives_though_a_send_stored_with_it_overflows_the_window(
+    simulated_network: network.Network, disk: Disk
+):
+    net = simulated_network
+    async with (
+        serving(net, window=10),
+        client.Connection(await net.connect("c")) as connection,
+        client.Connection(await net.connect("d")) as other,
+    ):
+        consumer = await connection.session().consumer(JOBS, prefetch=1)
+        session = other.session()
+        await session.producer(JOBS, delay_s=1.0).send("delayed")
+        for number in range(10):
+            await session.producer(JOBS).send(f"{number}")
+        disk.ready.clear()
+        pending = [session.producer(OTHER).submit("in the way")]
+        await asyncio.sleep(1.5)
+        async with client.Connection(await net.connect("e")) as third:
+            pending.append(third.session().producer(JOBS).submit("10"))
+            await asyncio.sleep(0.5)
+            disk.ready.set()
+            await asyncio.gather(*pending)
+            assert sorted(await received(consumer)) == sorted([*(f"{each}" for each in range(11)), "delayed"])
+
+
+@pytest.mark.parametrize("purging", [False, True], ids=["move", "purge"])
+async def test_what_is_being_moved_or_purged_goes_to_no_consumer(
+    simulated_network: network.Network, disk: Disk, purging: bool
+):
+    net = simulated_network
+    async with (
+        serving(net, window=10),
+        client.Connection(await net.connect("w")) as admin,
+        client.Connection(await net.connect("a")) as connection,
+    ):
+        for number in range(60):
+            await admin.session().producer(JOBS).send(f"{number}")
+        consumer = await connection.session().consumer(JOBS, prefetch=4)
+        first = await consumer.receive(3)
+        assert first is not None
+        asked = protocol.Purge("jobs") if purging else protocol.Move("jobs", to=str(OTHER), limit=30)
+        disk.ready.clear()
+        taking = asyncio.create_task(admin.ask(asked))
+        await asyncio.sleep(0.1)
+        eating = asyncio.create_task(received(consumer))
+        await asyncio.sleep(0.1)
+        disk.ready.set()
+        count, eaten = (await taking).count, [str(first.body()), *await eating]
+        there = [str(one.body()) async for one in admin.session().browse(OTHER)]
+        assert not set(eaten) & set(there)
+        assert count + len(eaten) == 60
+
+
+async def test_delayed_messages_that_are_due_when_they_arrive_are_all_said(
+    simulated_network: network.Network, wall_clock: None
+):
+    net = simulated_network
+    topic = destinations.topic("t/a")
+    async with (
+        serving(net),
+        client.Connection(await net.connect("l")) as listener,
+        client.Connection(await net.connect("a"), quiet=lambda: net.connect("a")) as connection,
+    ):
+        heard = await listener.session().consumer(topic)
+        await connection.session().consumer(topic, no_local=True)
+        producer = connection.session().producer(topic)
+        await asyncio.sleep(0.2)
+        await asyncio.gather(*(producer.send(f"{each}", delay_s=0.0006) for each in range(4)))
+        assert sorted(await received(heard, 4.0)) == ["0", "1", "2", "3"]
+
+
+async def test_of_two_transactions_one_commits_the_acknowledgement_of_a_message(
+    simulated_network: network.Network, disk: Disk
+):
+    net = simulated_network
+    async with (
+        serving(net),
+        client.Connection(await net.connect("w")) as writer,
+        client.Connection(await net.connect("a")) as first,
+        client.Connection(await net.connect("b")) as second,
+    ):
+        await writer.session().producer(JOBS).send("job")
+        one, two = (each.session(client.Mode.TRANSACTED) for each in (first, second))
+        assert await (await one.consumer(JOBS, prefetch=1)).receive(5) is not None
+        await one.producer(OTHER).send("done by the first")
+        other = await two.consumer(JOBS, prefetch=1)
+        disk.ready.clear()
+        committing = asyncio.create_task(one.commit())
+        await asyncio.sleep(0.2)
+        net.disconnect(first.bus)  # type: ignore[arg-type]
+        assert await other.receive(2) is None, "its acknowledgement is being stored"
+        disk.ready.set()
+        await committing
+        assert await other.receive(2) is None
+        assert [str(each.body()) async for each in writer.session().browse(OTHER)] == ["done by the first"]
+
+
+async def test_what_a_refused_commit_acknowledged_goes_to_others(
+    simulated_network: network.Network, disk: Disk
+):
+    net = simulated_network
+    async with (
+        serving(net),
+        client.Connection(await net.connect("w")) as writer,
+        client.Connection(await net.connect("a")) as first,
+        client.Connection(await net.connect("b")) as second,
+    ):
+        await writer.session().producer(JOBS).send("job")
+        one, two = (each.session(client.Mode.TRANSACTED) for each in (first, second))
+        assert await (await one.consumer(JOBS, prefetch=1)).receive(5) is not None
+        other = await two.consumer(JOBS, prefetch=1)
+        disk.ready.clear()
+        committing = asyncio.create_task(one.commit())
+        await asyncio.sleep(0.2)
+        await first._ask_once(protocol.Bye(first.name, lost=True))
+        disk.full = True
+        disk.ready.set()
+        with pytest.raises(faults.TransactionRolledBack):
+            await committing
+        disk.full = False
+        again = await other.receive(2)
+        assert again is not None
+        assert again.redelivered
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.006])
+async def test_a_cancelled_rollback_loses_track_of_nothing(
+    simulated_network: network.Network, wall_clock: None, patience_s: float
+):
+    net = simulated_network
+    async with serving(net), client.Connection(await net.connect("a")) as connection:
+        for number in range(5):
+            await connection.session().producer(JOBS).send(f"{number}")
+        session = connection.session(client.Mode.TRANSACTED)
+        consumer = await session.consumer(JOBS)
+        assert await consumer.receive(2) is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await session.rollback()
+        await asyncio.sleep(1)
+        assert await received(consumer) == [f"{number}" for number in range(5)]
+        await session.rollback()
+        assert await received(consumer) == [f"{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_cancelled_commit_is_done_or_gives_its_messages_back(
+    simulated_network: network.Network, disk: Disk, refused: bool
+):
+    net = simulated_network
+    async with serving(net), client.Connection(await net.connect("a")) as connection:
+        await connection.session().producer(JOBS).send("job")
+        session = connection.session(client.Mode.TRANSACTED)
+        consumer = await session.consumer(JOBS)
+        assert await consumer.receive(2) is not None
+        disk.ready.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await session.commit()
+        disk.full = refused
+        disk.ready.set()
+        await asyncio.sleep(0.1)
+        disk.full = False
+        assert await received(consumer) == (["job"] if refused else [])
+
+
+async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_there_is(
+    simulated_network: network.Network, disk: Disk
+):
+    net = simulated_network
+    async with (
+        serving(net, window=10),
+        client.Connection(await net.connect("w")) as writer,
+        client.Connection(await net.connect("a")) as connection,
+    ):
+        told: list[errors.MusterError] = []
+        connection.on_error = told.append
+        for number in range(20):
+            await writer.session().producer(JOBS).send(f"{number}")
+        consumer = await connection.session().consumer(JOBS, prefetch=20)
+        disk.full = True
+        got = [await consumer.receive(2) for _ in range(10)]
+        assert all(got)
+        await asyncio.sleep(30)
+        assert len(told) == 1, "the application hears of it once"
+        disk.full = False
+        assert await received(consumer) == [f"{number}" for number in range(10, 20)]
+        await connection.outbox.idle()
+        assert (await writer.ask(protocol.ListQueues())).rows[0]["depth"] == 0
+
+
+async def test_a_consumer_is_attached_anew_as_soon_as_the_log_has_room_for_it(
+    simulated_network: network.Network, disk: Disk
+):
+    net = simulated_network
+    async with (
+        serving(net),
+        client.Connection(await net.connect("w")) as writer,
+        client.Connection(await net.connect("a")) as connection,
+    ):
+        connection.on_error = lambda _: None
+        consumer = await connection.session().consumer(JOBS)
+        await asyncio.sleep(1)
+        disk.full = True
+        net.disconnect(connection.bus)  # type: ignore[arg-type]
+        await asyncio.sleep(10)
+        disk.full = False
+        await writer.session().producer(JOBS).send("job")
+        assert await received(consumer, 10) == ["job"]
+
+
+async def test_closing_while_acknowledgements_are_slow_marks_what_was_handled(
+    simulated_network: network.Network, disk: Disk
+):
+    net = simulated_network
+    async with serving(net), client.Connection(await net.connect("b")) as second:
+        await second.session().producer(JOBS).send("job")
+        async with client.Connection(await net.connect("a")) as first:
+            assert await (await first.session().consumer(JOBS)).receive(2) is not None
+            disk.full = True  # so the acknowledgement waits, and longer than closing does
+        disk.full = False
+        again = await (await second.session().consumer(JOBS)).receive(10)
+        assert again is not None
+        assert again.redelivered
+
+
+async def test_a_deposed_dispatcher_that_answers_first_starves_nobody(
+    simulated_network: network.Network, wall_clock: None
+):
+    net = simulated_network
+
+    first, running = await act(net, "first", 1)
+    async with (
+        client.Connection(await net.connect("c")) as connection,
+        client.Connection(await net.connect("p")) as writer,
+    ):
+        consumer = await connection.session().consumer(JOBS, prefetch=5)
+        first._other_began = lambda message: None  # type: ignore[method-assign] # it has not heard
+        second, running_too = await act(net, "second", 2)
+        answer = second._deliver.answer
+        loop = asyncio.get_running_loop()
+        second._deliver.answer = lambda *found: loop.call_later(0.02, answer, *found)  # type: ignore[method-assign,assignment]
+        await asyncio.sleep(0.5)
+        for number in range(8):
+            await writer.session().producer(JOBS).send(f"{number}")
+        assert await received(consumer) == [f"{number}" for number in range(8)]
+    for task in (running, running_too):
+        task.cancel()
+    await asyncio.gather(running, running_too, return_exceptions=True)
+
+
+async def test_a_dispatcher_ends_when_it_hears_of_its_successor(
+    simulated_network: network.Network, wall_clock: None
+):
+    _, running = await act(simulated_network, "first", 1)
+    _, successor = await act(simulated_network, "second", 2)
+    with pytest.raises(errors.StaleEpoch):
+        await running
+    assert not successor.done()
+    successor.cancel()
+    await asyncio.gather(successor, return_exceptions=True)
+
+
+@pytest.mark.parametrize("checkpoint_records", [10, 5000])
+async def test_a_temporary_queue_outlives_a_cut_connection_whose_client_comes_back(
+    simulated_network: network.Network, wall_clock: None, checkpoint_records: int
+):
+    net = simulated_network
+    net.faults.silence_s = 0.5
+    async with (
+        serving(net, connection_timeout_s=5, checkpoint_records=checkpoint_records),
+        client.Connection(await net.connect("w")) as writer,
+    ):
+        await asyncio.sleep(6)  # the dispatcher has been there for long
+        connection = client.Connection(await net.connect("r"))
+        session = connection.session(client.Mode.CLIENT)
+        replies = await session.temporary_queue()
+        consumer = await session.consumer(replies)
+        await writer.session().producer(None).send("first", to=replies)
+        assert await consumer.receive(2) is not None
+        net.unplug("r")
+        for number in range(15):
+            await writer.session().producer(OTHER).send(f"{number}")
+        await asyncio.sleep(4)
+        await writer.session().producer(None).send("second", to=replies)
+        net.heal()
+        await asyncio.sleep(2.5)
+        await session.recover()
+        assert await received(consumer) == ["first", "second"]
+        await connection.close()
+        await asyncio.sleep(3)
+        with pytest.raises(faults.InvalidDestination):
+            await writer.session().producer(None).send("third", to=replies)
+        assert all(row["queue"] == "other" for row in (await writer.ask(protocol.ListQueues())).rows)
+
+
+async def test_a_temporary_queue_ends_when_its_client_does_not_come_back(
+    simulated_network: network.Network, wall_clock: None
+):
+    net = simulated_network
+    net.faults.silence_s = 0.5
+    async with (
+        serving(net, connection_timeout_s=5),
+        client.Connection(await net.connect("w")) as writer,
+    ):
+        await asyncio.sleep(6)
+        async with client.Connection(await net.connect("r")) as connection:
+            session = connection.session()
+            replies = await session.temporary_queue()
+            await session.consumer(replies)
+            net.unplug("r")
+            await asyncio.sleep(13)
+            with pytest.raises(faults.InvalidDestination):
+                await writer.session().producer(None).send("a reply", to=replies)
+            net.heal()
+
+
+async def test_a_dead_letter_for_which_there_was_no_room_is_buried_when_there_is(
+    simulated_network: network.Network, disk: Disk
+):
+    net = simulated_network
+    async with serving(net, max_deliveries=1), client.Connection(await net.connect("a")) as connection:
+        session = connection.session(client.Mode.CLIENT)
+        await session.producer(JOBS).send("poison")
+        consumer = await session.consumer(JOBS)
+        assert await consumer.receive(2) is not None
+        disk.full = True
+        await session.recover()
+        await asyncio.sleep(5)
+        disk.full = False
+        dead = await session.consumer(destinations.queue(destinations.DEAD_LETTERS))
+        assert await received(dead) == ["poison"]
+        assert await received(consumer) == []
+
+
+async def test_one_unstorable_item_takes_no_other_with_it(
+    simulated_network: network.Network, disk: Disk, monkeypatch: pytest.MonkeyPatch
+):
+    net = simulated_network
+    patched = streams.Stream.publish_batch
+
+    async def picky(stream: streams.Stream, batch: Any, **more: Any) -> int:
+        if any(b"unstorable" in message.data for message in batch):
+            raise errors.InvalidInput("not this one")
+        return await patched(stream, batch, **more)
+
+    monkeypatch.setattr(streams.Stream, "publish_batch", picky)
+    async with (
+        serving(net),
+        client.Connection(await net.connect("a")) as first,
+        client.Connection(await net.connect("b")) as second,
+    ):
+        disk.ready.clear()
+        pending = [first.session().producer(OTHER).submit("in the way")]
+        await asyncio.sleep(0.1)
+        async with client.Connection(await net.connect("c")) as third:
+            pending += [
+                third.session().producer(JOBS).submit("unstorable"),
+                second.session().producer(JOBS).submit("job"),
+            ]
+            await asyncio.sleep(0.1)
+            disk.ready.set()
+            found = await asyncio.gather(*pending, return_exceptions=True)
+        assert [type(one) for one in found] == [type(None), errors.InvalidInput, type(None)]
+
+
+async def test_a_move_whose_answer_stays_away_is_not_done_again(
+    simulated_network: network.Network, disk: Disk
+):
+    net = simulated_network
+    async with serving(net), client.Connection(await net.connect("a")) as connection:
+        for number in range(10):
+            await connection.session().producer(JOBS).send(f"{number}")
+        disk.ready.clear()
+        moving = asyncio.create_task(connection.ask(protocol.Move("jobs", to=str(OTHER), limit=3)))
+        await asyncio.sleep(8)  # longer than one question waits for its answer
+        disk.ready.set()
+        with pytest.raises(errors.TimedOut, match="may have been done"):
+            await moving
+        await asyncio.sleep(8)
+        assert len([one async for one in connection.session().browse(OTHER)]) == 3
+
+
+def test_a_consumer_that_crashes_again_and_again_buries_what_it_fails_with_and_nothing_else():
+    one = backlog.Backlog("q:q", max_deliveries=10)
+    one.live = True
+    for number in range(1, 201):
+        one.arrive(number, messages.Meta(), "{}", b"")
+    dead: list[backlog.Instruction] = []
+    for crash in range(10):
+        key = (f"c{crash}", 1)
+        one.attach(backlog.Consumer(key, 200))
+        one.pump(0)
+        dead += one.detach(key, seen=None)
+    assert [(type(found), found.entry.sequence) for found in dead] == [(backlog.DeadLetter, 1)]
+    one.attach(backlog.Consumer(("last", 1), 200))
+    rest = one.pump(0)
+    assert [found.entry.sequence for found in rest] == list(range(2, 201))
+    assert all(found.entry.count == 10 for found in rest), "they may have been seen, and are marked"

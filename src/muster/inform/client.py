@@ -77,12 +77,18 @@ class Client:
             ack,
             next(self._requests),
         )
-        return await self._ask("put", asked, protocol.Written)
+        return await self.write(asked)
 
     async def delete(self, key: str, *, expected_version: int | None = None) -> protocol.Written:
-        return await self._ask(
-            "delete", protocol.Delete(key, expected_version, next(self._requests)), protocol.Written
-        )
+        return await self.write(protocol.Delete(key, expected_version, next(self._requests)))
+
+    async def write(self, asked: protocol.Put | protocol.Delete) -> protocol.Written:
+        """Send a write whose ``request`` the caller has chosen.
+
+        It may be sent again with ``repeat``, to any node: within two minutes it is stored at most once.
+        """
+        verb = "put" if isinstance(asked, protocol.Put) else "delete"
+        return await self._ask(verb, asked, protocol.Written)
 
     async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:
         """`errors.NotFound` if there is none. 0: as new as this moment."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import secrets
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from muster.core import errors
 from muster.inform import protocol
 
 MAX_BYTES = 1 << 30
+DUPLICATE_WINDOW_S = 120.0  # longer than an initiator repeats a write
 
 
 class Entry(NamedTuple):
@@ -43,6 +45,7 @@ class ContextLog:
         max_bytes: int = MAX_BYTES,
         replicas: int = 1,
         joins: bool = False,
+        tombstone_s: float = DUPLICATE_WINDOW_S,
     ) -> ContextLog:
         if joins:
             with contextlib.suppress(errors.NotFound):
@@ -56,6 +59,8 @@ class ContextLog:
                 max_messages_per_subject=history,
                 on_full=api.OnFull.REFUSE,
                 replicas=replicas,
+                # A deletion must not be forgotten sooner: a repeat would count as stored after it was purged.
+                duplicate_window_s=min(DUPLICATE_WINDOW_S, tombstone_s),
             )
         )
         return cls(stream)
@@ -68,7 +73,8 @@ class ContextLog:
     async def append(self, record: protocol.Record, after: int, *, timeout_s: float) -> int:
         """The new sequence; `errors.Conflict` unless ``after`` is the sequence of the key's last entry.
 
-        `errors.TimedOut` leaves the outcome open.
+        An `api.Duplicate` if the same write was stored before, as whatever record.  `errors.TimedOut` leaves
+        the outcome open; so does `errors.Conflict`, as the bus repeats what was not acknowledged.
         """
         return await self._stream.store(self._outgoing(record, after), timeout_s=timeout_s)
 
@@ -84,9 +90,16 @@ class ContextLog:
         return api.Outgoing(
             protocol.log_subject(record.key),
             protocol.encode(record),
-            message_id=next(self._ids),  # so that the bus may repeat it while the outcome is open
+            message_id=_message_id(record) or next(self._ids),
             expected_last_subject_sequence=after,
         )
+
+    async def at(self, sequence: int, key: str) -> Entry | None:
+        """What stands there; None if it is gone."""
+        try:
+            return entry_of(await self._stream.get(sequence), key)
+        except errors.NotFound:
+            return None
 
     def under_way(self, stored: api.StoredMessage) -> protocol.Record | None:
         """The record, if it is one that we append just now: often it is here before its acknowledgement."""
@@ -130,6 +143,17 @@ class ContextLog:
     async def forget(self, key: str, deleted_at: int) -> None:
         """All of a context up to that sequence, its deletion; it may have been written again since."""
         await self._stream.purge(subject=protocol.log_subject(key), before=deleted_at + 1)
+
+
+def _message_id(record: protocol.Record) -> str:
+    """One for all attempts of a write, so that the stream stores it once whoever the primary is.
+
+    Empty for a record that is not a write.  Ids are chosen by clients, so they count for one writer and key.
+    """
+    if not record.request or record.reason == "place":
+        return ""
+    scope = f"{record.writer}\0{record.key}\0{record.request}"
+    return hashlib.blake2b(scope.encode(), digest_size=16).hexdigest()
 
 
 def entry_of(stored: api.StoredMessage, key: str | None = None) -> Entry:

@@ -35,6 +35,12 @@ class RoleOf(Protocol):
     def __call__(self, identity: str) -> str | None: ...
 
 
+class Silent(errors.TimedOut):
+    """Another node gave no answer. (One that answers "timed out" is not silent.)"""
+
+    code = "silent"
+
+
 class Desk:
     def __init__(
         self,
@@ -266,10 +272,15 @@ class Desk:
         return self.settings.copies
 
     async def ask(self, node: str, kind: str, message: object, answer: type[protocol.T]) -> protocol.T:
-        """One other node. `errors.Unavailable` if it is silent."""
-        told = await self.bus.request(
-            protocol.to_node(node, kind), protocol.encode(message), timeout_s=self.settings.timeout_s
-        )
+        """Ask one other node. `Silent` if it does not answer."""
+        try:
+            told = await self.bus.request(
+                protocol.to_node(node, kind), protocol.encode(message), timeout_s=self.settings.timeout_s
+            )
+        except (errors.NotConnected, errors.Overloaded):  # that is our own connection
+            raise
+        except errors.Unavailable as error:
+            raise Silent(f"{node} does not answer: {error}") from error
         return protocol.result_of(told.data, answer)
 
 

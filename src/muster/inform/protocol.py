@@ -112,12 +112,14 @@ class Put(Frame, frozen=True, tag="put"):
     expected_version: int | None = None  # 0: it must not be there yet
     ack: Literal["logged", "replicated"] = "logged"
     request: str = ""
+    repeat: bool = False  # it was sent before, and may have been stored
 
 
 class Delete(Frame, frozen=True, tag="delete"):
     key: str
     expected_version: int | None = None
     request: str = ""
+    repeat: bool = False
 
 
 class Written(Frame, frozen=True):

@@ -51,7 +51,12 @@ async def start(
     """
     name = subjects.token(name or bus.identity)
     log = await contextlog.ContextLog.open(
-        bus, history=settings.history, max_bytes=max_bytes, replicas=replicas, joins=joins
+        bus,
+        history=settings.history,
+        max_bytes=max_bytes,
+        replicas=replicas,
+        joins=joins,
+        tombstone_s=settings.tombstone_s,
     )
     view = views.View(store, name) if store is not None else None
     shared = desk.Desk(

@@ -10,18 +10,22 @@ has been deposed.
 A context that this node has never heard of is most likely new, so it is written as if it were: if it is not,
 the log refuses the append, which costs no more than having asked first.
 
-A write has an id of its own.  When its outcome was unknown and it is tried again, the id in the last record
-tells that it is done already.
+A write has an id of its own, and all of its attempts use it as the message id of the append, so the log
+stores it once, whichever primary tries it and whatever others wrote in between.  What is left to us is the
+answer.  A repeat that would be refused (its expected version has passed, because of the first attempt) is
+looked for in the context's log; where that does not reach back so far, the outcome is reported as unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import uuid
 from typing import NamedTuple
 
 import msgspec
 
+from muster.bus import api
 from muster.core import clock, errors
 from muster.inform import contextlog, desk, placement, protocol
 from muster.inform.mounts import base as mounts
@@ -63,7 +67,7 @@ class Writer:
     # The initiator.
 
     async def write(self, asked: protocol.Put | protocol.Delete, writer: str) -> protocol.Written:
-        asked = _checked(asked)
+        asked = _checked(asked, writer)
         shared, key = self._desk, asked.key
         may_be_new = isinstance(asked, protocol.Put) and not asked.expected_version
         for _ in range(ATTEMPTS):
@@ -87,9 +91,8 @@ class Writer:
             except protocol.Moved:
                 if primary != shared.name:  # we found out ourselves who it is now
                     self._hints.pop(key, None)
-            except errors.Unavailable as error:
-                if primary == shared.name or not _is_silence(error):
-                    raise
+            except desk.Silent:
+                asked = msgspec.structs.replace(asked, repeat=True)
                 self._hints.pop(key, None)
                 shared.directory.silent(primary)
                 await self._select_primary(key, silent=primary)
@@ -99,7 +102,7 @@ class Writer:
         """A write as most are: of a context whose primary we are, and that nobody else is writing. It needs
         no task, only `finish` when it is stored.  None: it may be another, for `write`.
         """
-        asked = _checked(asked)
+        asked = _checked(asked, writer)
         shared, key = self._desk, asked.key
         base = self._base_here(key)
         if base is not None:
@@ -131,21 +134,26 @@ class Writer:
         except BaseException:
             shared.turns.give(record.key)
             raise
-        shared.apply(contextlog.Entry(record, sequence), just_stamped=True)
+        if isinstance(sequence, api.Duplicate):
+            shared.turns.give(record.key)
+            raise errors.Conflict(f"{record.key!r}: this write was stored before")
+        entry = contextlog.Entry(record, sequence)
+        shared.apply(entry, just_stamped=True)
         shared.appended(sequence, record.key)
         shared.turns.give(record.key)
-        return _written(record, sequence, 1)
+        return _written(entry, 1)
 
     async def go_on(self, begun: Begun, error: errors.MusterError) -> protocol.Written:
         """With one that was begun and is not known to be stored."""
         if isinstance(error, errors.TimedOut):
             try:
-                return _written(begun.record, await self._looked_up(begun.record, error), 1)
+                return _written(await self._looked_up(begun.record, error), 1)
             finally:
                 self._desk.turns.give(begun.record.key)
         if isinstance(error, errors.Conflict):
             await self._base_in_log(begun.record.key)  # what we knew is not what stands there
-            return await self.write(begun.update.write, begun.update.writer)
+            asked = msgspec.structs.replace(begun.update.write, repeat=True)
+            return await self.write(asked, begun.update.writer)
         raise error
 
     def _choose(self) -> list[str]:
@@ -195,9 +203,7 @@ class Writer:
                     await self.become_primary(key, silent)
                 else:
                     await shared.ask(node, "become-primary", protocol.Name(key, silent), type(None))
-            except errors.Unavailable as error:
-                if node == shared.name or not _is_silence(error):
-                    raise
+            except desk.Silent:
                 continue
             return
         await self.become_primary(key, silent)  # nobody holds it any more: from the log
@@ -205,7 +211,7 @@ class Writer:
     # The primary.
 
     async def update(self, update: protocol.Update) -> protocol.Written:
-        """Carry out a write as the context's primary; `protocol.Moved` if that is somebody else."""
+        """Carry out a write as the context's primary; `protocol.Moved` if another node is."""
         shared, asked = self._desk, update.write
         async with shared.turns.of(asked.key):
             fresh = False
@@ -214,19 +220,27 @@ class Writer:
                 if base is None:
                     # Who sends us holders has not heard of it either.
                     base = NOTHING if update.holders and not fresh else await self._base_in_log(asked.key)
-                record = self._next_record(update, base)
+                try:
+                    record = self._next_record(update, base)
+                except protocol.Moved:
+                    raise
+                except errors.MusterError as refusal:
+                    if not fresh:  # we may have been deposed: only what the log has is a reason
+                        fresh = True
+                        continue
+                    return _written(await self._first_attempt(update, refusal), 1)
                 if record is None:  # done already
                     status = "normal" if len(base.holders) == 1 else "updated"
                     return protocol.Written(asked.key, base.version, str(base.stamp), shared.name, 1, status)
                 waiting = self._expect(record) if record.acknowledge else None
                 try:
-                    sequence = await self._append(record, base.sequence)
-                    copies = 1 if waiting is None else await self._replicated(record, waiting)
-                    return _written(record, sequence, copies)
-                except errors.Conflict as conflict:
-                    if isinstance(conflict, protocol.Moved):
-                        raise
+                    entry = await self._append(record, base.sequence)
+                    if waiting is None or entry.record != record:
+                        return _written(entry, 1)
+                    return _written(entry, await self._replicated(record, waiting))
+                except errors.Conflict:
                     fresh = True  # what we knew is not what stands there
+                    update = _repeated(update)
                 finally:
                     self._applied.pop((record.key, record.stamp), None)
         raise errors.Unavailable(f"{asked.key!r} changes faster than it can be written", retry_after_s=0.1)
@@ -236,7 +250,7 @@ class Writer:
         holders = base.holders or update.holders
         if not holders or holders[0] != shared.name:
             raise protocol.Moved(f"{shared.name} is not the primary of {asked.key!r}")
-        if asked.request and asked.request == base.request:
+        if asked.request == base.request and update.writer == base.writer:
             return None
         shared.check(update.writer, "write", asked.key, base.writer if base.live else None)
         version = base.version if base.live else 0
@@ -302,18 +316,45 @@ class Writer:
             entry.sequence, entry.version, record.holders, _stamp(record), record.writer, record.request, live
         )
 
-    async def _append(self, record: protocol.Record, after: int) -> int:
-        """Append and apply. An unknown outcome is looked up; if it cannot be, `errors.TimedOut`."""
+    async def _append(self, record: protocol.Record, after: int) -> contextlog.Entry:
+        """Append and apply; or what an earlier attempt of the same write stored.
+
+        An unknown outcome is looked up; if it cannot be, `errors.TimedOut`.
+        """
         shared = self._desk
         try:
             sequence = await shared.log.append(record, after, timeout_s=shared.settings.timeout_s)
         except errors.TimedOut as error:
             return await self._looked_up(record, error)
-        shared.apply(contextlog.Entry(record, sequence))
+        entry = contextlog.Entry(record, sequence)
+        if isinstance(sequence, api.Duplicate):
+            first = await shared.log.at(sequence, record.key)
+            if first is None:  # it is gone; that it was stored, and as which version, is known
+                return entry
+            if first.record != record:
+                shared.apply(first)
+                return first
+        shared.apply(entry)
         shared.appended(sequence, record.key)
-        return sequence
+        return entry
 
-    async def _looked_up(self, record: protocol.Record, error: errors.TimedOut) -> int:
+    async def _first_attempt(self, update: protocol.Update, refusal: errors.MusterError) -> contextlog.Entry:
+        """What an earlier attempt stored; or ``refusal``, if it is certain that none did."""
+        shared, asked = self._desk, update.write
+        if not asked.repeat:
+            raise refusal
+        entries = await shared.log.entries(asked.key)
+        for entry in entries:
+            if (entry.record.request, entry.record.writer) == (asked.request, update.writer):
+                return entry
+        if len(entries) < shared.settings.history:
+            raise refusal
+        raise errors.TimedOut(
+            f"whether {asked.key!r} was written is not known: its log does not reach back so far",
+            hint="read it and decide anew",
+        )
+
+    async def _looked_up(self, record: protocol.Record, error: errors.TimedOut) -> contextlog.Entry:
         shared = self._desk
         entry = await shared.log.last(record.key)
         if entry is None or entry.record != record:
@@ -322,7 +363,7 @@ class Writer:
                 hint="a broker without room on its disk does not answer: see `muster status`",
             ) from error
         shared.apply(entry)
-        return entry.sequence
+        return entry
 
     def _expect(self, record: protocol.Record) -> asyncio.Event:
         done = asyncio.Event()
@@ -401,22 +442,22 @@ class Writer:
             await self._append(record, entry.sequence)
 
 
-def _written(record: protocol.Record, version: int, copies: int) -> protocol.Written:
+def _written(entry: contextlog.Entry, copies: int) -> protocol.Written:
+    record = entry.record
     stamp = desk.stamp_text(record.stamp, record.stamped_by)
     status = "normal" if copies >= len(record.holders) else "updated"
-    return protocol.Written(record.key, version, stamp, record.holders[0], copies, status)
+    return protocol.Written(record.key, entry.version, stamp, record.holders[0], copies, status)
+
+
+def _repeated(update: protocol.Update) -> protocol.Update:
+    return msgspec.structs.replace(update, write=msgspec.structs.replace(update.write, repeat=True))
 
 
 def _stamp(record: protocol.Record) -> clock.Stamp:
     return clock.Stamp(record.stamp, record.stamped_by)
 
 
-def _is_silence(error: errors.Unavailable) -> bool:
-    """Nobody answered; as against an answer that says "not now"."""
-    return not isinstance(error, errors.Overloaded | errors.NotConnected)
-
-
-def _checked(asked: protocol.Put | protocol.Delete) -> protocol.Put | protocol.Delete:
+def _checked(asked: protocol.Put | protocol.Delete, writer: str) -> protocol.Put | protocol.Delete:
     if not asked.request:
         asked = msgspec.structs.replace(asked, request=uuid.uuid4().hex)
     elif len(asked.request) > REQUEST_CHARACTERS_MAX:  # each context keeps its last one
@@ -429,7 +470,9 @@ def _checked(asked: protocol.Put | protocol.Delete) -> protocol.Put | protocol.D
     if asked.key:
         protocol.check_key(asked.key)
     else:
-        asked = msgspec.structs.replace(asked, key=str(uuid.uuid4()))
+        # The same for each attempt.
+        name = hashlib.blake2b(f"{writer}\0{asked.request}".encode(), digest_size=16).digest()
+        asked = msgspec.structs.replace(asked, key=str(uuid.UUID(bytes=name, version=4)))
     if len(asked.value) > protocol.VALUE_BYTES_MAX:
         raise errors.LimitExceeded(
             f"a context of {len(asked.value)} bytes: the most is {protocol.VALUE_BYTES_MAX}",

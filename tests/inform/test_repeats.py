@@ -1,0 +1,142 @@
+"""A write whose answer was lost is repeated, and carried out once, whatever happened in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from muster.bus import api
+from muster.core import errors
+from muster.inform import client, protocol, service
+from muster.inform import settings as settings_
+
+pytestmark = pytest.mark.virtual_time
+
+SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, copies=2)
+
+
+@dataclass
+class Pair:
+    """``p`` is the primary of ``k``. Alice asks ``q``, Bob asks ``p``."""
+
+    p: service.Node
+    q: service.Node
+    alice: client.Client
+    bob: client.Client
+    version: int
+
+
+@pytest.fixture
+async def pair(simulated_network) -> AsyncIterator[Pair]:
+    net = simulated_network
+    p, q = [
+        await service.start(await net.connect(name), settings=SETTINGS, now_ns=net.now_ns) for name in "pq"
+    ]
+    for node in (p, q):
+        await node.upkeep.discover()
+    await asyncio.sleep(0.1)
+    alice = client.Client(await net.connect("alice"), node="q")
+    bob = client.Client(await net.connect("bob"), node="p")
+    written = await bob.put("k", b"start", ack="replicated")
+    assert (written.primary, written.copies) == ("p", 2)
+    yield Pair(p, q, alice, bob, written.version)
+    await p.close()
+    await q.close()
+
+
+async def lose_answer(pair: Pair, write: Awaitable[protocol.Written], between: int) -> protocol.Written:
+    """The primary stores ``write`` and its answer is late; Bob writes, and Alice's node tries again."""
+    real, log = pair.p.desk.log.append, pair.p.desk.log
+    stored = asyncio.Event()
+
+    async def append(record: protocol.Record, after: int, *, timeout_s: float) -> int:
+        sequence = await real(record, after, timeout_s=timeout_s)
+        if record.writer == "alice":
+            log.append = real  # type: ignore[method-assign]
+            stored.set()
+            # The turn of the key is free, the answer is not sent.
+            pair.p.desk.turns.give("k")
+            await asyncio.sleep(1.5)
+            assert pair.p.desk.turns.take_now("k")
+        return sequence
+
+    log.append = append  # type: ignore[method-assign]
+    first = asyncio.ensure_future(write)
+    await stored.wait()
+    await asyncio.sleep(0.01)
+    for number in range(between):
+        await pair.bob.put("k", b"bob %d" % number)
+    return await first
+
+
+Write = Callable[[Pair], Awaitable[protocol.Written]]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda pair: pair.alice.put("k", b"alice"),
+        lambda pair: pair.alice.put("k", b"alice", expected_version=pair.version),
+        lambda pair: pair.alice.delete("k"),
+    ],
+    ids=["put", "compare and set", "delete"],
+)
+async def test_a_repeated_write_leaves_what_came_after_it(pair: Pair, write: Write):
+    written = await lose_answer(pair, write(pair), 1)
+    changes = (await pair.bob.history("k")).changes
+    assert [change.writer for change in changes] == ["bob", "alice", "bob"]
+    assert written.version == changes[1].version
+    assert (await pair.alice.get("k", max_staleness_s=0.0)).value == b"bob 0"
+
+
+async def test_a_refusal_that_cannot_be_told_from_a_success_is_called_unknown(pair: Pair):
+    """The log keeps 16 versions: the first attempt's is gone."""
+    with pytest.raises(errors.TimedOut, match="not known"):
+        await lose_answer(pair, pair.alice.put("k", b"alice", expected_version=pair.version), 20)
+    assert (await pair.bob.get("k", max_staleness_s=0.0)).value == b"bob 19"
+
+
+async def test_a_put_without_a_key_makes_one_context_however_often_it_is_sent(pair: Pair):
+    asked = protocol.Put("", b"v", request="one")
+    first = await pair.alice.write(asked)
+    again = await pair.bob.write(asked)
+    assert first.key != again.key, "an id is the writer's own"
+    again = await pair.alice.write(msgspec.structs.replace(asked, repeat=True))
+    assert (again.key, again.version) == (first.key, first.version)
+
+
+async def test_a_primary_that_answers_is_not_deposed(pair: Pair):
+    """Its storage is slow, and it says so."""
+
+    async def append(record: protocol.Record, after: int, *, timeout_s: float) -> int:
+        raise errors.TimedOut("the log did not acknowledge")
+
+    pair.p.desk.log.append = append  # type: ignore[method-assign]
+    with pytest.raises(errors.TimedOut, match="may yet be"):
+        await pair.alice.put("k", b"alice")
+    assert pair.q.desk.copies.index["k"].holders == ("p", "q")
+    assert pair.q.desk.directory.nodes == ["p"]
+
+
+async def test_a_deposed_primary_refuses_nothing_by_what_it_knew(pair: Pair, simulated_network):
+    """Its follower is behind: the version that it has is not the version that is there."""
+    pair.p._loops[0].cancel()  # follows the log
+    await asyncio.sleep(0)
+    entry = await pair.q.desk.log.last("k")
+    assert entry is not None
+    await pair.q.writer.place("k", ("q", "p"), before=entry.record.holders)
+    written = await pair.alice.put("k", b"newer")
+    assert (await pair.bob.put("k", b"newest", expected_version=written.version)).primary == "q"
+
+
+async def test_an_append_by_another_attempt_is_not_taken_for_our_own(pair: Pair):
+    asked = protocol.Put("new", b"v", request="one")
+    first = await pair.alice.write(asked)
+    record = (await pair.q.desk.log.last("new")).record  # type: ignore[union-attr]
+    other = msgspec.structs.replace(record, holders=("p",), stamp=record.stamp + 1, stamped_by="p")
+    assert isinstance(await pair.p.desk.log.append(other, first.version, timeout_s=1.0), api.Duplicate)
+    assert (await pair.p.writer._append(other, first.version)).record == record

@@ -1,0 +1,284 @@
+"""Random writes, repeats and faults against a naive model: what the log holds is what was asked, once.
+
+The machine drives real nodes over the simulated network in virtual time.  Rules begin writes and let some
+time pass, so that writes, repeats, lost answers, late messages, crashes and clock steps interleave.  At the
+end all faults are healed, and a plain replay of the log judges the records and every answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from typing import Any
+
+import hypothesis
+import msgspec
+from hypothesis import stateful
+from hypothesis import strategies as st
+
+from muster.bus.memory import connection, network
+from muster.core import errors
+from muster.inform import client, contextlog, protocol, service, settings
+from muster.testing import clock
+
+SETTINGS = msgspec.structs.replace(settings.DEFAULT, timeout_s=1.0, copies=2, history=1_000)
+HOUR_NS = 3_600_000_000_000
+
+NODES = st.sampled_from(["p", "q", "r"])
+KEY = "k"
+CLIENTS = st.sampled_from(["alice", "bob"])
+EXPECTED = st.sampled_from(["anything", "current", "absent", "older"])
+
+
+class Network(network.Network):
+    """With answers that are lost between two nodes, and nodes that get their messages late."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=1)
+        self.mute: set[tuple[str, str]] = set()
+        self.late: dict[str, list[Any]] = {}
+
+    def route(self, node: str, subject: str, *rest: Any) -> int:
+        if subject.startswith("_") and any(
+            node == one and f".{other}." in subject for one, other in self.mute
+        ):
+            return 1
+        return super().route(node, subject, *rest)
+
+    def _pass_on(self, ear: connection.Ear, message: connection.Message) -> None:
+        if ear.bus.node in self.late:
+            self.late[ear.bus.node].append((ear, message))
+        else:
+            super()._pass_on(ear, message)
+
+    def release(self) -> None:
+        late, self.late = self.late, {}
+        for messages in late.values():
+            for ear, message in messages:
+                self._pass_on(ear, message)
+
+
+Answer = protocol.Written | errors.MusterError
+
+
+@dataclasses.dataclass
+class Operation:
+    asked: protocol.Put | protocol.Delete
+    writer: str
+    begun_at_s: float
+    answers: list[tuple[float, protocol.Written | errors.MusterError]] = dataclasses.field(
+        default_factory=list
+    )
+    tasks: list[asyncio.Task[None]] = dataclasses.field(default_factory=list)
+
+
+class Model(stateful.RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = clock.VirtualLoop()
+        asyncio.set_event_loop(self.loop)
+        self.net = Network()
+        self.clock_ns = dict.fromkeys("pqr", 0)
+        self.nodes: dict[str, service.Node] = {}
+        self.buses: dict[str, connection.Bus] = {}
+        self.operations: list[Operation] = []
+        self.moves: list[asyncio.Task[None]] = []
+        self.run(self._start())
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    async def _start(self) -> None:
+        for name in "pqr":
+            await self._serve(name)
+        for name in ("alice", "bob"):
+            self.buses[name] = await self.net.connect(name)
+        for node in self.nodes.values():
+            await node.upkeep.discover()
+        await asyncio.sleep(0.1)
+        self.write("alice", "p", delete=False, expected="anything", is_answer_lost=False)  # p is the primary
+        await asyncio.sleep(0.1)
+
+    async def _serve(self, name: str) -> None:
+        self.buses[name] = await self.net.connect(name)
+        self.nodes[name] = await service.start(
+            self.buses[name], settings=SETTINGS, now_ns=lambda: self.net.now_ns() + self.clock_ns[name]
+        )
+
+    # -- writes ----------------------------------------------------------------------------------------------
+
+    @stateful.rule(
+        writer=CLIENTS, via=NODES, delete=st.booleans(), expected=EXPECTED, is_answer_lost=st.booleans()
+    )
+    def write(self, writer: str, via: str, delete: bool, expected: str, is_answer_lost: bool) -> None:
+        """Through ``via``, whose question to the primary may stay without an answer."""
+        number = len(self.operations)
+        version = self._expected(expected)
+        asked: protocol.Put | protocol.Delete
+        if delete:
+            asked = protocol.Delete(KEY, version, f"r{number}")
+        else:
+            asked = protocol.Put(KEY, b"%d" % number, {}, 0.0, version, "logged", f"r{number}")
+        if is_answer_lost:
+            self.net.mute.update((node, via) for node in "pqr")
+        self.operations.append(Operation(asked, writer, self.loop.time()))
+        self._send(self.operations[-1], via, asked)
+
+    @stateful.precondition(lambda self: self.operations)
+    @stateful.rule(number=st.integers(0, 3), via=NODES)
+    def repeat(self, number: int, via: str) -> None:
+        """One of the last writes is sent again, as by a client that got no answer."""
+        operation = self.operations[-1 - number % len(self.operations)]
+        if not operation.answers:
+            self._send(operation, via, msgspec.structs.replace(operation.asked, repeat=True))
+
+    def _expected(self, expected: str) -> int | None:
+        entries = self._entries()
+        match expected:
+            case "current" if entries and entries[-1].record.value is not None:
+                return entries[-1].version
+            case "current" | "absent":
+                return 0
+            case "older":
+                return entries[0].version if entries else 1
+        return None
+
+    def _send(self, operation: Operation, via: str, asked: protocol.Put | protocol.Delete) -> None:
+        contexts = client.Client(self.buses[operation.writer], node=via, timeout_s=12.0)
+
+        async def send() -> None:
+            try:
+                answer: Answer = await contexts.write(asked)
+            except errors.MusterError as error:
+                answer = error
+            operation.answers.append((self.loop.time(), answer))
+
+        operation.tasks.append(self.loop.create_task(send()))
+
+    # -- time and faults -------------------------------------------------------------------------------------
+
+    @stateful.rule(seconds=st.sampled_from([0.0, 0.001, 0.003, 0.1, 1.1, 4.0]))
+    def wait(self, seconds: float) -> None:
+        self.run(asyncio.sleep(seconds))
+
+    @stateful.rule(node=NODES)
+    def delay_messages(self, node: str) -> None:
+        self.net.late.setdefault(node, [])
+
+    @stateful.rule()
+    def heal(self) -> None:
+        self.net.mute.clear()
+        self.run(self._release())
+
+    async def _release(self) -> None:
+        self.net.release()
+
+    @stateful.rule(node=NODES, kill=st.booleans())
+    def restart(self, node: str, kill: bool) -> None:
+        """A kill loses what it was doing; a stop cancels what it cannot finish."""
+
+        async def again() -> None:
+            if kill:
+                self.net.crash(self.buses[node])
+            await self.nodes[node].close()
+            if not kill:
+                await self.buses[node].close()
+            await self._serve(node)
+
+        self.run(again())
+
+    @stateful.rule(node=NODES, hours=st.sampled_from([-1, 1]))
+    def step_clock(self, node: str, hours: int) -> None:
+        self.clock_ns[node] += hours * HOUR_NS
+
+    @stateful.rule(to=NODES)
+    def move_primary(self, to: str) -> None:
+        async def move(node: service.Node, holders: tuple[str, ...]) -> None:
+            with contextlib.suppress(errors.Unavailable):
+                await node.writer.place(KEY, (to, *(one for one in holders if one != to))[:2], before=holders)
+
+        for node in self.nodes.values():
+            copy = node.desk.copies.index.get(KEY)
+            if copy is not None and copy.holders[0] == node.name != to:
+                self.moves.append(self.loop.create_task(move(node, copy.holders)))
+
+    # -- judgement -------------------------------------------------------------------------------------------
+
+    def _entries(self) -> list[contextlog.Entry]:
+        return [contextlog.entry_of(one) for one in self.net.logs[protocol.STREAM].messages.values()]
+
+    def teardown(self) -> None:
+        try:
+            self.heal()
+            self.run(asyncio.sleep(15.0))
+            self._check_answers(self._replay())
+            self.run(self._check_reads())
+        finally:
+            self.run(self._close())
+            asyncio.set_event_loop(None)
+            self.loop.close()
+
+    def _replay(self) -> dict[int, int]:
+        """The versions of the operations that were stored, each at a moment when it was possible."""
+        version, live = 0, False
+        stored: dict[int, int] = {}
+        for entry in self._entries():
+            record = entry.record
+            if record.reason == "place":
+                assert entry.version == version, "a move changes nothing"
+                continue
+            number = int(record.request[1:])
+            operation = self.operations[number]
+            asked = operation.asked
+            assert number not in stored, f"{asked} was carried out twice"
+            assert record.writer == operation.writer
+            assert record.value == (asked.value if isinstance(asked, protocol.Put) else None)
+            assert live or isinstance(asked, protocol.Put), "nothing was there to be deleted"
+            assert asked.expected_version in (None, version if live else 0)
+            version, live = entry.sequence, record.value is not None
+            stored[number] = version
+        return stored
+
+    def _check_answers(self, stored: dict[int, int]) -> None:
+        acknowledged: list[tuple[float, int]] = []
+        for number, operation in enumerate(self.operations):
+            for at_s, answer in operation.answers:
+                if isinstance(answer, protocol.Written):
+                    assert stored.get(number) == answer.version, f"acknowledged as {answer}, and not stored"
+                    acknowledged.append((at_s, answer.version))
+                elif not isinstance(answer, errors.Unavailable):
+                    assert number not in stored, f"stored, and refused: {answer!r}"
+        for number, operation in enumerate(self.operations):
+            for at_s, version in acknowledged:
+                if number in stored and at_s < operation.begun_at_s:
+                    assert version < stored[number], "begun after another was acknowledged, stored before it"
+
+    async def _check_reads(self) -> None:
+        for name in self.nodes:
+            contexts = client.Client(self.buses["alice"], node=name)
+            try:
+                found = (await contexts.get(KEY, max_staleness_s=0.0)).value
+            except errors.NotFound:
+                found = None
+            assert found == self._entries()[-1].record.value
+
+    async def _close(self) -> None:
+        sends = [task for operation in self.operations for task in operation.tasks]
+        for task in (*sends, *self.moves):
+            task.cancel()
+        await asyncio.gather(*sends, *self.moves, return_exceptions=True)
+        for node in self.nodes.values():
+            await node.close()
+        for bus in self.buses.values():
+            await bus.close()
+        await asyncio.sleep(1.0)
+
+
+Model.TestCase.settings = hypothesis.settings(
+    max_examples=80,
+    stateful_step_count=12,
+    deadline=None,
+    phases=(hypothesis.Phase.generate,),  # shrinking takes minutes; twelve steps can be read as they are
+)
+test_writes_and_answers_agree_with_the_log = Model.TestCase

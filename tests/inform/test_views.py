@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from muster.core import errors
-from muster.inform import contextlog, protocol, unsaved, views
+from muster.inform import contextlog, keeping, protocol, unsaved, views
 from muster.store import api, database
 from muster.testing import postgres
 from muster.testing.eventually import eventually
@@ -181,3 +181,38 @@ def test_beyond_its_bytes_only_keys_are_remembered(monkeypatch):
     assert list(lacking.first(10, 1 << 20)) == ["k2"]
     assert not lacking.is_full
     assert list(lacking.first(1, 0)) == ["k2"], "one at least"
+
+
+async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, tmp_path, monkeypatch):
+    """Neither what was read of the view before the damage, nor what was to be saved before the kill."""
+    monkeypatch.setattr(views, "PAGE", 2)
+    async with await database.open(f"sqlite:{tmp_path}/damaged.db") as store:
+        node = await start_node("n1", store=store)
+        for number in range(10):
+            await inform.put(f"k{number}", b"v", attributes={"x": 1})
+        await node.close()
+        await store.put("inform.node.n1", "k7", b"\0" * 8 + b"rubbish")
+        with monkeypatch.context() as killed:
+            killed.setattr(keeping.Keeper, "save", lambda _: asyncio.sleep(0))
+            await (await start_node("n1", store=store)).close()
+        node = await start_node("n1", store=store)
+        assert len((await inform.find("x = 1")).contexts) == 10
+        await node.close()
+        await store.put("inform.node.n1", "k7", b"\0" * 8 + b"rubbish")
+        await (await start_node("n1", store=store)).close()  # reads all from the log, and saves it
+        again = await start_node("n1", store=store)
+        assert again.desk.copies.permanent == 10
+        assert len((await inform.find("x = 1")).contexts) == 10
+
+
+async def test_what_an_interrupted_clearing_left_is_not_loaded(start_node, inform, tmp_path):
+    async with await database.open(f"sqlite:{tmp_path}/left.db") as store:
+        view = views.View(store, "n1")
+        record = protocol.Record("gone", ("n1",), 1 << 16, "n1", b"v")
+        await view.save({"gone": contextlog.Entry(record, 1)}, 1, 77)
+        await store.delete("inform.positions", "n1")
+        node = await start_node("n1", store=store)
+        await inform.put("k", b"v")
+        await node.close()
+        again = await start_node("n1", store=store)
+        assert list(again.desk.copies.index) == ["k"]

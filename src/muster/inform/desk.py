@@ -51,6 +51,7 @@ class Desk:
         settings: settings_.Inform,
         view: views.View | None,
         now_ns: Callable[[], int],
+        uptime_s: Callable[[], float],
         role_of: RoleOf | None,
         zone: str,
     ) -> None:
@@ -60,6 +61,7 @@ class Desk:
         self.settings = settings
         self.view = view
         self.now_ns = now_ns
+        self.now_s = uptime_s
         self.role_of = role_of
         # Where everybody may be anybody, nobody owns anything.
         self._rules = (*settings.rules, *(rights.BUILT_IN if role_of is not None else ()))
@@ -86,10 +88,6 @@ class Desk:
         # An event lives as long as somebody waits for it: a client may name keys that will never be.
         self._waiting: weakref.WeakValueDictionary[str, asyncio.Event] = weakref.WeakValueDictionary()
         self.turns = turns.Turns()
-        self._loop = asyncio.get_running_loop()
-
-    def now_s(self) -> float:
-        return self._loop.time()
 
     # Records become copies.
 
@@ -129,6 +127,12 @@ class Desk:
         for entry in entries:
             if self.copies.apply(entry.record, entry.sequence, now_s):
                 self._expect_end(entry.record)  # whether there are enough copies is looked at once, of all
+
+    def forget_all(self) -> None:
+        """What was restored. Nothing is noted as gone."""
+        for key in list(self.copies.index):
+            self.copies.drop(key)
+        self.due.clear()
 
     def _expect_end(self, record: protocol.Record) -> None:
         end_ns = self._ends_at_ns(record.value is None, record.stamp, record.expires_at_ns)

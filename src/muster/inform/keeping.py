@@ -30,16 +30,18 @@ class Keeper:
                 saved_at_ns + kept_ns < shared.now_ns() or position > await shared.log.ends_at()
             ):
                 desk.events.warning("view-too-old", node=shared.name, position=position)
-                await view.clear()
                 position = 0
             if position:
                 async for page in view.load():
                     shared.restore(page)
                     await asyncio.sleep(0)
-        except errors.InvalidInput as error:  # what could be read of it is true, and the log has the rest
+        except errors.InvalidInput as error:
             desk.events.error("view-damaged", node=shared.name, error=error)
-            await view.clear()
+            # All of it is read from the log again: what is known already would not be saved again.
+            shared.forget_all()
             position = 0
+        if not position:
+            await view.clear()
         self._saved = shared.position = position
 
     async def run(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 
 from muster.bus import api
-from muster.core import errors, heap, subjects
+from muster.core import errors, heap, subjects, uptime
 from muster.inform import contextlog, desk, finding, keeping, protocol, reading, upkeep, views, writing
 from muster.inform import settings as settings_
 from muster.store import database
@@ -41,13 +41,15 @@ async def start(
     replicas: int = 1,
     joins: bool = False,
     now_ns: Callable[[], int] = time.time_ns,
+    uptime_s: Callable[[], float] | None = None,
     role_of: desk.RoleOf | None = None,
     zone: str = "default",
 ) -> Node:
     """A node that serves: it has read its view and all the log there was. ``name``: or the bus's identity.
 
-    ``joins``: a log that is there stays as it is, whatever the settings say of it.  ``role_of``: None where
-    identities have no roles: on a bus without trust, where everybody may be anybody.
+    ``joins``: a log that is there stays as it is, whatever the settings say of it.  ``uptime_s``: a clock
+    that also counts time in suspend (None: `uptime.clock_of` the loop).  ``role_of``: None where identities
+    have no roles: on a bus without trust, where everybody may be anybody.
     """
     name = subjects.token(name or bus.identity)
     log = await contextlog.ContextLog.open(
@@ -60,7 +62,15 @@ async def start(
     )
     view = views.View(store, name) if store is not None else None
     shared = desk.Desk(
-        name, bus, log, settings=settings, view=view, now_ns=now_ns, role_of=role_of, zone=zone
+        name,
+        bus,
+        log,
+        settings=settings,
+        view=view,
+        now_ns=now_ns,
+        uptime_s=uptime_s or uptime.clock_of(asyncio.get_running_loop()),
+        role_of=role_of,
+        zone=zone,
     )
     node = Node(shared)
     try:

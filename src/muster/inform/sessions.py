@@ -7,10 +7,17 @@ not outlive its parent, and nothing happens to a completed one.
 
 What decides is pure (`begin`, `complete`, `replace`); `Sessions` asks and writes, each time under
 compare-and-set.
+
+A child and its parent are two contexts, and no write covers both.  So completing takes two steps: the
+activity is marked as completing, and completed only if no active child is found after that.  `Sessions.begin`
+reads the parent again once the child is stored, and withdraws the child if the parent is completing or has
+completed.  Either may be refused because of the other; both cannot succeed.  (A process that is killed
+between storing a child and reading the parent leaves the child until its timeout.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import uuid
 from collections.abc import Callable, Sequence
@@ -25,6 +32,7 @@ KIND = "session"
 TIMEOUT_S = 3_600.0
 TIMEOUT_S_MAX = 30 * 86_400.0
 REMEMBERED_S = 3_600.0  # how long a completed one can still be asked about
+ATTEMPTS = 8
 
 
 class Status(enum.Enum):
@@ -59,9 +67,11 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_ns: int = 0
     version: int = 0
     owner: str = ""
+    completing: bool = False  # nothing begins inside it any more
 
     def attributes(self) -> protocol.Attributes:
-        return {"kind": KIND, "parent": self.parent, "status": self.status.value}
+        completing: protocol.Attributes = {"completing": True} if self.completing else {}
+        return {"kind": KIND, "parent": self.parent, "status": self.status.value, **completing}
 
 
 def check_timeout(timeout_s: float) -> float:
@@ -77,9 +87,21 @@ def begin(id: str, parent: Session | None, timeout_s: float, now_ns: int) -> Ses
     expires_at_ns = now_ns + int(check_timeout(timeout_s) * 1e9)
     if parent is None:
         return Session(id=id, expires_at_ns=expires_at_ns)
-    if parent.status is not Status.ACTIVE:
-        raise InvalidState(f"the activity {parent.id} is {parent.status.value}: nothing begins inside it")
+    check_open(parent)
     return Session(id=id, parent=parent.id, expires_at_ns=min(expires_at_ns, parent.expires_at_ns))
+
+
+def check_open(parent: Session) -> None:
+    """Whether something may begin inside it."""
+    if parent.status is not Status.ACTIVE or parent.completing:
+        state = "completing" if parent.completing else parent.status.value
+        raise InvalidState(f"the activity {parent.id} is {state}: nothing begins inside it")
+
+
+def begin_completing(session: Session) -> Session:
+    if session.status is not Status.ACTIVE:
+        raise InvalidState(f"the activity {session.id} is {session.status.value} already")
+    return msgspec.structs.replace(session, completing=True)
 
 
 def complete(session: Session, active_children: Sequence[str], now_ns: int) -> Session:
@@ -91,7 +113,9 @@ def complete(session: Session, active_children: Sequence[str], now_ns: int) -> S
             hint="complete them first",
         )
     expires_at_ns = now_ns + int(REMEMBERED_S * 1e9)
-    return msgspec.structs.replace(session, status=Status.COMPLETED, expires_at_ns=expires_at_ns)
+    return msgspec.structs.replace(
+        session, status=Status.COMPLETED, expires_at_ns=expires_at_ns, completing=False
+    )
 
 
 def replace(session: Session, contents: bytes) -> Session:
@@ -119,7 +143,18 @@ class Sessions:
         outer = await self.get(parent) if parent else None
         wanted_s = self._timeout_s if timeout_s is None else timeout_s
         made = begin(str(uuid.uuid4()), outer, wanted_s, self._now_ns())
-        return await self._put(made, expected_version=0)
+        stored = await self._put(made, expected_version=0)
+        if parent:
+            try:
+                check_open(await self.get(parent))
+            except BaseException:  # cancelled, too: nobody would ever complete it
+                await self._withdraw(stored)
+                raise
+        return stored
+
+    async def _withdraw(self, session: Session) -> None:
+        with contextlib.suppress(errors.MusterError):  # then it ends with its timeout
+            await self._contexts.delete(PREFIX + session.id, expected_version=session.version)
 
     async def get(self, id: str) -> Session:
         """As it is at this moment; `NoActivity` if there is none, or it has timed out."""
@@ -136,6 +171,7 @@ class Sessions:
             expires_at_ns=found.expires_at_ns,
             version=found.version,
             owner=found.writer,
+            completing=bool(attributes.get("completing", False)),
         )
 
     async def status(self, id: str) -> Status:
@@ -146,8 +182,27 @@ class Sessions:
 
     async def complete(self, id: str) -> Session:
         session = await self.get(id)
-        active = [child.key.removeprefix(PREFIX) for child in await self._active_children(id)]
-        return await self._put(complete(session, active, self._now_ns()), expected_version=session.version)
+        session = await self._put(begin_completing(session), expected_version=session.version)
+        try:
+            active = [child.key.removeprefix(PREFIX) for child in await self._active_children(id)]
+            done = complete(session, active, self._now_ns())
+        except BaseException:
+            await self._reopen(id)
+            raise
+        return await self._put(done, expected_version=session.version)
+
+    async def _reopen(self, id: str) -> None:
+        """It goes on. Where that cannot be written, completing it later still works."""
+        with contextlib.suppress(errors.MusterError):
+            for _ in range(ATTEMPTS):
+                session = await self.get(id)
+                if session.status is not Status.ACTIVE or not session.completing:
+                    return
+                with contextlib.suppress(errors.Conflict):  # its contents were set meanwhile
+                    await self._put(
+                        msgspec.structs.replace(session, completing=False), expected_version=session.version
+                    )
+                    return
 
     async def set_contents(self, id: str, contents: bytes) -> Session:
         session = await self.get(id)

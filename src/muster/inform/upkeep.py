@@ -76,6 +76,8 @@ class Upkeep:
 
     async def probe(self) -> None:
         shared = self._desk
+        if shared.now_s() - shared.fresh_at_s > shared.settings.lost_after_s:
+            self._steady_since_s = None  # the machine slept, or we were stopped: the others are not to blame
         try:
             if shared.was_deaf_too_long:
                 await self._drop_forgotten()

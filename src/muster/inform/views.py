@@ -58,6 +58,8 @@ class View:
             tx.put(_POSITIONS, self._node, protocol.encode((position, at_ns)))
 
     async def clear(self) -> None:
+        """The position goes first: without one, what an interrupted clearing leaves counts for nothing."""
+        await self._store.delete(_POSITIONS, self._node)
         async for page in self._store.pages(self._collection):
             async with self._store.transaction() as tx:
                 for record in page:

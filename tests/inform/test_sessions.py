@@ -1,0 +1,67 @@
+"""Activities of several processes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from muster.core import errors
+from muster.inform import client, service, sessions
+
+pytestmark = pytest.mark.virtual_time
+
+
+Pair = tuple[sessions.Sessions, sessions.Sessions]
+
+
+@pytest.fixture
+async def pair(simulated_network) -> AsyncIterator[Pair]:
+    net = simulated_network
+    async with await service.start(await net.connect("n"), now_ns=net.now_ns):
+        ann, ben = [client.Client(await net.connect(name)) for name in ("ann", "ben")]
+        yield sessions.Sessions(ann, net.now_ns), sessions.Sessions(ben, net.now_ns)
+
+
+@pytest.mark.parametrize("delay_ms", [0, 0.5, 1, 1.5, 2, 2.5, 3, 4, 6])
+async def test_a_child_begins_or_its_parent_completes(pair: Pair, delay_ms: float):
+    ann, ben = pair
+
+    async def begin() -> sessions.Session:
+        await asyncio.sleep(delay_ms / 1_000)
+        return await ben.begin(parent=parent.id)
+
+    for _ in range(10):
+        parent = await ann.begin()
+        child, completed = await asyncio.gather(begin(), ann.complete(parent.id), return_exceptions=True)
+        if isinstance(child, sessions.Session):
+            assert isinstance(completed, errors.Conflict)
+            assert await ann.status(child.id) is sessions.Status.ACTIVE
+            assert await ann.status(parent.id) is sessions.Status.ACTIVE
+            await ben.complete(child.id)
+            await ann.complete(parent.id)
+        else:
+            assert isinstance(child, sessions.InvalidState)
+            found = await ann._active_children(parent.id)
+            assert not found
+
+
+async def test_after_a_refused_completion_others_may_begin_inside(pair):
+    ann, ben = pair
+    parent = await ann.begin()
+    child = await ben.begin(parent=parent.id)
+    with pytest.raises(sessions.ChildActivityPending):
+        await ann.complete(parent.id)
+    await ben.complete(child.id)
+    await ben.complete((await ben.begin(parent=parent.id)).id)
+    assert (await ann.complete(parent.id)).status is sessions.Status.COMPLETED
+
+
+async def test_completing_that_was_interrupted_is_finished_by_the_next(pair):
+    ann, ben = pair
+    parent = await ann.begin()
+    await ann._put(sessions.begin_completing(parent), expected_version=parent.version)  # and is killed
+    with pytest.raises(sessions.InvalidState, match="completing"):
+        await ben.begin(parent=parent.id)
+    assert (await ben.complete(parent.id)).status is sessions.Status.COMPLETED

@@ -1,0 +1,66 @@
+"""A machine that sleeps: hours pass, and the event loop's clock does not count them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+
+from muster.core import uptime
+from muster.inform import client, service
+from tests.inform import simulation
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no such clock")
+async def test_time_in_suspend_counts(bus, monkeypatch):
+    node = await service.start(bus)
+    try:
+        assert not node.desk.was_deaf_too_long
+        awake = time.clock_gettime
+        monkeypatch.setattr(time, "clock_gettime", lambda which: awake(which) + 2 * 86_400)
+        monkeypatch.setattr(node.desk, "now_s", uptime.clock_of(asyncio.get_running_loop()))
+        assert node.desk.was_deaf_too_long
+    finally:
+        await node.close()
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no such clock")
+async def test_a_node_has_that_clock(bus):
+    node = await service.start(bus)
+    try:
+        before = time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert before <= node.desk.now_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert getattr(node.desk.now_s, "args", None) == (time.CLOCK_BOOTTIME,)
+    finally:
+        await node.close()
+
+
+@pytest.mark.virtual_time
+async def test_who_wakes_up_keeps_nothing_deleted_and_takes_nobody_for_lost(simulated_network):
+    net, loop = simulated_network, asyncio.get_running_loop()
+    short = msgspec.structs.replace(simulation.SETTINGS, tombstone_s=300.0)
+    slept_s = 0.0
+    first = await service.start(await net.connect("n1"), settings=short, now_ns=net.now_ns)
+    second = await service.start(
+        await net.connect("n2"), settings=short, now_ns=net.now_ns, uptime_s=lambda: loop.time() + slept_s
+    )
+    contexts = client.Client(await net.connect("ann"), node="n1")
+    await asyncio.sleep(20.0)
+    for key in ("kept", "deleted"):
+        await contexts.put(key, b"v", ack="replicated")
+    net.cut("n2")  # it hears nothing, as while it sleeps
+    await contexts.delete("deleted")
+    deleted = await first.desk.log.last("deleted")
+    assert deleted is not None
+    await first.desk.log.forget("deleted", deleted.sequence)  # as after 300 s, which n2's loop does not count
+    first.desk.drop("deleted")
+    slept_s = 301.0
+    net.heal()
+    await asyncio.sleep(3.0)
+    assert list(second.desk.copies.index) == ["kept"]
+    assert second.desk.directory.nodes == ["n1"]
+    assert second.desk.copies.index["kept"].holders == ("n1", "n2"), "nobody was lost"
+    for node in (first, second):
+        await node.close()

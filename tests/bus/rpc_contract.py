@@ -159,6 +159,20 @@ class Contract:
             ("wait", "door", O.IN_DOUBT, ""),
         ]
 
+    async def test_a_request_that_ends_the_service_is_answered(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        ended = asyncio.Event()
+
+        async def end(call: server.Call) -> str:
+            ended.set()
+            return "ended"
+
+        async with server.Server(service, PART, [server.Operation("request.end", end)]):
+            asked = asyncio.ensure_future(ask(ann, "request.end", timeout_s=5))
+            await ended.wait()
+        assert await asked == "ended"
+        assert [one.outcome for one in await decisions(service)] == [O.DONE]
+
     async def test_a_repeated_request_is_answered_again_and_not_done_again(self, connect):
         service, ann = await connect("service"), await connect("ann")
         lamp = Lamp()

@@ -21,7 +21,8 @@ WAIT_S = 60.0
 
 #: Their registry writes down what they do.
 RECORDED_BY_THE_SERVICE = {
-    *("agent approve", "agent token", "chaos kill"),
+    *("agent approve", "agent token", "chaos kill", "pipeline stop"),
+    *("alert ack", "alert maintenance", "alert silence", "alert unsilence"),
     *("broker link", "broker start", "broker stop", "broker unlink"),
     "agent forget",
     "apply",

@@ -58,7 +58,6 @@ def watch(invocation: base.Invocation, to: connection.Options) -> None:
 
 
 @alert.command(
-    acts=("acknowledge", "{rule} {about}"),
     examples=[("muster alert ack hot node:web-7", "somebody has it in hand")],
 )
 @click.argument("rule")
@@ -72,7 +71,6 @@ def ack(invocation: base.Invocation, rule: str, about: str, to: connection.Optio
 
 
 @alert.command(
-    acts=("silence", "{covers}"),
     examples=[
         ("muster alert silence \"group = 'web'\" --for 2h --reason 'being replaced'", ""),
         ("muster alert silence \"rule = 'hot' AND about LIKE 'node:db-%'\" --for 30m", ""),
@@ -94,7 +92,6 @@ def silence(
 
 
 @alert.command(
-    acts=("maintenance", "{covers}"),
     examples=[("muster alert maintenance \"group = 'web'\" --at 2030-01-01T02:00:00Z --for 1h", "")],
 )
 @click.argument("covers", metavar="PREDICATE")
@@ -110,7 +107,7 @@ def maintenance(
     _silence(invocation, to, covers, for_s, moment_ms(at), reason)
 
 
-@alert.command(acts=("unsilence", "{id}"), examples=[("muster alert unsilence 3f2a9c01", "")])
+@alert.command(examples=[("muster alert unsilence 3f2a9c01", "")])
 @click.argument("id")
 @connection.options
 @base.pass_invocation

@@ -82,7 +82,7 @@ def status(invocation: base.Invocation, follow: bool, to: connection.Options) ->
     base.run(work())
 
 
-@pipeline.command(acts=("pipeline-stop", "-"), examples=[("muster pipeline stop", "")])
+@pipeline.command(examples=[("muster pipeline stop", "")])
 @connection.options
 @base.pass_invocation
 def stop(invocation: base.Invocation, to: connection.Options) -> None:

@@ -80,7 +80,8 @@ def page() -> str:
     lines = [_HEAD, "## Exit codes", "", "| code | meaning | errors (`code` in JSON) |", "|---|---|---|"]
     codes = {0: [], **exit_codes(), main.INTERRUPTED: []}
     for code, kinds in sorted(codes.items()):
-        lines.append(f"| {code} | {MEANINGS[code]} | {', '.join(f'`{kind.code}`' for kind in kinds)} |")
+        names = ", ".join(dict.fromkeys(f"`{kind.code}`" for kind in kinds))  # some share a code
+        lines.append(f"| {code} | {MEANINGS[code]} | {names} |")
     lines.append("")
     for context in walk():
         lines += [f"## `{context.command_path}`", "", "```text", context.get_help(), "```", ""]

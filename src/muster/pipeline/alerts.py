@@ -129,6 +129,19 @@ class Memory(msgspec.Struct):
     silences: list[Silence] = msgspec.field(default_factory=list)
 
 
+_STATES = list(AlertState)
+
+
+def urgency(alert: messages.Alert) -> tuple[int, int, str, str]:
+    """The order of a list: those that need attention first."""
+    return _STATES.index(alert.state), alert.since_ms, alert.rule, alert.about
+
+
+def key_of(alert: messages.Alert) -> str:
+    """Its name: the order of pages."""
+    return f"{alert.rule} {alert.about}"
+
+
 class Book:
     def __init__(
         self, known: Iterable[rules.Rule], memory: Memory | None = None, *, forget_s: float = FORGET_S
@@ -146,10 +159,8 @@ class Book:
 
     def alerts(self) -> list[messages.Alert]:
         """All that are not resolved, those that need somebody first."""
-        order = list(AlertState)
         open_ = [one for one in self._entries.values() if one.state is not AlertState.RESOLVED]
-        open_.sort(key=lambda one: (order.index(one.state), one.since_ms, one.rule, one.about))
-        return [self._alert(one) for one in open_]
+        return sorted(map(self._alert, open_), key=urgency)
 
     def silences(self) -> list[Silence]:
         return sorted(self._silences.values(), key=lambda one: one.until_ms)

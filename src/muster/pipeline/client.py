@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import errors, messages, reports
 from muster.pipeline import alerts as alerts_
 from muster.pipeline import protocol
 
 M = TypeVar("M", bound=messages.Message)
+TIMEOUT_S = 10.0
 
 
 class Client:
@@ -54,9 +56,11 @@ class Client:
     # Alerts
 
     async def alerts(self) -> list[messages.Alert]:
-        """All that are not resolved."""
-        found = await self._ask(protocol.read, "alerts")
-        return [messages.decode(msgspec.json.encode(one), messages.Alert) for one in found]
+        """All that are not resolved, those that need attention first."""
+        found = [
+            messages.decode(msgspec.json.encode(one), messages.Alert) async for one in self._pages("alerts")
+        ]
+        return sorted(found, key=alerts_.urgency)
 
     async def follow_alerts(self, *, first: int | None = None) -> AsyncIterator[tuple[int, messages.Alert]]:
         """Each change as it is stored, with its place in the stream; from ``first`` on, or from now on.
@@ -90,7 +94,8 @@ class Client:
         await self._ask(protocol.request, "unsilence", id=id)
 
     async def silences(self) -> list[alerts_.Silence]:
-        return msgspec.convert(await self._ask(protocol.read, "silences"), list[alerts_.Silence])
+        found = [msgspec.convert(one, alerts_.Silence) async for one in self._pages("silences")]
+        return sorted(found, key=lambda one: one.until_ms)
 
     # The job
 
@@ -114,33 +119,12 @@ class Client:
         await self._ask(protocol.request, "stop")
 
     async def _ask(self, subject: Any, verb: str, **arguments: Any) -> Any:
-        try:
-            message = await self._bus.request(
-                subject(self._bus.identity, verb), msgspec.json.encode(arguments), timeout_s=10.0
-            )
-        except errors.TimedOut:
-            raise
-        except errors.Unavailable as error:
-            raise errors.Unavailable(
-                "no pipeline runs on this bus", hint="start one with `muster pipeline run`"
-            ) from error
-        answer = msgspec.json.decode(message.data)
-        if told := answer.get("error"):
-            raise _KINDS.get(told["code"], errors.MusterError)(told["message"], hint=told["hint"])
-        return answer["result"]
+        return await client.call(self._bus, subject(self._bus.identity, verb), arguments, **_options())
+
+    def _pages(self, verb: str) -> AsyncIterator[Any]:
+        return client.pages(self._bus, protocol.read(self._bus.identity, verb), **_options())
 
 
-_KINDS: dict[str, type[errors.MusterError]] = {
-    errors.ParseError.code: errors.InvalidInput,  # the place of the fault does not travel
-    **{
-        kind.code: kind
-        for kind in (
-            errors.InvalidInput,
-            errors.Forbidden,
-            errors.NotFound,
-            errors.Conflict,
-            errors.LimitExceeded,
-            errors.Unavailable,
-        )
-    },
-}
+def _options() -> dict[str, Any]:
+    absent = errors.Unavailable("no pipeline runs on this bus", hint="start one with `muster pipeline run`")
+    return {"timeout_s": TIMEOUT_S, "waits": False, "absent": absent}

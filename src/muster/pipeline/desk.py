@@ -1,17 +1,17 @@
-"""The desk: answers questions about the fleet and the job, and does what operators ask."""
+"""Requests to the pipeline: reads about the fleet and the job, and what operators change."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
 
-from muster.bus import api
-from muster.core import errors, log, messages, subjects
+from muster.bus.rpc import server
+from muster.core import errors, messages
 from muster.pipeline import alerts, outcomes, protocol
 
 SILENCE_S_MAX = 10 * 365 * 86400.0
@@ -34,100 +34,105 @@ class Desk:
         self._progress = progress
         self._batches = batches
         self._stop = stop
-        self._log = log.Events("pipeline")
+        self._changing = asyncio.Lock()
 
-    async def answer(self, message: api.Message) -> None:
-        sender = subjects.sender_of(message.subject)
-        if not subjects.may_reply(message.subject, message.reply):
+    def operations(self) -> list[server.Operation]:
+        return [
+            server.Operation("read.status", self._read_status),
+            server.Operation("read.batches", self._read_batches),
+            server.Operation("read.alerts", self._read_alerts),
+            server.Operation("read.silences", self._read_silences),
+            server.Operation("read.latest", self._read_latest),
+            server.Operation("request.acknowledge", self._acknowledge, target=_target),
+            server.Operation("request.silence", self._silence, target=_target),
+            server.Operation("request.unsilence", self._unsilence),
+            server.Operation("request.stop", self._end, what="pipeline-stop"),
+        ]
+
+    async def authorize(
+        self, call: server.Call, operation: server.Operation, arguments: Mapping[str, Any]
+    ) -> None:
+        if operation.kind == server.READ or "*" in self._operators or call.identity in self._operators:
             return
-        try:
-            answer: dict[str, Any] = {"result": await self._serve(sender, message)}
-        except errors.MusterError as error:
-            answer = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
-        await message.respond(msgspec.json.encode(answer))
-
-    async def _serve(self, sender: str, message: api.Message) -> Any:
-        kind, _, verb = message.subject.removeprefix(subjects.said_by(protocol.PART, sender, "")).partition(
-            "."
+        raise errors.Forbidden(
+            f"{call.identity} may not {operation.name.rpartition('.')[2]}",
+            hint="pipeline.operators in the settings lists who may",
         )
-        try:
-            given = msgspec.json.decode(message.data or b"{}", type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise errors.InvalidInput(f"the question is not a JSON object: {error}") from error
-        if kind == "read":
-            return self._read(verb, given)
-        if "*" not in self._operators and sender not in self._operators:
-            raise errors.Forbidden(
-                f"{sender} may not {verb}", hint="pipeline.operators in the settings lists who may"
+
+    # Reads
+
+    async def _read_status(self, call: server.Call) -> protocol.Progress:
+        return self._progress()
+
+    async def _read_batches(self, call: server.Call) -> list[protocol.Progress]:
+        return self._batches()
+
+    async def _read_alerts(
+        self, call: server.Call, after: str = "", limit: int = server.PAGE_ROWS
+    ) -> dict[str, Any]:
+        """In pages: thousands may be open at once."""
+        rows = sorted(self._outcomes.book.alerts(), key=alerts.key_of)
+        return server.page(rows, alerts.key_of, after, limit)
+
+    async def _read_silences(
+        self, call: server.Call, after: str = "", limit: int = server.PAGE_ROWS
+    ) -> dict[str, Any]:
+        rows = sorted(self._outcomes.book.silences(), key=_id)
+        return server.page(rows, _id, after, limit)
+
+    async def _read_latest(self, call: server.Call, level: str, name: str = "") -> messages.Message | None:
+        return self._outcomes.latest.get((level, name))
+
+    # Changes
+
+    async def _acknowledge(self, call: server.Call, rule: str, about: str) -> None:
+        async with self._changing:
+            await self._store(self._outcomes.book.acknowledge(rule, about, call.identity, _now_ms()))
+
+    async def _silence(
+        self,
+        call: server.Call,
+        covers: str,
+        for_s: Annotated[float, msgspec.Meta(gt=0, le=SILENCE_S_MAX)],
+        from_ms: messages.TimeMs | None = None,
+        reason: str = "",
+    ) -> alerts.Silence:
+        async with self._changing:
+            now_ms = _now_ms()
+            # From now on: the stream's clock is behind while the pipeline catches up.
+            begin_ms = min(now_ms, self._outcomes.clock_ms or now_ms)
+            made = alerts.Silence(
+                id=uuid.uuid4().hex[:8],
+                covers=covers,
+                from_ms=begin_ms if from_ms is None else from_ms,
+                until_ms=(now_ms if from_ms is None else from_ms) + int(for_s * 1000),
+                by=call.identity,
+                reason=reason,
             )
-        self._log.info("asked", by=sender, verb=verb)
-        return await self._do(sender, verb, given)
+            await self._store(self._outcomes.book.silence(made, now_ms))
+            return made
 
-    def _read(self, verb: str, given: dict[str, Any]) -> Any:
-        match verb:
-            case "status":
-                return self._progress()
-            case "batches":
-                return self._batches()
-            case "alerts":
-                return self._outcomes.book.alerts()
-            case "silences":
-                return self._outcomes.book.silences()
-            case "latest":
-                return self._outcomes.latest.get((str(given.get("level")), str(given.get("name", ""))))
-        raise errors.NotFound(f"nothing called {verb!r} can be read here")
+    async def _unsilence(self, call: server.Call, id: str) -> None:
+        async with self._changing:
+            await self._store(self._outcomes.book.unsilence(id))
 
-    async def _do(self, sender: str, verb: str, given: dict[str, Any]) -> Any:
-        now_ms = int(time.time() * 1000)
-        match verb:
-            case "stop":
-                self._stop()
-                return None
-            case "acknowledge":
-                asked = _asked(given, _Acknowledge)
-                outcome = self._outcomes.book.acknowledge(asked.rule, asked.about, sender, now_ms)
-                made: Any = None
-            case "silence":
-                wish = _asked(given, _Silence)
-                # From now on: the stream's clock is behind while the pipeline catches up.
-                begin_ms = min(now_ms, self._outcomes.clock_ms or now_ms)
-                end_ms = (now_ms if wish.from_ms is None else wish.from_ms) + int(wish.for_s * 1000)
-                made = alerts.Silence(
-                    id=uuid.uuid4().hex[:8],
-                    covers=wish.covers,
-                    from_ms=begin_ms if wish.from_ms is None else wish.from_ms,
-                    until_ms=end_ms,
-                    by=sender,
-                    reason=wish.reason,
-                )
-                outcome = self._outcomes.book.silence(made, now_ms)
-            case "unsilence":
-                outcome, made = self._outcomes.book.unsilence(_asked(given, _Unsilence).id), None
-            case _:
-                raise errors.NotFound(f"there is no request {verb!r}")
+    async def _end(self, call: server.Call) -> None:
+        self._stop()
+
+    async def _store(self, outcome: alerts.Outcome) -> None:
         await self._outcomes.obey(outcome)
         await asyncio.to_thread(self._outcomes.save)
-        return made
 
 
-class _Acknowledge(msgspec.Struct, forbid_unknown_fields=True):
-    rule: str
-    about: str
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
-class _Silence(msgspec.Struct, forbid_unknown_fields=True):
-    covers: str
-    for_s: Annotated[float, msgspec.Meta(gt=0, le=SILENCE_S_MAX)]
-    from_ms: messages.TimeMs | None = None
-    reason: str = ""
+def _id(silence: alerts.Silence) -> str:
+    return silence.id
 
 
-class _Unsilence(msgspec.Struct, forbid_unknown_fields=True):
-    id: str
-
-
-def _asked(given: dict[str, Any], kind: type[Any]) -> Any:
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        raise errors.InvalidInput(str(error)) from error
+def _target(arguments: Mapping[str, Any]) -> str:
+    if "covers" in arguments:
+        return str(arguments["covers"])
+    return f"{arguments['rule']} {arguments['about']}" if "rule" in arguments else "-"

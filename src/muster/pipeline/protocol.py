@@ -24,8 +24,6 @@ ALERTS_STREAM = "alerts"
 ALERTS = subjects.said_by(PART, "*", "alert", ">")
 REPORTS = subjects.said_by(PART, "*", "report", ">")
 PROGRESS = subjects.said_by(PART, "*", "progress")
-READS = subjects.said_by(PART, "*", "read", "*")
-REQUESTS = subjects.said_by(PART, "*", "request", "*")
 TICK = "tick"
 
 Counts = dict[str, int]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import server
 from muster.core import errors, log, messages, reports
 from muster.pipeline import (
     checkpoint,
@@ -110,8 +111,11 @@ class Service:
         """Until `stop` is called or asked for."""
         await self._outcomes.open(self._places.streams)
         async with contextlib.AsyncExitStack() as stack:
-            for pattern in (protocol.READS, protocol.REQUESTS):
-                await stack.enter_async_context(await self._bus.subscribe(pattern, handler=self._desk.answer))
+            await stack.enter_async_context(
+                server.Server(
+                    self._bus, protocol.PART, self._desk.operations(), authorize=self._desk.authorize
+                )
+            )
             side = [
                 asyncio.create_task(self._every(min(TICK_S, self._settings.trigger_s / 2), self._tick)),
                 asyncio.create_task(self._every(1.0, self._outcomes.pass_time)),

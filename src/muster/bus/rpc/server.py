@@ -200,6 +200,7 @@ class Server:
         self._serving = serving
         self._subscriptions: list[api.Subscription] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._finishing: set[asyncio.Task[Any]] = set()  # done, and on their way to record and reply
         self._records: set[asyncio.Task[None]] = set()
         self._answers: dict[tuple[str, str], _Answer] = {}
         self._answers_bytes = 0
@@ -218,17 +219,19 @@ class Server:
             self._subscriptions.append(await self._bus.subscribe(pattern, handler=receive, group=self._group))
 
     async def close(self) -> None:
-        """What is under way is cancelled; what that leaves in doubt is in the audit when this returns."""
+        """What is under way is cancelled; what that leaves in doubt is in the audit when this returns.
+
+        What has been carried out is still recorded and answered.
+        """
         while self._subscriptions:
             await self._subscriptions.pop().close()
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._tasks - self._finishing:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._records:
-            _, late = await asyncio.wait(self._records, timeout=AUDIT_S)
-            for task in late:
-                task.cancel()
+        for tasks in (self._tasks, self._records):
+            if tasks:
+                _, late = await asyncio.wait(tasks, timeout=AUDIT_S)
+                for task in late:
+                    task.cancel()
 
     # Receiving.
 
@@ -256,6 +259,7 @@ class Server:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finishing.discard)
 
     async def _refuse(self, message: api.Message, error: errors.MusterError) -> None:
         self.outcomes[error.code] += 1
@@ -322,6 +326,8 @@ class Server:
                 f"{caller.operation} failed with an internal error ({type(error).__name__}); "
                 "the log of the service has the details"
             )
+        if (task := asyncio.current_task()) is not None:
+            self._finishing.add(task)
         self.outcomes[failure.code if failure else "done"] += 1
         if failure is not None:
             call.outcome = messages.Outcome.of(failure)

@@ -1,0 +1,67 @@
+"""Requests to the pipeline, over a real broker; no Spark is needed for them."""
+
+import contextlib
+
+import pytest
+
+from muster.bus import client as bus_client
+from muster.bus.rpc import client as rpc
+from muster.bus.rpc import server
+from muster.core import errors, messages
+from muster.pipeline import alerts, client, desk, protocol
+from tests.pipeline import test_outcomes
+
+COUNT = 6_000
+
+
+def _none() -> protocol.Progress:
+    raise errors.Unavailable("nothing runs")
+
+
+@contextlib.asynccontextmanager
+async def serving(broker, folder, operators=("*",)):
+    """The book, and a client of it."""
+    async with (
+        await bus_client.connect([broker.url], identity="pipeline") as bus,
+        await bus_client.connect([broker.url], identity="ann") as user,
+    ):
+        known = await test_outcomes.opened(bus, folder)
+        made = desk.Desk(known, operators, progress=_none, batches=list, stop=lambda: None)
+        async with server.Server(bus, protocol.PART, made.operations(), authorize=made.authorize):
+            yield known.book, user
+
+
+async def test_thousands_of_open_alerts_are_listed(broker, tmp_path):
+    """Issue 13, finding 1: without pages the answer was larger than a message, and none came."""
+    down = [alerts.Judgement("down", f"group:g{n:05}", True, 1000 + n % 7, group="g") for n in range(COUNT)]
+    async with serving(broker, tmp_path) as (book, user):
+        book.judge(down, 2000)
+        found = await client.Client(user).alerts()
+        assert [one.about for one in found] == [one.about for one in book.alerts()]
+        assert len(found) == COUNT
+
+
+async def test_each_change_is_in_the_audit_whoever_sent_it(broker, tmp_path):
+    async with serving(broker, tmp_path, operators=("ann",)) as (_, user):
+        ask = client.Client(user)
+        made = await ask.silence("group = 'web'", for_s=60)
+        await ask.unsilence(made.id)
+        with pytest.raises(errors.NotFound):
+            await ask.acknowledge("down", "group:none")
+        with pytest.raises(errors.InvalidInput, match="for_s"):
+            await ask.silence("TRUE", for_s=-1)
+        async with await bus_client.connect([broker.url], identity="eve") as eve:
+            data = b'{"covers": "TRUE", "for_s": 60}'
+            answer = await eve.request("muster.pipeline.from.eve.request.silence", data)  # by hand
+            with pytest.raises(errors.Forbidden, match="eve may not silence") as caught:
+                rpc.result_of(answer.data)
+            assert caught.value.exit_code == errors.Forbidden.exit_code
+        stream = await user.open_stream(messages.DECISIONS_STREAM)
+        lines = [messages.decode(one.data, messages.Decision) async for one in stream.read(1)]
+        assert [(one.who, one.what, one.target, one.outcome.value) for one in lines] == [
+            ("ann", "silence", "group = 'web'", "done"),
+            ("ann", "unsilence", made.id, "done"),
+            ("ann", "acknowledge", "down group:none", "refused"),
+            ("ann", "silence", "-", "refused"),
+            ("eve", "silence", "TRUE", "refused"),
+        ]

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import pathlib
 import platform
-import secrets
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ import msgspec
 from muster.bus import api
 from muster.bus.rpc import client
 from muster.core import errors, health, log, messages, subjects
-from muster.manage import hosting, household, protocol, secrecy
+from muster.manage import household, protocol, secrecy
 from muster.manage.adapters import base, catalogue
 from muster.trust import sealing
 
@@ -74,8 +73,8 @@ class Agent(household.Household):
         self._beat_s = beat_s
         self._machine = machine
         self._clock = clock
+        self._boot = int(clock() * 1000)
         self._types = tuple(types if types is not None else catalogue.names())
-        self._boot = secrets.randbits(48)
         self._sequence = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions: list[Closable] = []
@@ -144,8 +143,13 @@ class Agent(household.Household):
         # Agents that were started together beat apart from each other: each has its place within a period.
         await asyncio.sleep(self._beat_s * (zlib.crc32(self.name.encode()) % 1000) / 1000)
         while True:
-            with contextlib.suppress(errors.Unavailable):
+            try:
                 await self.beat()
+                await self._resume_again()
+            except errors.Unavailable:
+                pass
+            except Exception as error:  # noqa: BLE001  (whatever one resource is: the others need heartbeats)
+                events.error("beat-failed", agent=self.name, error=error)
             await asyncio.sleep(self._beat_s)
 
     async def beat(self) -> None:
@@ -158,7 +162,7 @@ class Agent(household.Household):
                         name,
                         seen.state if seen.exists else health.State.DOWN,
                         record.epoch,
-                        record.digest if seen.exists else "",
+                        seen.digest if seen.exists else "",
                         seen.reason[:REASON_MAX],
                     )
                 )
@@ -175,8 +179,10 @@ class Agent(household.Household):
                 await self._bus.publish(protocol.beat(self.name, manager), messages.encode(said, "msgpack"))
 
     def _changed(self, one: household.Hosted, observed: protocol.Observed) -> None:
-        before, one.seen = one.seen, hosting.bounded(observed, one.record.digest)
-        if (before.exists, before.state, before.reason) == (observed.exists, observed.state, observed.reason):
+        before = one.seen
+        one.see(observed)
+        now = one.seen
+        if (before.exists, before.state, before.reason) == (now.exists, now.state, now.reason):
             return
         self.tell(one, protocol.CHANGED, one.seen)
 
@@ -237,9 +243,9 @@ class Agent(household.Household):
             )
             try:
                 data = messages.encode(answer, "msgpack")
-            except messages.TooLarge:  # the properties come with the first look at each
+            except messages.TooLarge:  # the other properties come with the first look at each
                 slim = {
-                    name: msgspec.structs.replace(one, reason="", properties={})
+                    name: msgspec.structs.replace(one, reason="", properties=_exit_code(one))
                     for name, one in observed.items()
                 }
                 data = messages.encode(msgspec.structs.replace(answer, observed=slim), "msgpack")
@@ -282,6 +288,12 @@ def facts() -> dict[str, Any]:
         "architecture": platform.machine(),
         "python": platform.python_version(),
     }
+
+
+def _exit_code(observed: protocol.Observed) -> dict[str, Any]:
+    """The one property that managers decide by."""
+    properties = observed.properties
+    return {"exit_code": properties["exit_code"]} if "exit_code" in properties else {}
 
 
 def _encoded(answer: protocol.Answer) -> bytes:

@@ -77,6 +77,10 @@ class Hosted:
         while len(self.record.operations) > REMEMBERED:
             del self.record.operations[next(iter(self.record.operations))]
 
+    def forget(self, id: str) -> None:
+        """It was not begun after all."""
+        self.record.operations.pop(id, None)
+
     def end(self, answer: protocol.Answer) -> None:
         if answer.id in self.record.operations:
             self.record.operations[answer.id] = answer
@@ -100,8 +104,10 @@ def bounded(observed: protocol.Observed, digest: str) -> protocol.Observed:
                 properties = {"left_out": f"more than {PROPERTIES_BYTES_MAX} bytes"}
         except (TypeError, ValueError, RecursionError) as error:
             properties = {"left_out": str(error)[:200]}
-    return protocol.Observed(
-        observed.exists, observed.state, observed.reason[:REASON_MAX], observed.digest or digest, properties
+    # A lone surrogate, as in a file name that is not UTF-8, cannot be sent.
+    reason = observed.reason[:REASON_MAX].encode("utf-8", "replace").decode()
+    return msgspec.structs.replace(
+        observed, reason=reason, digest=observed.digest or digest, properties=properties
     )
 
 

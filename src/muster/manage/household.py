@@ -10,20 +10,21 @@ from __future__ import annotations
 import abc
 import asyncio
 import functools
-import os
 import pathlib
+import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from muster.core import errors, log, messages
+from muster.core import errors, files, health, log, messages
 from muster.manage import hosting, manifest, protocol
 from muster.manage.adapters import base
 
 events = log.Events("manage")
 
 SYNCS_AT_ONCE = 8  # concurrent syncs share the disk's work
+RESUME_S = 30.0  # for one adapter to find its resource again
 EVENTS_A_SECOND = 10  # of one resource; what is more is told by the next heartbeat
 CHANGING = (
     *(protocol.Verb.PUT, protocol.Verb.CREATE, protocol.Verb.DELETE),
@@ -32,17 +33,20 @@ CHANGING = (
 
 
 class Hosted(hosting.Hosted):
-    """With its adapter, and what was last seen."""
+    """With its adapter, and what was last seen. ``boot`` is the agent's, and grows with each start."""
 
     place: base.Place
 
-    def __init__(self, record: hosting.Record) -> None:
+    def __init__(self, record: hosting.Record, boot: int = 0) -> None:
         super().__init__(record)
         self.adapter: base.Adapter | None = None
         self.seen = protocol.Observed(False)
+        self.resumed = True  # False: its adapter could not find the resource again after a restart
+        self.sequence = 0  # of the last observation
         self.lock = asyncio.Lock()
         self.saving = asyncio.Lock()
         self.stored = (record.epoch, record.manager)  # on disk
+        self._boot = boot
         self._second = 0
         self._told = 0
 
@@ -50,10 +54,17 @@ class Hosted(hosting.Hosted):
         """Be what ``old`` was; it is nothing from now on."""
         self.take_record(old)
         self.adapter, old.adapter = old.adapter, None
-        self.seen, old.seen = old.seen, protocol.Observed(False)
+        self.see(old.seen)
+        old.see(protocol.Observed(False))
         assert self.adapter is not None
         self.place.runtime, old.place.runtime = self.record.runtime, old.record.runtime
         self.adapter.place = self.place
+
+    def see(self, observed: protocol.Observed) -> None:
+        """Take an observation that is made now."""
+        self.sequence += 1
+        bounded = hosting.bounded(observed, self.record.digest if observed.exists else "")
+        self.seen = msgspec.structs.replace(bounded, boot=self._boot, sequence=self.sequence)
 
     def allowance(self, now: float) -> bool:
         if int(now) != self._second:
@@ -72,6 +83,7 @@ class Household(abc.ABC):
         self.hosted: dict[str, Hosted] = {}
         self._folder = folder
         self._adapters = adapters
+        self._boot = int(time.time() * 1000)
 
     @abc.abstractmethod
     def _changed(self, one: Hosted, observed: protocol.Observed) -> None:
@@ -89,15 +101,44 @@ class Household(abc.ABC):
         """Find again what was hosted before a restart."""
         if self._folder is None:
             return
+        self._boot = await asyncio.to_thread(_next_boot, self._folder, self._boot)
         for record in hosting.settled(await asyncio.to_thread(_load, self._folder)):
             one = self._host(record.name, record)
-            if record.config is None:
-                continue
-            try:
-                adapter = one.adapter = self._adapters(record.type)(one.place)
-                await adapter.resume(base.convert(type(adapter), record.config))
-            except errors.MusterError as error:
+            if record.config is not None:
+                one.resumed = False
+                await self._resume_quietly(one)
+
+    async def _resume_again(self) -> None:
+        """Try again what could not be found when the agent was started."""
+        for one in list(self.hosted.values()):
+            if not one.resumed and not one.lock.locked():
+                async with one.lock:
+                    await self._resume_quietly(one)
+
+    async def _resume_quietly(self, one: Hosted) -> None:
+        """One whose adapter fails is ``unknown``: it may run, so nothing is done to it; the others go on."""
+        record = one.record
+        try:
+            async with asyncio.timeout(RESUME_S):
+                await self._resume_one(one, record.type, record.config or {})
+                await self._look(one)
+        except Exception as error:  # noqa: BLE001  (an adapter is others' code)
+            reason = f"not found again after a restart of its agent: {type(error).__name__}: {error}"
+            if one.seen.reason != reason:
                 events.warning("not-resumed", resource=record.name, error=error)
+                one.see(protocol.Observed(True, health.State.UNKNOWN, reason))
+
+    async def _resume_one(self, one: Hosted, type_name: str, config: dict[str, Any]) -> None:
+        """With a new adapter: one that failed half-way may have begun to watch."""
+        if one.resumed:
+            return
+        if one.adapter is not None:
+            await one.adapter.close()
+        one.adapter = None
+        adapter = self._adapters(type_name)(one.place)
+        one.adapter = adapter
+        await adapter.resume(base.convert(type(adapter), config))
+        one.resumed = True
 
     async def obey(self, operation: protocol.Operation) -> protocol.Answer:
         """Carry out one operation, once."""
@@ -122,11 +163,20 @@ class Household(abc.ABC):
             changing = operation.verb in CHANGING
             if changing:
                 one.begin(operation.id)
-                await self._save(one)
+                try:
+                    await self._save(one)
+                except OSError as error:
+                    one.forget(operation.id)
+                    reason = f"nothing was done: {self.name} cannot store that it begins: {error}"
+                    refused = hosting.refusal(operation.id, errors.Unavailable(reason), one.record.epoch)
+                    return msgspec.structs.replace(refused, code="not-stored")
             answer = await self._try(one, operation)
             if changing:
                 one.end(answer)
-                await self._save(one)
+                try:
+                    await self._save(one)
+                except OSError as error:  # the outcome is known all the same; after a crash it is in doubt
+                    events.error("outcome-not-stored", resource=operation.resource, error=error)
             return answer
 
     async def _try(self, one: Hosted, operation: protocol.Operation) -> protocol.Answer:
@@ -162,6 +212,12 @@ class Household(abc.ABC):
 
     async def _do(self, one: Hosted, operation: protocol.Operation) -> Any:
         record = one.record
+        if operation.generation:
+            one.place.generation = operation.generation
+        if not one.resumed and record.config is not None:
+            renewed = operation.verb in (protocol.Verb.CREATE, protocol.Verb.PUT)
+            config = operation.config if renewed else record.config
+            await self._resume_one(one, (renewed and operation.type) or record.type, config)
         match operation.verb:
             case protocol.Verb.GET:
                 await self._look(one)
@@ -185,6 +241,7 @@ class Household(abc.ABC):
                     await one.adapter.delete()
                     await one.adapter.close()
                 one.adapter, record.config, record.digest = None, None, ""
+                one.resumed = True
                 record.runtime.clear()
                 record.manager = ""  # nobody hears of it any more; its epoch stays
             case protocol.Verb.EXECUTE:
@@ -226,16 +283,19 @@ class Household(abc.ABC):
 
     async def _look(self, one: Hosted) -> None:
         if one.adapter is None or one.record.config is None:
-            one.seen = protocol.Observed(False)
+            one.see(protocol.Observed(False))
             return
-        one.seen = hosting.bounded(await one.adapter.observe(), one.record.digest)
+        before = one.sequence
+        observed = await one.adapter.observe()
+        if one.sequence == before:  # or the adapter has told of a change since it began to look
+            one.see(observed)
 
     # What it keeps
 
     def _host(self, name: str, record: hosting.Record | None = None) -> Hosted:
         one = self.hosted.get(name)
         if one is None:
-            one = self.hosted[name] = Hosted(record or hosting.Record(name=name))
+            one = self.hosted[name] = Hosted(record or hosting.Record(name=name), self._boot)
             one.place = base.Place(
                 name=name,
                 folder=self._folder / name if self._folder is not None else None,
@@ -244,6 +304,7 @@ class Household(abc.ABC):
                 runtime=one.record.runtime,
                 neighbour=self._neighbour,
                 stored=functools.partial(self._stored_secret, one),
+                save=functools.partial(self._save, one),
             )
         return one
 
@@ -293,11 +354,22 @@ def _load(folder: pathlib.Path) -> list[hosting.Record]:
     return found
 
 
+def _next_boot(folder: pathlib.Path, now_ms: int) -> int:
+    """A number above those of all starts before, also where the clock was set back."""
+    path = folder / "boot"
+    try:
+        last = int(path.read_text())
+    except (OSError, ValueError):
+        last = 0
+    boot = max(last + 1, now_ms)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write(path, str(boot).encode())
+    except OSError as error:  # a full disk, say: the clock has to do
+        events.warning("boot-not-stored", error=error)
+    return boot
+
+
 def _store(path: pathlib.Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".new")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    files.write(path, data)

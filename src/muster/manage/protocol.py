@@ -63,13 +63,21 @@ class Wanted(enum.Enum):
 
 
 class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an adapter sees of its resource. ``digest`` is of the configuration that the resource has."""
+    """What an adapter sees of its resource. ``digest`` is of the configuration that the resource has.
+
+    ``ran``: the generation that its last run was started for (0: it never ran), None where the adapter cannot
+    tell.  ``boot`` (it grows with each start of the agent) and ``sequence`` order the observations of one
+    resource: the later one counts, whichever arrives last.
+    """
 
     exists: bool
     state: health.State = health.State.DOWN
     reason: str = ""
     digest: str = ""
     properties: Values = {}
+    ran: int | None = None
+    boot: int = 0
+    sequence: int = 0
 
 
 class Operation(messages.Message, frozen=True, kw_only=True, tag="operation/1", omit_defaults=True):
@@ -84,6 +92,7 @@ class Operation(messages.Message, frozen=True, kw_only=True, tag="operation/1", 
     operation: messages.Text = ""  # of an execution
     arguments: Values = msgspec.field(default_factory=dict)
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = OPERATION_TIMEOUT_S
+    generation: messages.Count = 0  # of the wish that it is to bring about; 0: of none
 
 
 class Answer(messages.Message, frozen=True, kw_only=True, tag="answer/1", omit_defaults=True):
@@ -142,7 +151,7 @@ class Event(messages.Message, frozen=True, kw_only=True, tag="resource-event/1",
 
 
 class Hello(messages.Message, frozen=True, kw_only=True, tag="agent-hello/1", omit_defaults=True):
-    """``boot`` differs at each start; ``machine`` stays, and differs on a machine that was set up anew."""
+    """``boot`` grows with each start; ``machine`` stays, and differs on a machine that was set up anew."""
 
     boot: messages.Count
     machine: messages.Text = ""
@@ -200,6 +209,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     drift: str = ""
     restarts: int = 0
     failures_ms: tuple[int, ...] = ()  # when it fell, within the restart window: so that counting goes on
+    wish: int = 0  # the generation that was in force
+    ran: int = 0  # the last generation that it is known to have run for
+    given_up: bool = False  # no further attempts for the wish in force
     gone: bool = False
     properties: Values = {}
     superseded_by: int = 0  # the higher epoch that the agent obeys; nothing else of this status holds then

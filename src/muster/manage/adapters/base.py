@@ -7,6 +7,7 @@ may rely on:
 - calls come one at a time, from one event loop, each with a deadline (cancellation means: time is up);
 - each must be idempotent: after a crash, the same call may come again;
 - `Place.runtime` is stored when a call returns, and handed back in `resume` after the agent was restarted;
+  `Place.save` stores it at once, for what must be on disk before the adapter goes on;
 - whatever happens to the resource between calls is told with `Place.changed`, as soon as it is known.
 
 ``do_NAME`` coroutines are operations that `muster exec RESOURCE NAME` calls; ``start``, ``stop`` and
@@ -31,6 +32,9 @@ from muster.manage import protocol
 OPERATION_PREFIX = "do_"
 
 
+async def _nothing_to_save() -> None: ...
+
+
 @dataclass(slots=True)
 class Place:
     """Where an adapter stands: what its agent gives it."""
@@ -43,6 +47,8 @@ class Place:
     neighbour: Callable[[str], Adapter | None] = lambda _: None  # another resource of the same agent
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     stored: Callable[[str], Awaitable[str]] | None = None  # the secret of this name in the domain's store
+    save: Callable[[], Awaitable[None]] = _nothing_to_save
+    generation: int = 0  # of the wish that the call under way, or the last one, is to bring about
 
     async def secret(self, reference: Mapping[str, str]) -> str:
         """The value behind ``{"secret": "file:…"}`` (or env, or store): to be used, and not to be kept."""

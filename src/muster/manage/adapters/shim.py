@@ -1,0 +1,131 @@
+"""A process whose exit code outlives the agent that started it.
+
+The kernel reports an exit code to the parent only, and an agent may be restarted while the process runs.  So
+the parent is a small shell (the shim), which leads the session, survives the signals sent to that, and waits.
+It appends two lines to a record, which begins with the run's token: the number of the process when it begins,
+and its exit code when it has ended.  A record of the token alone means that the process never began.
+
+The agent stores a random token before it starts the shim, and the shim carries the token in its environment:
+after a crash between the start and its record, the shim is found again by it, and nothing is started twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from muster.manage import pids
+
+TOKEN = "MUSTER_RUN"
+SHELL = "/bin/sh"
+_RECORD_FD = 3
+
+# A trap is reset to the default in what the shell starts; an ignored signal would stay ignored there.
+_SHIM = f"""
+trap : HUP INT QUIT ABRT USR1 USR2 PIPE ALRM TERM XCPU
+exec 2>/dev/null
+{SHELL} -c "$0" "$@" 2>&1
+code=$?
+echo "$code" >&{_RECORD_FD}
+exit "$code"
+"""
+_BEGIN = f'echo "$$" >&{_RECORD_FD}; exec {_RECORD_FD}>&-; '
+_RUN = _BEGIN + 'exec "$0" "$@"'
+_RUN_IN = _BEGIN + 'cd -- "$0" && exec "$@"'
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``pid`` of the command; None: it never began. ``exit_code``: a signal is negative; None: unknown."""
+
+    pid: int | None = None
+    exit_code: int | None = None
+
+
+def spawn(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    token: str,
+    directory: str,
+    output: int,
+    record: pathlib.Path | None,
+) -> int:
+    """The number of the shim. No object of ours stands for it, so none complains when the agent ends first.
+
+    `OSError` where the command cannot be executed.
+    """
+    _require_executable(command[0], environment, directory)
+    inner = [_RUN_IN, directory, *command] if directory else [_RUN, *command]
+    file = os.open(record or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    try:
+        os.write(file, f"{token}\n".encode())
+        return os.posix_spawn(
+            SHELL,
+            [SHELL, "-c", _SHIM, *inner],
+            {**environment, TOKEN: token},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_DUP2, output, 2),
+                (os.POSIX_SPAWN_DUP2, file, _RECORD_FD),
+            ],
+            setsid=True,
+        )
+    finally:
+        os.close(file)
+
+
+def _require_executable(program: str, environment: Mapping[str, str], directory: str) -> None:
+    """Refuse now what the shim could only refuse in the output file."""
+    if directory and not pathlib.Path(directory).is_dir():
+        raise NotADirectoryError(f"no such directory: {directory}")
+    where = os.path.join(directory, program) if "/" in program else program  # which may be absolute
+    if shutil.which(where, path=environment.get("PATH", os.defpath)) is None:
+        raise FileNotFoundError(f"no such program, or it cannot be executed: {program}")
+
+
+def read(path: pathlib.Path | None, token: str) -> Record:
+    """What the shim of this run has recorded; `OSError` where that cannot be read now."""
+    if path is None:
+        return Record()
+    try:
+        first, *lines = path.read_text().split("\n")[:-1]
+    except (FileNotFoundError, ValueError):
+        return Record()
+    if first != token:
+        return Record()
+    pid, code = ([int(line) for line in lines if line.isdecimal()] + [None, None])[:2]
+    return Record(pid, exit_code(code))
+
+
+def exit_code(status: int | None) -> int | None:
+    """A shell tells of a signal as 128 and its number; elsewhere a signal is negative."""
+    return 128 - status if status is not None and 128 < status < 160 else status
+
+
+def find(token: str) -> int | None:
+    """The shim that carries ``token``, if it runs."""
+    return next((pid for pid in _carriers(token) if pids.leads_session(pid)), None)
+
+
+def kill_rest(token: str) -> None:
+    """What is left of a run whose shim has ended: it would be at work beside the next run."""
+    for pid in _carriers(token):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _carriers(token: str) -> list[int]:
+    entry = f"{TOKEN}={token}".encode()
+    carriers = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(PermissionError, FileNotFoundError, ProcessLookupError):
+            if entry in path.read_bytes().split(b"\0"):
+                carriers.append(int(path.parent.name))
+    return carriers

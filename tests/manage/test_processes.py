@@ -1,0 +1,521 @@
+"""Processes of an agent through crashes, cancellations and shortages: never two, never one lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from muster.bus.memory import network
+from muster.core import health, messages
+from muster.manage import agent, hosting, household, pids, protocol
+from muster.manage.adapters import base, checks, memory, process, shim
+from muster.testing.eventually import eventually, throughout
+from tests.manage import test_adapters
+
+STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+UP, DOWN = health.State.UP, health.State.DOWN
+
+
+class House:
+    """An agent on a simulated bus; a second one in the same folder is the first one restarted."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.agent: agent.Agent
+        self.number = 0
+
+    async def start(self, **options: Any) -> agent.Agent:
+        bus = await network.Network(1).connect("host")
+        self.agent = agent.Agent(bus, self.folder, beat_s=0.05, **options)
+        await self.agent.start()
+        return self.agent
+
+    async def do(self, verb: str, name: str = "thing", **more: Any) -> protocol.Answer:
+        self.number += 1
+        given = {"id": f"op-{id(self)}-{self.number}", "type": "process", "epoch": 1, **more}
+        return await self.agent.obey(protocol.Operation(verb=protocol.Verb(verb), resource=name, **given))
+
+    @property
+    def one(self) -> household.Hosted:
+        return self.agent.hosted["thing"]
+
+    @property
+    def seen(self) -> protocol.Observed:
+        return self.one.seen
+
+    @property
+    def adapter(self) -> Any:
+        return self.one.adapter
+
+
+@pytest.fixture
+async def house(tmp_path):
+    made = House(tmp_path / "hosted")
+    await made.start()
+    yield made
+    await made.agent.stop()
+    for one in made.agent.hosted.values():
+        if one.adapter is not None:
+            await one.adapter.delete()
+
+
+def carriers(mark: str) -> list[int]:
+    """The processes that were started with ``mark`` in their command, without their shims."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = one.cmdline()
+            if mark in words and words[0] != shim.SHELL and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one.pid)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return test_adapters.runs(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_down(one: household.Hosted) -> bool:
+    return one.seen.state is DOWN
+
+
+def mark() -> str:
+    """An argument of ``sleep`` that no other process has."""
+    return f"{1000 + time.monotonic_ns() % 10**9}.5"
+
+
+# Stopping
+
+
+async def test_a_grace_period_may_be_longer_than_an_operation(house):
+    config = {"command": ["sh", "-c", STUBBORN], "stop_s": 0.4}
+    await house.do("create", config=config)
+    pid = house.seen.properties["pid"]
+    await eventually(lambda: "ready" in house.adapter._output_path().read_text())
+    first = await house.do("execute", operation="stop", timeout_s=0.1)
+    assert first.outcome is messages.Outcome.IN_DOUBT
+    second = await house.do("execute", operation="stop", timeout_s=5)
+    assert second.outcome is messages.Outcome.DONE
+    assert not is_alive(pid)
+    assert house.seen.state is DOWN
+
+
+async def test_a_configuration_is_applied_when_its_process_runs_and_not_before(house):
+    await house.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.4})
+    old = house.seen.properties["pid"]
+    await eventually(lambda: "ready" in house.adapter._output_path().read_text())
+    word = mark()
+    new = {"command": ["sleep", word], "stop_s": 0.4}
+    answers: list[protocol.Answer] = []
+    while not answers or answers[-1].outcome is messages.Outcome.IN_DOUBT:
+        answers.append(await house.do("put", config=new, timeout_s=0.1))
+        assert answers[-1].outcome is messages.Outcome.DONE or house.one.record.digest == ""
+    assert len(answers) > 1
+    assert answers[-1].outcome is messages.Outcome.DONE
+    assert not is_alive(old)
+    assert carriers(word) == [house.seen.properties["pid"]]
+
+
+async def test_a_restart_that_outlasts_its_operation_is_not_a_fall(house, monkeypatch):
+    """A manager that hears of it meanwhile must not take it for one."""
+    await house.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.2})
+    await eventually(lambda: "ready" in house.adapter._output_path().read_text())
+    states: list[health.State] = []
+    see = house.one.see
+
+    def spy(observed: protocol.Observed) -> None:
+        states.append(observed.state)
+        see(observed)
+
+    monkeypatch.setattr(house.one, "see", spy)
+    answer = await house.do("execute", operation="restart", timeout_s=0.05)
+    assert answer.outcome is messages.Outcome.IN_DOUBT
+    await eventually(lambda: UP in states)
+    assert DOWN not in states
+
+
+async def test_a_command_that_left_its_session_is_stopped_as_well(house):
+    words = "import os, time; os.setsid(); print('left', flush=True); time.sleep(1000)"
+    await house.do("create", config={"command": [sys.executable, "-c", words], "stop_s": 5})
+    pid = house.seen.properties["pid"]
+    await eventually(lambda: "left" in house.adapter._output_path().read_text())
+    await house.do("execute", operation="stop")
+    assert not is_alive(pid)
+    assert house.seen.properties["exit_code"] == -signal.SIGTERM
+
+
+# Starting
+
+
+async def test_a_start_that_is_cancelled_while_it_spawns_is_seen_through(house, monkeypatch):
+    spawn = process.Process._spawn
+
+    def slow(self: Any, *arguments: Any) -> int:
+        time.sleep(0.2)
+        return spawn(self, *arguments)
+
+    monkeypatch.setattr(process.Process, "_spawn", slow)
+    config = {"command": ["sleep", mark()]}
+    first = await house.do("create", config=config, timeout_s=0.05)
+    assert first.outcome is messages.Outcome.IN_DOUBT
+    await house.do("create", config=config)
+    await house.do("execute", operation="start")
+    assert carriers(config["command"][1]) == [house.seen.properties["pid"]]
+
+
+CRASH = """
+import asyncio, os, pathlib, sys
+from muster.manage.adapters import process
+from tests.manage import test_processes
+
+def crash(self, *arguments, spawn=process.Process._spawn):
+    {before}
+    spawn(self, *arguments)
+    os._exit(0)
+
+async def main():
+    house = test_processes.House(pathlib.Path(sys.argv[1]))
+    await house.start()
+    process.Process._spawn = crash
+    await house.do("create", config={{"command": ["sleep", sys.argv[2]]}}, generation=3)
+
+asyncio.run(main())
+"""
+
+
+def crash_in_spawn(folder: pathlib.Path, word: str, before: str = "") -> None:
+    code = CRASH.format(before=before or "pass")
+    subprocess.run([sys.executable, "-c", code, str(folder), word], check=True, timeout=30)
+
+
+@pytest.mark.may_block(reason="an agent is run until it crashes")
+async def test_an_agent_that_dies_between_the_start_and_its_record_finds_the_process_again(house):
+    word = mark()
+    await house.agent.stop()
+    crash_in_spawn(house.folder, word)
+    await eventually(lambda: carriers(word))
+    await house.start()
+    assert house.seen.state is UP
+    assert house.seen.ran == 3
+    await house.do("execute", operation="start")
+    assert carriers(word) == [house.seen.properties["pid"]]
+    await house.do("delete")
+    assert carriers(word) == []
+
+
+@pytest.mark.may_block(reason="an agent is run until it crashes")
+async def test_an_agent_that_dies_before_the_start_says_that_it_never_ran(house):
+    word = mark()
+    await house.agent.stop()
+    crash_in_spawn(house.folder, word, before="os._exit(0)")
+    await house.start()
+    assert (house.seen.exists, house.seen.state, house.seen.ran) == (True, DOWN, 0)
+    assert house.seen.reason == "never started"
+
+
+async def test_the_exit_code_outlives_the_agent(house, tmp_path):
+    """Whether the process ends while there is no agent, or when there is another."""
+    for name, when in (("a", "without"), ("b", "with")):
+        gate = tmp_path / f"gate-{name}"
+        os.mkfifo(gate)
+        command = ["sh", "-c", f"read line < {gate}; exit 7"]
+        await house.do("create", name, config={"command": command}, generation=5)
+        await house.agent.stop()
+        leader = house.agent.hosted[name].record.runtime["leader"]
+        if when == "without":
+            await asyncio.to_thread(gate.write_text, "go\n")
+            await pids.end_of(leader)
+        await house.start()
+        if when == "with":
+            assert house.agent.hosted[name].seen.state is UP
+            await asyncio.to_thread(gate.write_text, "go\n")
+        one = house.agent.hosted[name]
+        await eventually(functools.partial(is_down, one))
+        seen = one.seen
+        assert seen.properties["exit_code"] == 7
+        assert seen.ran == 5
+        assert "exit code 7" in seen.reason
+
+
+async def test_what_is_left_of_a_run_ends_when_the_agent_finds_its_leader_gone(house, tmp_path):
+    word = mark()
+    await house.do("create", config={"command": ["sh", "-c", f"sleep {word} & wait"]})
+    await eventually(lambda: carriers(word))
+    await house.agent.stop()
+    os.kill(house.one.record.runtime["leader"], signal.SIGKILL)
+    os.kill(house.seen.properties["pid"], signal.SIGKILL)
+    assert carriers(word)
+    await house.start()
+    assert house.seen.state is DOWN
+    await eventually(lambda: not carriers(word))
+
+
+async def test_signals_and_exit_codes_are_told_apart(house):
+    for words, code in (("exit 3", 3), ("exit 255", 255), ("kill -TERM $$", -15), ("kill -KILL $$", -9)):
+        await house.do("create", config={"command": ["sh", "-c", "read line < /dev/zero"]})
+        await house.do("put", config={"command": ["sh", "-c", words]})
+        await eventually(lambda: house.seen.state is DOWN)
+        assert house.seen.properties["exit_code"] == code
+        await house.do("delete")
+
+
+async def test_what_cannot_be_executed_is_refused(house, tmp_path):
+    (tmp_path / "data").write_text("no program")
+    for config in (
+        {"command": ["no-such-program"]},
+        {"command": [str(tmp_path / "data")]},
+        {"command": ["sleep", "1"], "directory": str(tmp_path / "nowhere")},
+        {"command": ["sleep", "1"], "environment": {"PATH": "/nowhere"}, "user_environment": False},
+    ):
+        answer = await house.do("create", config=config)
+        assert answer.outcome is messages.Outcome.FAILED, config
+        assert "cannot be started" in answer.reason
+        await house.do("delete")
+    (tmp_path / "tool").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "tool").chmod(0o755)
+    answer = await house.do("create", config={"command": ["./tool"], "directory": str(tmp_path)})
+    assert answer.outcome is messages.Outcome.DONE
+
+
+# Shortages
+
+
+async def test_a_process_is_not_taken_for_ended_for_want_of_descriptors(house, monkeypatch):
+    opened = os.pidfd_open
+    short = True
+
+    def pidfd_open(pid: int, flags: int = 0) -> int:
+        if short:
+            raise OSError(errno.EMFILE, "too many open files")
+        return opened(pid, flags)
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    monkeypatch.setattr(pids, "POLL_S", 0.01)
+    await house.do("create", config={"command": ["sleep", "1000"]})
+    await throughout(lambda: house.seen.state is UP, for_s=0.1)
+    os.kill(house.seen.properties["pid"], signal.SIGTERM)
+    await eventually(lambda: house.seen.state is DOWN)
+    assert house.seen.properties["exit_code"] == -15, "polled for"
+    await house.do("execute", operation="start")
+    short = False
+    await asyncio.sleep(0)
+    os.kill(house.seen.properties["pid"], signal.SIGTERM)
+    await eventually(lambda: house.seen.state is DOWN)
+
+
+async def test_the_end_of_another_process_is_polled_for(monkeypatch, start_process):
+    child = await start_process("sh", "-c", "sleep 1000 & wait")
+    await eventually(lambda: psutil.Process(child.pid).children())
+    (grandchild,) = (one.pid for one in psutil.Process(child.pid).children())
+
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(pids, "POLL_S", 0.01)
+    end = asyncio.ensure_future(pids.end_of(grandchild))
+    await throughout(lambda: not end.done(), for_s=0.05)
+    os.kill(grandchild, signal.SIGKILL)
+    assert await end is None
+
+
+async def test_a_number_that_another_process_has_is_not_waited_for(start_process):
+    child = await start_process("sleep", "1000")
+    assert await pids.end_of(child.pid, "another:1") is None
+
+
+async def test_a_check_that_cannot_be_made_is_no_failure(house, monkeypatch):
+    made = 0
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        nonlocal made
+        made += 1
+        raise OSError(errno.EMFILE, "too many open files")
+
+    check = {"kind": "port", "port": 1, "every_s": 0.01, "failures": 1, "start_s": 0}
+    config = {"command": ["sleep", "1000"], "health": check}
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "open_connection", fail)
+        await house.do("create", config=config)
+        pid = house.seen.properties["pid"]
+        await eventually(lambda: made > 5)
+        assert is_alive(pid)
+    await eventually(lambda: house.seen.state is DOWN)
+    assert "did not work" in house.seen.reason
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+    with pytest.raises(checks.Inconclusive):
+        await checks.problem(checks.Check(kind="command", command=("true",)))
+
+
+async def test_an_operation_whose_beginning_cannot_be_stored_is_not_begun(house, monkeypatch):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    await house.do("create", config={"command": ["sleep", "1000"]})
+    pid = house.seen.properties["pid"]
+    with monkeypatch.context() as patched:
+        patched.setattr(household, "_store", full)
+        answer = await house.do("execute", operation="stop", id="stop-1")
+        assert (answer.outcome, answer.code) == (messages.Outcome.FAILED, "not-stored")
+        assert is_alive(pid)
+    answer = await house.do("execute", operation="stop", id="stop-1")
+    assert answer.outcome is messages.Outcome.DONE, "it was never begun, so it may be asked for again"
+
+
+# Adoption
+
+
+async def test_a_stale_pid_file_adopts_no_stranger(house, tmp_path, start_process):
+    stranger = await start_process("sleep", "1000")
+    file = tmp_path / "pid"
+    file.write_text(str(stranger.pid))
+    hour_ago = time.time() - 3600
+    os.utime(file, (hour_ago, hour_ago))
+    config = {"command": ["sleep", "2000"], "pid_file": str(file)}
+    answer = await house.do("create", config=config)
+    assert answer.observed is not None
+    assert answer.observed.properties["pid"] not in (None, stranger.pid)
+    await house.do("delete")
+    same = {"command": ["sleep", "1000"], "pid_file": str(file)}
+    answer = await house.do("create", config=same)
+    assert answer.observed is not None
+    assert answer.observed.properties["pid"] == stranger.pid, "the clock may have been set: the command is it"
+    for text in (str(os.getpid()), "1", "0", "-1", "none", "99999999"):
+        file.write_text(text)
+        assert process._running_by(msgspec.convert(config, process.Config)) is None
+
+
+async def test_a_process_of_another_boot_is_another_process(house):
+    await house.do("create", config={"command": ["sleep", "1000"]})
+    await house.agent.stop()
+    path = house.folder / "thing.json"
+    record = msgspec.json.decode(path.read_bytes(), type=hosting.Record)
+    boot, _, ticks = record.runtime["birth"].partition(":")
+    assert boot
+    record.runtime["birth"] = f"another:{ticks}"
+    path.write_bytes(msgspec.json.encode(record))
+    old = house.agent
+    await house.start()
+    assert house.seen.state is DOWN
+    await eventually(lambda: not test_adapters.runs(psutil.Process(old.hosted["thing"].adapter._pid)))
+
+
+# Adapters that fail
+
+
+class Broken(memory.Memory):
+    type_name = "broken"
+    faults: list[BaseException] = []  # noqa: RUF012  (a test's)
+
+    async def resume(self, config: Any) -> None:
+        if self.faults:
+            raise self.faults[0]
+        await super().resume(config)
+
+
+def find(name: str) -> type[base.Adapter]:
+    return {"broken": Broken, "memory": memory.Memory}[name]
+
+
+@pytest.fixture
+def broken(monkeypatch, tmp_path):
+    folder = tmp_path / "hosted"
+    for name, kind in (("bad", "broken"), ("good", "memory")):
+        record = hosting.Record(
+            name=name, type=kind, config={}, digest="d", epoch=1, manager="m1", runtime={"state": "up"}
+        )
+        household._store(folder / f"{name}.json", hosting.Hosted(record).to_store())
+    monkeypatch.setattr(Broken, "faults", [KeyError("its own fault")])
+    return Broken
+
+
+@pytest.mark.may_block(reason="records are written as a former agent did")
+async def test_an_adapter_that_cannot_resume_costs_its_own_resource_only(broken, tmp_path):
+    house = House(tmp_path / "hosted")
+    await house.start(adapters=find, types=("broken", "memory"))
+    bad, good = house.agent.hosted["bad"], house.agent.hosted["good"]
+    assert good.seen.state is UP
+    assert (bad.seen.exists, bad.seen.state) == (True, health.State.UNKNOWN)
+    assert "its own fault" in bad.seen.reason
+    answer = await house.do("execute", "bad", operation="echo")
+    assert answer.outcome is messages.Outcome.FAILED
+    broken.faults.clear()
+    await eventually(lambda: bad.seen.state is UP)  # with a later heartbeat
+    assert (await house.do("execute", "bad", operation="echo")).outcome is messages.Outcome.DONE
+    await house.agent.stop()
+
+
+@pytest.mark.may_block(reason="records are written as a former agent did")
+async def test_an_operation_finds_again_what_could_not_be_found_at_the_start(broken, tmp_path, monkeypatch):
+    house = House(tmp_path / "hosted")
+
+    async def never(_: Any) -> None: ...
+
+    monkeypatch.setattr(agent.Agent, "_resume_again", never)
+    await house.start(adapters=find, types=("broken", "memory"))
+    broken.faults.clear()
+    answer = await house.do("put", "bad", type="broken", config={"value": 2})
+    assert answer.outcome is messages.Outcome.DONE
+    adapter: Any = house.agent.hosted["bad"].adapter
+    assert adapter.done == ["put"], "what is there is not created"
+    await house.agent.stop()
+
+
+async def test_no_text_of_an_adapter_ends_the_heartbeats(house):
+    net = network.Network(1)
+    other = agent.Agent(await net.connect("talker"), None, beat_s=0.01, adapters=lambda _: memory.Memory)
+    heard: list[Any] = []
+    manager = await net.connect("m1")
+    await manager.subscribe(protocol.beats_to("m1"), handler=heard.append)
+    async with other:
+        for name in ("a", "b"):
+            operation = protocol.Operation(
+                id=name, verb=protocol.Verb.CREATE, resource=name, epoch=1, manager="m1", type="memory"
+            )
+            await other.obey(operation)
+        adapter: Any = other.hosted["a"].adapter
+        adapter.die("file \udcff is missing")  # as os.fsdecode makes of a name
+        await eventually(lambda: len(heard) > 3)
+        other.hosted["a"].seen = msgspec.structs.replace(other.hosted["a"].seen, reason="\udcff")
+        await throughout(lambda: True, for_s=0.05)
+        other.hosted["a"].seen = msgspec.structs.replace(other.hosted["a"].seen, reason="")
+        before = len(heard)
+        await eventually(lambda: len(heard) > before + 3)
+
+
+# The order of observations
+
+
+async def test_a_look_that_a_change_overtook_is_not_taken(house):
+    await house.do("create", "m", type="memory")
+    one = house.agent.hosted["m"]
+    adapter: Any = one.adapter
+    look = asyncio.Event()
+
+    async def observe() -> protocol.Observed:
+        seen = protocol.Observed(True, adapter.state)
+        adapter.die("meanwhile")
+        look.set()
+        return seen
+
+    adapter.observe = observe
+    await house.do("get", "m")
+    assert look.is_set()
+    assert (one.seen.state, one.seen.reason) == (DOWN, "meanwhile")
+    assert one.seen.sequence == one.sequence
+    assert one.seen.boot

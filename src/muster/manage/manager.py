@@ -182,7 +182,9 @@ class Manager:
         by_agent: dict[str, dict[str, int]] = {}
         for name in self._work:
             one = self.managed.get(name)
-            if one is not None and one.runtime.observed is None and not one.runtime.busy:
+            if one is None or one.runtime.busy:
+                continue
+            if one.runtime.observed is None or one.runtime.look:
                 one.runtime.busy = True
                 by_agent.setdefault(one.assignment.spec.agent, {})[name] = one.assignment.epoch
         for agent, wanted in by_agent.items():
@@ -211,7 +213,7 @@ class Manager:
             one = self.managed.get(name)
             if one is None or one.assignment.epoch != epoch:
                 continue
-            one.runtime.busy = False
+            self._note(one, reconcile.release(one.assignment, one.runtime, now, now_ms))
             if answer is None:
                 one.runtime.retry_at = now + reconcile.RETRY_S
                 if one.runtime.health.state is health.State.STARTING:
@@ -223,8 +225,10 @@ class Manager:
                 self._outrank(one, answer.superseded[name])
             elif name in answer.observed:
                 one.runtime.period_s, one.runtime.zone = answer.period_s, answer.zone
+                one.runtime.look = False
+                observed = answer.observed[name]
                 self._note(
-                    one, reconcile.observe(one.assignment, one.runtime, answer.observed[name], now, now_ms)
+                    one, reconcile.observe(one.assignment, one.runtime, observed, now, now_ms, asked=True)
                 )
             self._work.add(name)
         self._go_on()
@@ -240,6 +244,7 @@ class Manager:
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         agent = subjects.sender_of(message.subject)
         self._zones.hear(said.zone, said.period_s, now)
+        differs = False
         for beat in said.beats:
             one = self.managed.get(beat.name)
             if one is None or one.assignment.spec.agent != agent:
@@ -260,13 +265,19 @@ class Manager:
             ):
                 runtime.heard_at = now  # the usual beat: nothing new
                 continue
-            exists = bool(beat.digest) or beat.state in reconcile.RUNNING
-            observed = protocol.Observed(exists, beat.state, beat.reason, beat.digest)
-            if not runtime.busy:
-                self._observed(one, observed, now, now_ms)
+            runtime.heard_at = now
+            if runtime.busy:
+                continue
+            if seen is not None and (beat.state, beat.digest) == (seen.state, seen.digest):
+                self._observed(one, seen, now, now_ms)
             else:
-                runtime.heard_at = now
-        self._go_on()
+                # A heartbeat is too short to tell how it ended, and may have been overtaken: ask.
+                runtime.look = differs = True
+                self._work.add(beat.name)
+        if differs:
+            self._claim_soon()
+        else:
+            self._go_on()
 
     def _told(self, message: api.Message) -> None:
         try:
@@ -278,7 +289,7 @@ class Manager:
         agent = subjects.sender_of(message.subject)
         if one is None or one.assignment.spec.agent != agent or said.epoch != one.assignment.epoch:
             return
-        if said.observed is not None and not one.runtime.busy:
+        if said.observed is not None:
             self._observed(one, said.observed, asyncio.get_running_loop().time(), self._now_ms())
             self._go_on()
         if said.what != protocol.CHANGED:  # of the resource's own: those who subscribed want it
@@ -295,7 +306,7 @@ class Manager:
 
     def _seen(self, name: str, observed: protocol.Observed) -> None:
         one = self.managed.get(name)
-        if one is not None and not one.runtime.busy:
+        if one is not None:
             self._observed(one, observed, asyncio.get_running_loop().time(), self._now_ms())
             self._go_on()
 
@@ -332,7 +343,8 @@ class Manager:
         if one is None:
             return None
         one.runtime.dirty = False
-        status = one.runtime.status()
+        now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
+        status = one.runtime.status(one.assignment, now, now_ms)
         if one.outranked_by:
             status = protocol.Status(superseded_by=one.outranked_by)
         return one.assignment.epoch, status
@@ -377,7 +389,8 @@ class Manager:
                 self._listen(one, now, now_ms)
             if runtime.dirty:
                 self._checkpoints.due.add(name)
-            if runtime.observed is None or runtime.retry_at or runtime.health.state is not health.State.UP:
+            unsettled = runtime.observed is None or runtime.look or runtime.retry_at
+            if unsettled or runtime.health.state is not health.State.UP:
                 self._work.add(name)
         self._claim_soon()
 
@@ -437,6 +450,7 @@ class Manager:
                 start=spec.wanted is protocol.Wanted.UP,
                 arguments={"from": one.assignment.formerly} if verb is protocol.Verb.RENAME else {},
                 operation=step.act.value if verb is protocol.Verb.EXECUTE else "",
+                generation=generation,
             )
             events.info("act", resource=spec.name, act=step.act.value, why=step.why, epoch=epoch)
             answer = await self._operator.operate(spec.agent, operation)
@@ -446,22 +460,19 @@ class Manager:
             return
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         if answer.outcome is messages.Outcome.DONE:
-            runtime.fault = ""
-            runtime.retry_at = 0.0
-            if step.act in (reconcile.Act.RENAME, reconcile.Act.DELETE_FORMER):
-                runtime.moved = True
-            if step.act is reconcile.Act.DELETE:
-                runtime.gone = not _there(answer)
-                runtime.retry_at = 0.0 if runtime.gone else now + reconcile.RETRY_S
-            if verb in (protocol.Verb.CREATE, protocol.Verb.PUT) or (runtime.moved and _there(answer)):
-                runtime.generation = generation
-            runtime.dirty = True
-        else:
+            there = answer.observed is not None and answer.observed.exists
+            reconcile.done(
+                runtime, step.act, generation=generation, started=operation.start, there=there, now=now
+            )
+        elif one.assignment.generation == generation or answer.code == errors.StaleEpoch.code:
             self._failed(one, step, answer, now, now_ms)
+        else:  # of a wish that is not in force any more: the next look tells what is to be done
+            runtime.observed = None
         if former:
             runtime.observed = None  # look again: a renaming may have come first
         elif answer.observed is not None:
             self._observed(one, answer.observed, now, now_ms)
+        self._note(one, reconcile.release(one.assignment, runtime, now, now_ms))
         if runtime.dirty:
             self._checkpoints.due.add(one.name)
         self._work.add(one.name)
@@ -478,10 +489,6 @@ class Manager:
     def _next_id(self) -> str:
         self._operations += 1
         return f"{self.name}-{self.renewal.boot:x}-{self._operations}"
-
-
-def _there(answer: protocol.Answer) -> bool:
-    return answer.observed is not None and answer.observed.exists
 
 
 async def _respond(message: api.Message, data: bytes) -> None:

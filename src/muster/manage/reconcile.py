@@ -4,6 +4,9 @@ Level-triggered: `decide` looks at what should be and at what was last observed,
 called again after each step and each observation, it ends where nothing differs.  The same path serves the
 first start, the restart after a crash, a change, a drift and a take-over.
 
+A restart is due where the last run for the wish in force has ended and the policy allows another.  The agent
+tells for which wish a resource ran and how that ended, so that this outlives managers and agents alike.
+
 A resource's health follows the table of `muster.core.health`.  Silence says ``late``; after a whole lease
 of silence, while others of its zone are heard, it says ``down``; where its whole zone is silent, ``unknown``,
 and nothing is done there.
@@ -14,6 +17,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import msgspec
+
 from muster.core import health, messages
 from muster.manage import protocol
 
@@ -21,7 +26,9 @@ LATE_PERIODS = 2.5
 SILENT_PERIODS = 6.0
 RETRY_S = 1.0
 FLAPS_MAX = 4  # times down within the restart window before it is called flapping
+DOUBLINGS_MAX = 32  # of the delay between attempts, which has its own bound
 RUNNING = (health.State.UP, health.State.STARTING, health.State.LATE, health.State.DRAINING)
+SEEN_RUNNING = (health.State.UP, health.State.LATE, health.State.DRAINING)  # not only told to start
 
 
 class Act(enum.Enum):
@@ -54,39 +61,60 @@ class Runtime:
     generation: int = 0
     drift: str = ""
     restarts: int = 0
-    failures_ms: list[int] = field(default_factory=list)
+    failures: list[float] = field(default_factory=list)  # falls and failed steps within the restart window
     retry_at: float = 0.0
+    ran: int = 0  # the last generation that it is known to have run for, where its agent cannot tell
+    given_up: bool = False  # no further attempts, until there is a new wish
     gone: bool = False
     moved: bool = False  # the agent was asked to rename it
     busy: bool = False  # an operation is under way
+    pending: protocol.Observed | None = None  # the latest that was heard meanwhile
+    look: bool = False  # a heartbeat differs from what is known: the agent is to be asked
     fault: str = ""  # the last operation's, until one succeeds
     dirty: bool = True  # not checkpointed yet
+    boot: int = 0  # of the agent, at the last observation
+    sequence: int = 0  # of the last observation
 
     @classmethod
     def begin(cls, assignment: protocol.Assignment, now: float, now_ms: int) -> Runtime:
         """At assignment: from the last checkpoint, where there is one."""
-        last = assignment.status
+        last, restart = assignment.status, assignment.spec.restart
         if last is None:
             return cls(health.Health(health.State.STARTING, "assigned", now_ms), heard_at=now)
-        return cls(
+        runtime = cls(
             health.Health(last.state, last.reason, last.since_ms),
             heard_at=now,
             generation=last.generation,
             drift=last.drift,
             restarts=last.restarts,
-            failures_ms=list(last.failures_ms),
+            ran=last.ran,
             dirty=False,
         )
+        if last.state in SEEN_RUNNING and last.generation == assignment.generation:
+            runtime.ran = last.generation
+        if last.wish == assignment.generation:
+            runtime.given_up = last.given_up or last.state is health.State.FAILED
+            # The clock that stamped them may be ahead of ours: none of them lies in the future.
+            ages_s = [max(0.0, (now_ms - at_ms) / 1000) for at_ms in last.failures_ms]
+            runtime.failures = [now - age_s for age_s in ages_s if age_s < restart.window_s]
+            if runtime.failures and not runtime.given_up:
+                runtime.retry_at = runtime.failures[-1] + _delay_s(restart, len(runtime.failures))
+        else:
+            _one_more_chance(runtime)
+        return runtime
 
-    def status(self) -> protocol.Status:
+    def status(self, assignment: protocol.Assignment, now: float, now_ms: int) -> protocol.Status:
         return protocol.Status(
             state=self.health.state,
             reason=self.health.reason,
             since_ms=self.health.since_ms,
             generation=self.generation,
+            wish=assignment.generation,
             drift=self.drift,
             restarts=self.restarts,
-            failures_ms=tuple(self.failures_ms),
+            failures_ms=tuple(now_ms - int((now - at) * 1000) for at in self.failures),
+            ran=self.ran,
+            given_up=self.given_up,
             gone=self.gone,
             properties=self.observed.properties if self.observed else {},
         )
@@ -113,14 +141,26 @@ def observe(
     observed: protocol.Observed,
     now: float,
     now_ms: int,
+    *,
+    asked: bool = False,
 ) -> bool:
-    """Something was heard of the resource. Whether its state changed."""
-    spec, before = assignment.spec, runtime.observed
+    """Something was heard of the resource. Whether its state changed.
+
+    What is older than what is known says nothing.  ``asked``: the agent was just asked, so this counts even
+    if its starts are not numbered in order (its folder was lost, or its clock set).  While an operation is
+    under way, the latest is kept for `release`: whether it is what the operation did is known only when that
+    has ended.
+    """
     runtime.heard_at = now
+    if runtime.busy:
+        if runtime.pending is None or not _is_older(observed, runtime.pending):
+            runtime.pending = observed
+        return False
+    if not _is_news(runtime, observed, asked):
+        return False
+    spec, before = assignment.spec, runtime.observed
     if not observed.properties and before is not None and before.properties and observed.exists:
-        observed = protocol.Observed(
-            True, observed.state, observed.reason, observed.digest, before.properties
-        )
+        observed = msgspec.structs.replace(observed, properties=before.properties)
     runtime.observed = observed
     drift = ""
     applied = runtime.generation == assignment.generation
@@ -133,6 +173,8 @@ def observe(
         if was_there or runtime.health.state is health.State.UNKNOWN:
             return happen(runtime, health.Event.DIED, observed.reason or "it is not there any more", now_ms)
         return False
+    if observed.state in RUNNING:
+        _runs(assignment, runtime, observed)
     match observed.state:
         case health.State.UP:
             return happen(runtime, health.Event.BEAT, observed.reason, now_ms)
@@ -146,6 +188,37 @@ def observe(
             return _fell(assignment, runtime, before, observed, now, now_ms)
 
 
+def release(assignment: protocol.Assignment, runtime: Runtime, now: float, now_ms: int) -> bool:
+    """The operation under way has ended: what was heard meanwhile counts now. Whether its state changed."""
+    runtime.busy = False
+    observed, runtime.pending = runtime.pending, None
+    return observed is not None and observe(assignment, runtime, observed, now, now_ms)
+
+
+def _is_older(one: protocol.Observed, other: protocol.Observed) -> bool:
+    return bool(one.sequence) and (one.boot, one.sequence) < (other.boot, other.sequence)
+
+
+def _is_news(runtime: Runtime, observed: protocol.Observed, asked: bool) -> bool:
+    """Whether it is no older than what is known. Observations without a sequence are taken as they come."""
+    if not observed.sequence:
+        return True
+    is_older = (observed.boot, observed.sequence) < (runtime.boot, runtime.sequence)
+    if is_older and (observed.boot == runtime.boot or not asked):
+        return False
+    runtime.boot, runtime.sequence = observed.boot, observed.sequence
+    return True
+
+
+def _runs(assignment: protocol.Assignment, runtime: Runtime, observed: protocol.Observed) -> None:
+    if runtime.generation != assignment.generation:
+        return
+    if runtime.ran != assignment.generation:
+        runtime.ran, runtime.dirty = assignment.generation, True
+    if runtime.given_up and observed.digest == assignment.spec.digest:  # mended by hand
+        runtime.given_up, runtime.dirty = False, True
+
+
 def _fell(
     assignment: protocol.Assignment,
     runtime: Runtime,
@@ -155,33 +228,52 @@ def _fell(
     now_ms: int,
 ) -> bool:
     """It is known not to run: how soon is the next attempt, and is there one?"""
-    spec, restart = assignment.spec, assignment.spec.restart
-    reason = observed.reason or "it does not run"
-    if spec.wanted is not protocol.Wanted.UP or assignment.deleting:
+    restart, reason = assignment.spec.restart, observed.reason or "it does not run"
+    if assignment.spec.wanted is not protocol.Wanted.UP or assignment.deleting:
         return happen(runtime, health.Event.DIED, reason, now_ms)
-    was_running = before is not None and before.exists and before.state in RUNNING
     if runtime.health.state is health.State.FAILED:
         return False  # and the reason for giving up stands
-    if not was_running:
-        return happen(runtime, health.Event.DIED, reason, now_ms)
-    cut = now_ms - int(restart.window_s * 1000)
-    runtime.failures_ms = [at for at in runtime.failures_ms if at > cut] + [now_ms]
-    count = len(runtime.failures_ms)
-    delay_s = min(restart.delay_s_max, restart.delay_s * 2 ** (count - 1))
-    if count > FLAPS_MAX:
-        delay_s = max(delay_s, restart.delay_s_max / 2)
-        reason = (
-            f"{reason}; flapping: fell {count} times in {restart.window_s:g} s, next try in {delay_s:g} s"
-        )
-    runtime.retry_at = now + delay_s
-    clean = observed.properties.get("exit_code") == 0
+    if before is None:  # another manager saw it last, or a step is in doubt
+        fell = runtime.health.state in SEEN_RUNNING
+    else:
+        fell = before.exists and before.state in RUNNING
+    if fell:
+        count = _count(runtime, restart, now)
+        delay_s = _delay_s(restart, count)
+        if count > FLAPS_MAX:
+            delay_s = max(delay_s, restart.delay_s_max / 2)
+            reason = (
+                f"{reason}; flapping: fell {count} times in {restart.window_s:g} s, next try in {delay_s:g} s"
+            )
+        runtime.retry_at = now + delay_s
     changed = happen(runtime, health.Event.DIED, reason, now_ms)
-    if restart.policy == "never" or (restart.policy == "on-failure" and clean):
-        return happen(runtime, health.Event.GIVE_UP, f"{reason}; its policy is not to restart it", now_ms)
-    if count > restart.attempts:
+    has_run = (runtime.ran if observed.ran is None else observed.ran) >= assignment.generation
+    clean = observed.properties.get("exit_code") == 0
+    if has_run and (restart.policy == "never" or (restart.policy == "on-failure" and clean)):
+        return _give_up(runtime, f"{reason}; its policy is not to restart it", now_ms)
+    if len(runtime.failures) > restart.attempts and fell:
         why = f"{reason}; given up after {restart.attempts} restarts in {restart.window_s:g} s"
-        return happen(runtime, health.Event.GIVE_UP, why, now_ms)
+        return _give_up(runtime, why, now_ms)
+    if runtime.given_up:  # for another reason, while it ran
+        return happen(runtime, health.Event.GIVE_UP, f"{reason}; given up", now_ms)
     return changed
+
+
+def _count(runtime: Runtime, restart: protocol.Restart, now: float) -> int:
+    """One more failure: how many there are within the window."""
+    recent = [at for at in runtime.failures if at > now - restart.window_s]
+    runtime.failures = [*recent[-restart.attempts :], now]
+    runtime.dirty = True
+    return len(runtime.failures)
+
+
+def _delay_s(restart: protocol.Restart, count: int) -> float:
+    return min(restart.delay_s_max, restart.delay_s * float(2 ** min(count - 1, DOUBLINGS_MAX)))
+
+
+def _give_up(runtime: Runtime, why: str, now_ms: int) -> bool:
+    runtime.given_up = runtime.dirty = True
+    return happen(runtime, health.Event.GIVE_UP, why, now_ms)
 
 
 def listen(
@@ -223,11 +315,9 @@ def decide(assignment: protocol.Assignment, runtime: Runtime, now: float) -> Ste
     spec, observed = assignment.spec, runtime.observed
     if runtime.busy or runtime.gone or now < runtime.retry_at:
         return None
-    if runtime.health.state is health.State.UNKNOWN:
-        return None
-    if observed is None:
-        return Step(Act.CLAIM, "assigned")
-    if assignment.waits_for:
+    if observed is None or runtime.look:  # to ask is always right
+        return Step(Act.CLAIM, "assigned" if observed is None else "a heartbeat says otherwise")
+    if runtime.health.state is health.State.UNKNOWN or assignment.waits_for:
         return None
     if assignment.deleting:
         if assignment.formerly and not runtime.moved:
@@ -235,15 +325,23 @@ def decide(assignment: protocol.Assignment, runtime: Runtime, now: float) -> Ste
         # Also where it is not there: a creation whose outcome is in doubt may be under way.
         return Step(Act.DELETE, "deleted by a user")
     if not observed.exists:
+        if runtime.given_up:
+            return None
         if assignment.formerly and not runtime.moved:
             return Step(Act.RENAME, f"it was {assignment.formerly}")
         return Step(Act.CREATE, "it is not there")
+    if observed.state is health.State.UNKNOWN:  # its adapter cannot tell, so it may well run
+        return None
     if observed.digest != spec.digest:
-        return Step(Act.PUT, "drift" if runtime.drift else "a new configuration")
+        return (
+            None if runtime.given_up else Step(Act.PUT, "drift" if runtime.drift else "a new configuration")
+        )
     running = observed.state in RUNNING
     match spec.wanted:
         case protocol.Wanted.UP:
-            if running or runtime.health.state is health.State.FAILED:
+            if running and not _is_noted(assignment, observed):
+                return Step(Act.PUT, "it runs on for a new wish")
+            if running or runtime.given_up:
                 return None
             return Step(Act.START, observed.reason or "it does not run")
         case protocol.Wanted.DOWN:
@@ -252,6 +350,28 @@ def decide(assignment: protocol.Assignment, runtime: Runtime, now: float) -> Ste
             if not running or observed.state is health.State.DRAINING:
                 return None
             return Step(Act.DRAIN, "drained by a user")
+
+
+def _is_noted(assignment: protocol.Assignment, observed: protocol.Observed) -> bool:
+    """Whether its agent knows which wish it runs for, where its end will be judged by that."""
+    by_run = assignment.spec.restart.policy != "always" and observed.ran is not None
+    return not by_run or observed.ran == assignment.generation
+
+
+def done(runtime: Runtime, act: Act, *, generation: int, started: bool, there: bool, now: float) -> None:
+    """A step for ``generation`` was carried out; ``started``: with it the resource was to run."""
+    runtime.fault, runtime.retry_at, runtime.dirty = "", 0.0, True
+    if act in (Act.RENAME, Act.DELETE_FORMER):
+        runtime.moved = True
+    if act is Act.DELETE:
+        runtime.gone = not there
+        runtime.retry_at = 0.0 if runtime.gone else now + RETRY_S
+    if act in (Act.CREATE, Act.PUT) or (runtime.moved and there):
+        runtime.generation = generation
+    if act is Act.START or (act is Act.CREATE and started):
+        runtime.ran = max(runtime.ran, generation)
+        # It may have ended before it was seen to run: that is a fall like any other.
+        runtime.observed = protocol.Observed(True, health.State.STARTING)
 
 
 def failed(
@@ -272,14 +392,14 @@ def failed(
     if act not in (Act.CREATE, Act.START, Act.PUT):
         runtime.retry_at = now + RETRY_S
         return False
-    cut = now_ms - int(restart.window_s * 1000)
-    runtime.failures_ms = [at for at in runtime.failures_ms if at > cut] + [now_ms]
-    count = len(runtime.failures_ms)
-    runtime.retry_at = now + min(restart.delay_s_max, max(0.1, restart.delay_s) * 2 ** (count - 1))
+    count = _count(runtime, restart, now)
+    runtime.retry_at = now + max(min(0.1, restart.delay_s_max), _delay_s(restart, count))
+    if runtime.observed is not None:  # if it fell with this step, that is counted
+        runtime.observed = msgspec.structs.replace(runtime.observed, state=health.State.DOWN)
     changed = happen(runtime, health.Event.DIED, runtime.fault, now_ms)
     if count > restart.attempts:
         why = f"{runtime.fault}; given up after {restart.attempts} attempts"
-        changed |= happen(runtime, health.Event.GIVE_UP, why, now_ms)
+        changed |= _give_up(runtime, why, now_ms)
     return changed
 
 
@@ -294,14 +414,19 @@ def settle(assignment: protocol.Assignment, runtime: Runtime) -> bool:
     if not observed.exists or observed.digest != assignment.spec.digest:
         return False
     runtime.generation, runtime.dirty = assignment.generation, True
+    if observed.state in RUNNING:
+        _runs(assignment, runtime, observed)
     return True
 
 
 def changed(before: protocol.Assignment, after: protocol.Assignment, runtime: Runtime) -> None:
     """The assignment was renewed: a new wish gives one more chance to what was given up."""
     if after.generation != before.generation:
-        runtime.retry_at = 0.0
-        runtime.failures_ms = []
-        if runtime.health.state is health.State.FAILED:
-            runtime.health = health.Health(health.State.DOWN, "a new wish", runtime.health.since_ms)
-            runtime.dirty = True
+        _one_more_chance(runtime)
+
+
+def _one_more_chance(runtime: Runtime) -> None:
+    runtime.retry_at, runtime.failures, runtime.given_up = 0.0, [], False
+    runtime.dirty = True
+    if runtime.health.state is health.State.FAILED:
+        runtime.health = health.Health(health.State.DOWN, "a new wish", runtime.health.since_ms)

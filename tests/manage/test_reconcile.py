@@ -1,0 +1,622 @@
+"""What `reconcile` decides, case by case; `test_reconcile_model` drives it at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.core import health, messages
+from muster.manage import protocol, reconcile
+
+State, Act = health.State, reconcile.Act
+
+
+def assign(
+    *, generation: int = 1, status: protocol.Status | None = None, restart: Any = None, **spec: Any
+) -> protocol.Assignment:
+    given = {"name": "job", "type": "process", "agent": "a", "digest": "d", **spec}
+    made = protocol.Spec(restart=protocol.Restart(**(restart or {})), **given)
+    return protocol.Assignment(spec=made, epoch=1, generation=generation, status=status)
+
+
+def begin(assignment: protocol.Assignment, now: float = 0.0) -> Any:
+    return reconcile.Runtime.begin(assignment, now, int(now * 1000))
+
+
+def observed(state: Any = State.UP, digest: str = "d", exit_code: int | None = None, **more: Any) -> Any:
+    properties = {} if exit_code is None else {"exit_code": exit_code}
+    return protocol.Observed(True, state, more.pop("reason", ""), digest, properties, **more)
+
+
+def hear(assignment: Any, runtime: Any, seen: protocol.Observed, now: float = 1.0) -> bool:
+    return reconcile.observe(assignment, runtime, seen, now, int(now * 1000))
+
+
+def act(assignment: Any, runtime: Any, now: float = 1.0) -> Any:
+    step = reconcile.decide(assignment, runtime, now)
+    return step and step.act
+
+
+def state_of(runtime: reconcile.Runtime) -> Any:
+    return runtime.health.state
+
+
+def running(assignment: protocol.Assignment) -> Any:
+    """As it is when it was created and is up."""
+    runtime = begin(assignment)
+    hear(assignment, runtime, protocol.Observed(False))
+    reconcile.happen(runtime, health.Event.START, "", 0)
+    reconcile.done(runtime, Act.CREATE, generation=assignment.generation, started=True, there=True, now=0.0)
+    hear(assignment, runtime, observed())
+    assert state_of(runtime) is State.UP
+    return runtime
+
+
+def refusal(code: str = "adapter-failed", outcome: Any = messages.Outcome.FAILED) -> protocol.Answer:
+    return protocol.Answer(id="x", outcome=outcome, code=code, reason="boom")
+
+
+# Restart policies
+
+
+@pytest.mark.parametrize(
+    ("policy", "exit_code", "again"),
+    [
+        ("always", 0, True),
+        ("always", 1, True),
+        ("always", None, True),
+        ("on-failure", 0, False),
+        ("on-failure", 1, True),
+        ("on-failure", -9, True),
+        ("on-failure", None, True),  # nobody knows how it ended
+        ("never", 0, False),
+        ("never", 1, False),
+        ("never", None, False),
+    ],
+)
+@pytest.mark.parametrize("seen_by", ["its manager", "the next manager", "a manager without a checkpoint"])
+def test_what_ended_is_started_again_as_its_policy_says(policy, exit_code, again, seen_by):
+    assignment = assign(restart={"policy": policy})
+    runtime = running(assignment)
+    if seen_by == "the next manager":
+        status = runtime.status(assignment, 2.0, 2000)
+        runtime = begin(msgspec.structs.replace(assignment, status=status), 3.0)
+    elif seen_by == "a manager without a checkpoint":
+        runtime = begin(assignment, 3.0)
+    hear(assignment, runtime, observed(State.DOWN, exit_code=exit_code, ran=1), 4.0)
+    assert act(assignment, runtime, 10.0) is (Act.START if again else None)
+    assert state_of(runtime) is (State.DOWN if again else State.FAILED)
+    assert ("policy" in runtime.health.reason) is not again
+
+
+@pytest.mark.parametrize("policy", ["on-failure", "never"])
+def test_a_new_wish_runs_it_once_more(policy):
+    first = assign(restart={"policy": policy})
+    runtime = running(first)
+    hear(first, runtime, observed(State.DOWN, exit_code=0, ran=1))
+    assert act(first, runtime, 10.0) is None
+    second = msgspec.structs.replace(first, generation=2)
+    reconcile.changed(first, second, runtime)
+    assert (runtime.health.state, runtime.health.reason) == (State.DOWN, "a new wish")
+    assert act(second, runtime, 10.0) is Act.START
+    reconcile.done(runtime, Act.START, generation=2, started=True, there=True, now=0.0)
+    hear(second, runtime, observed(State.DOWN, exit_code=0, ran=2), 11.0)
+    assert act(second, runtime, 20.0) is None
+
+
+def test_a_wish_that_arrives_while_it_runs_does_not_run_it_twice():
+    """Labels, say: the process is not touched, so its end is that of the new wish's run."""
+    first = assign(restart={"policy": "never"})
+    runtime = running(first)
+    second = msgspec.structs.replace(first, generation=2)
+    reconcile.changed(first, second, runtime)
+    assert act(second, runtime) is None
+    assert reconcile.settle(second, runtime)
+    hear(second, runtime, observed(State.DOWN, exit_code=0))
+    assert act(second, runtime, 10.0) is None
+    # Where its agent tells which wish it ran for, the agent is told of the new one first.
+    runtime = running(first)
+    hear(first, runtime, observed(ran=1))
+    assert act(first, runtime) is None
+    reconcile.changed(first, second, runtime)
+    assert act(second, runtime) is Act.PUT
+    ended = observed(State.DOWN, exit_code=0, ran=1)
+    hear(second, runtime, ended)
+    assert act(second, runtime, 10.0) is Act.START, "its end was before the wish"
+    hear(second, runtime, observed(ran=2), 11.0)
+    assert act(second, runtime, 11.0) is None
+    always = assign(generation=2)
+    hear(always, runtime, observed(ran=1), 12.0)
+    assert act(always, runtime, 12.0) is None, "whatever it ran for, it is started again"
+
+
+def test_it_is_not_given_up_unseen_where_its_agent_never_started_it():
+    assignment = assign(restart={"policy": "never"})
+    runtime = begin(assignment)
+    hear(assignment, runtime, observed(State.DOWN, ran=0))
+    assert act(assignment, runtime) is Act.START
+
+
+# Attempts
+
+
+def test_given_up_means_given_up():
+    """Of creations, of changes, of starts; until there is a new wish."""
+    for what, seen in (
+        (Act.CREATE, protocol.Observed(False)),
+        (Act.PUT, observed(State.UP, digest="other")),
+        (Act.START, observed(State.DOWN)),
+    ):
+        assignment = assign(restart={"attempts": 3, "delay_s": 0.0})
+        runtime = begin(assignment)
+        tried, now = 0, 0.0
+        while now < 1000:
+            now += 1.0
+            hear(assignment, runtime, seen, now)
+            if (step := act(assignment, runtime, now)) is not None:
+                assert step is what
+                tried += 1
+                reconcile.failed(assignment, runtime, step, refusal(), now, int(now * 1000))
+        assert tried == 4, what
+        assert runtime.given_up
+        status = runtime.status(assignment, now, int(now * 1000))
+        same = begin(msgspec.structs.replace(assignment, status=status), now)
+        hear(assignment, same, seen, now)
+        assert act(assignment, same, now + 100) is None, "another manager does not try again"
+        wished = msgspec.structs.replace(assignment, generation=2, status=status)
+        other = begin(wished, now)
+        hear(wished, other, seen, now)
+        assert act(wished, other, now) is what, "a new wish that no manager was there to hear"
+        reconcile.changed(assignment, wished, runtime)
+        assert act(wished, runtime, now) is what
+
+
+def test_a_failed_checkpoint_is_of_its_own_wish():
+    failed = protocol.Status(state=State.FAILED, reason="given up", generation=1, wish=1, failures_ms=(1, 2))
+    same, other = begin(assign(status=failed)), begin(assign(status=failed, generation=2))
+    assert (same.health.state, same.given_up) == (State.FAILED, True)
+    assert (other.health.state, other.given_up, other.failures) == (State.DOWN, False, [])
+    assert other.dirty
+    assert not same.dirty
+
+
+def test_attempts_are_put_off_twice_as_long_each_time():
+    assignment = assign(restart={"attempts": 1000, "delay_s": 0.5, "delay_s_max": 30.0, "window_s": 86400.0})
+    runtime = begin(assignment)
+    hear(assignment, runtime, protocol.Observed(False))
+    waits = []
+    for number in range(1100):
+        now = 100.0 + number
+        runtime.given_up = False
+        reconcile.failed(assignment, runtime, Act.CREATE, refusal(), now, int(now * 1000))
+        waits.append(runtime.retry_at - now)
+        assert act(assignment, runtime, runtime.retry_at - 0.01) is None
+    assert waits[:8] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert waits[-1] == 30.0
+    assert len(runtime.failures) == 1001
+
+
+def test_without_a_delay_there_is_a_short_one_after_a_refusal():
+    assignment = assign(restart={"delay_s": 0.0})
+    runtime = begin(assignment)
+    reconcile.failed(assignment, runtime, Act.CREATE, refusal(), 5.0, 5000)
+    assert runtime.retry_at == pytest.approx(5.1)
+
+
+def test_falls_out_of_the_window_are_forgotten():
+    assignment = assign(restart={"attempts": 2, "window_s": 100.0, "delay_s": 0.0})
+    runtime = running(assignment)
+    for now in (10.0, 20.0, 110.0, 215.0):
+        hear(assignment, runtime, observed(), now)
+        hear(assignment, runtime, observed(State.DOWN), now)
+        assert act(assignment, runtime, now + 1) is Act.START
+        reconcile.done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
+    assert runtime.failures == [215.0], "exactly at its edge one is out"
+    for now in (216.0, 217.0):
+        hear(assignment, runtime, observed(), now)
+        hear(assignment, runtime, observed(State.DOWN), now)
+    assert act(assignment, runtime, 300.0) is None
+    assert "given up after 2 restarts in 100 s" in runtime.health.reason
+
+
+def test_the_wall_clock_may_be_set_while_falls_are_counted():
+    assignment = assign(restart={"attempts": 2, "window_s": 100.0})
+    runtime = running(assignment)
+    hear(assignment, runtime, observed(State.DOWN), 10.0)
+    stamped_ahead = runtime.status(assignment, 10.0, 3_600_000)
+    assert stamped_ahead.failures_ms == (3_600_000,)
+    later = begin(msgspec.structs.replace(assignment, status=stamped_ahead), 20.0)
+    assert later.failures == [20.0], "a time to come is now"
+    at_20 = runtime.status(assignment, 30.0, 50_000)
+    assert at_20.failures_ms == (30_000,)
+    assert begin(msgspec.structs.replace(assignment, status=at_20), 60.0).failures == [30.0]
+    assert begin(msgspec.structs.replace(assignment, status=at_20), 130.0).failures == []
+
+
+def test_the_next_manager_waits_as_long_as_the_last_one_would_have():
+    assignment = assign(restart={"delay_s": 4.0})
+    runtime = running(assignment)
+    hear(assignment, runtime, observed(State.DOWN), 10.0)
+    status = runtime.status(assignment, 11.0, 11_000)
+    other = begin(msgspec.structs.replace(assignment, status=status), 12.0)
+    assert other.retry_at == pytest.approx(14.0)
+
+
+def test_flapping_is_told_and_slowed_down():
+    assignment = assign(restart={"attempts": 1000, "delay_s": 0.01, "delay_s_max": 60.0})
+    runtime = running(assignment)
+    for number in range(1, 6):
+        now = 10.0 * number
+        hear(assignment, runtime, observed(), now)
+        hear(assignment, runtime, observed(State.DOWN, reason="exit code 1"), now)
+        flapping = number > reconcile.FLAPS_MAX
+        assert ("flapping" in runtime.health.reason) is flapping
+        assert (runtime.retry_at - now >= 30.0) is flapping
+
+
+def test_one_that_dies_as_soon_as_it_is_started_is_counted():
+    assignment = assign(restart={"attempts": 2, "delay_s": 1.0})
+    runtime = running(assignment)
+    hear(assignment, runtime, observed(State.DOWN), 1.0)
+    for now in (10.0, 20.0):
+        assert act(assignment, runtime, now) is Act.START
+        reconcile.happen(runtime, health.Event.START, "", 0)
+        reconcile.done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
+        hear(assignment, runtime, observed(State.DOWN), now)  # the answer says so already
+    assert act(assignment, runtime, 1000.0) is None
+    assert runtime.given_up
+
+
+def test_a_change_that_fails_and_ends_it_is_one_failure():
+    assignment = assign()
+    runtime = running(assignment)
+    changed = msgspec.structs.replace(assignment, spec=msgspec.structs.replace(assignment.spec, digest="e"))
+    reconcile.failed(changed, runtime, Act.PUT, refusal(), 5.0, 5000)
+    hear(changed, runtime, observed(State.DOWN, digest="", reason="cannot be started"), 5.0)
+    assert runtime.failures == [5.0]
+
+
+def test_one_that_was_mended_by_hand_is_watched_again():
+    assignment = assign(restart={"attempts": 1, "delay_s": 0.0})
+    runtime = running(assignment)
+    for now in (10.0, 11.0):
+        hear(assignment, runtime, observed(), now)
+        hear(assignment, runtime, observed(State.DOWN), now)
+    assert runtime.given_up
+    hear(assignment, runtime, observed(), 500.0)
+    assert not runtime.given_up
+    assert state_of(runtime) is State.UP
+    hear(assignment, runtime, observed(State.DOWN), 600.0)
+    assert act(assignment, runtime, 601.0) is Act.START
+    # What was given up is its configuration: that it runs does not mend that.
+    runtime.given_up = True
+    hear(assignment, runtime, observed(digest="other"), 1700.0)
+    assert runtime.given_up
+    assert act(assignment, runtime, 1701.0) is None
+    hear(assignment, runtime, observed(State.DOWN, digest="other", reason="exit code 1"), 1702.0)
+    assert (runtime.health.state, runtime.health.reason) == (State.FAILED, "exit code 1; given up")
+
+
+def test_a_step_in_doubt_is_looked_at_before_anything_else():
+    for answer in (
+        refusal(outcome=messages.Outcome.IN_DOUBT),
+        refusal("unavailable"),
+        refusal("timed-out"),
+    ):
+        assignment = assign()
+        runtime = running(assignment)
+        assert not reconcile.failed(assignment, runtime, Act.PUT, answer, 5.0, 5000)
+        assert runtime.failures == []
+        assert act(assignment, runtime, 5.5) is None
+        assert act(assignment, runtime, 6.0) is Act.CLAIM
+        assert runtime.fault == "put: boom"
+
+
+def test_a_stop_that_failed_is_tried_again_and_nothing_is_counted():
+    assignment = assign(wanted=protocol.Wanted.DOWN)
+    runtime = begin(assignment)
+    hear(assignment, runtime, observed())
+    assert act(assignment, runtime) is Act.STOP
+    reconcile.failed(assignment, runtime, Act.STOP, refusal(), 5.0, 5000)
+    assert act(assignment, runtime, 5.9) is None
+    assert act(assignment, runtime, 6.0) is Act.STOP
+    assert runtime.failures == []
+    hear(assignment, runtime, observed(State.DOWN, reason="stopped"), 7.0)
+    assert runtime.failures == []
+    assert act(assignment, runtime, 8.0) is None
+
+
+# The order of observations
+
+
+def test_an_older_observation_says_nothing():
+    """The answer to a signal, taken before the process was dead, arrives after the news of its death."""
+    assignment = assign()
+    runtime = running(assignment)
+    hear(assignment, runtime, observed(boot=7, sequence=5), 1.0)
+    hear(assignment, runtime, observed(State.DOWN, boot=7, sequence=7), 2.0)
+    assert not hear(assignment, runtime, observed(boot=7, sequence=6), 2.1)
+    assert state_of(runtime) is State.DOWN
+    hear(assignment, runtime, observed(State.DOWN, boot=7, sequence=7), 2.2)
+    assert runtime.failures == [2.0]
+    assert runtime.heard_at == 2.2
+
+
+def test_a_restarted_agent_counts_from_the_beginning():
+    assignment = assign()
+    runtime = running(assignment)
+    hear(assignment, runtime, observed(boot=7, sequence=500), 1.0)
+    hear(assignment, runtime, observed(State.DOWN, boot=8, sequence=1), 2.0)
+    assert state_of(runtime) is State.DOWN
+    hear(assignment, runtime, observed(boot=7, sequence=501), 3.0)
+    assert state_of(runtime) is State.DOWN, "what was under way from before says nothing"
+    hear(assignment, runtime, observed(boot=8, sequence=2), 4.0)
+    assert state_of(runtime) is State.UP
+    # One whose folder was lost may count its starts from the beginning: what it answers is taken.
+    lost = observed(State.DOWN, boot=2, sequence=1)
+    hear(assignment, runtime, lost, 5.0)
+    assert state_of(runtime) is State.UP
+    reconcile.observe(assignment, runtime, lost, 6.0, 6000, asked=True)
+    assert state_of(runtime) is State.DOWN
+    reconcile.observe(assignment, runtime, observed(boot=2, sequence=0), 7.0, 7000, asked=True)
+    reconcile.observe(assignment, runtime, observed(boot=2, sequence=2), 8.0, 8000, asked=True)
+    assert not reconcile.observe(assignment, runtime, lost, 9.0, 9000, asked=True), "an answer that was late"
+
+
+def test_what_is_heard_during_an_operation_counts_afterwards():
+    assignment = assign()
+    runtime = running(assignment)
+    runtime.busy = True
+    assert not hear(assignment, runtime, observed(State.DOWN, boot=7, sequence=3), 2.0)
+    assert not hear(assignment, runtime, observed(boot=7, sequence=2), 2.1)
+    assert act(assignment, runtime, 2.2) is None
+    assert state_of(runtime) is State.UP
+    assert reconcile.release(assignment, runtime, 3.0, 3000)
+    assert (runtime.busy, runtime.pending) == (False, None)
+    assert state_of(runtime) is State.DOWN
+    assert not reconcile.release(assignment, runtime, 3.0, 3000)
+
+
+def test_a_heartbeat_that_differs_has_the_agent_asked():
+    assignment = assign()
+    runtime = running(assignment)
+    assert act(assignment, runtime) is None
+    runtime.look = True
+    assert act(assignment, runtime) is Act.CLAIM
+
+
+# Silence
+
+
+@pytest.mark.parametrize(
+    ("state", "silence_s", "zone_silent", "after"),
+    [
+        (State.UP, 12.5, False, State.UP),  # 2.5 periods
+        (State.UP, 12.6, False, State.LATE),
+        (State.UP, 30.0, False, State.LATE),  # 6 periods
+        (State.UP, 30.1, False, State.DOWN),
+        (State.UP, 12.6, True, State.UNKNOWN),
+        (State.UP, 12.5, True, State.UP),
+        (State.DOWN, 1000.0, False, State.DOWN),
+        (State.DOWN, 1000.0, True, State.DOWN),
+        (State.FAILED, 1000.0, True, State.FAILED),
+        (State.DRAINING, 20.0, False, State.DRAINING),
+        (State.UNKNOWN, 20.0, False, State.LATE),
+    ],
+)
+def test_what_silence_means(state, silence_s, zone_silent, after):
+    runtime: Any = reconcile.Runtime(
+        health.Health(state, "before", 0), observed(), heard_at=100.0, zone="north"
+    )
+    now = 100.0 + silence_s
+    changed = reconcile.listen(runtime, now, 1, zone_silent=zone_silent, heard_since=0.0, zone_heard_at=now)
+    assert state_of(runtime) is after
+    assert changed is (after is not state)
+    if state in (State.DOWN, State.FAILED):
+        assert runtime.health.reason == "before", "nothing was to be heard of it"
+    if after is State.UNKNOWN:
+        assert "zone north" in runtime.health.reason
+
+
+def test_who_was_deaf_has_not_heard_silence():
+    runtime: Any = reconcile.Runtime(health.Health(State.UP, "", 0), observed(), heard_at=0.0)
+    assert not reconcile.listen(runtime, 110.0, 1, zone_silent=False, heard_since=100.0)
+    assert reconcile.listen(runtime, 113.0, 1, zone_silent=False, heard_since=100.0)
+
+
+def test_the_state_of_a_checkpoint_is_unknown_when_its_agent_does_not_answer():
+    runtime: Any = reconcile.Runtime(health.Health(State.UP, "", 0), None, heard_at=0.0)
+    assert reconcile.listen(runtime, 1000.0, 1, zone_silent=False, heard_since=0.0)
+    assert state_of(runtime) is State.UNKNOWN
+    starting = reconcile.Runtime(health.Health(State.STARTING, "", 0), None, heard_at=0.0)
+    assert not reconcile.listen(starting, 1000.0, 1, zone_silent=False, heard_since=0.0)
+
+
+def test_nothing_is_done_where_nothing_is_known():
+    assignment = assign()
+    runtime = begin(assignment)
+    runtime.health = health.Health(State.UNKNOWN, "", 0)
+    assert act(assignment, runtime) is Act.CLAIM, "but it is asked"
+    runtime.observed = protocol.Observed(False)
+    assert act(assignment, runtime) is None
+    told = begin(assignment)
+    hear(assignment, told, observed(State.UNKNOWN, digest="other", reason="its adapter cannot tell"))
+    assert act(assignment, told) is None
+
+
+# Steps
+
+
+def test_the_next_step_follows_from_what_is_and_what_should_be():
+    up = assign()
+    runtime = begin(up)
+    assert act(up, runtime) is Act.CLAIM
+    hear(up, runtime, protocol.Observed(False))
+    assert act(up, runtime) is Act.CREATE
+    assert act(msgspec.structs.replace(up, formerly="old"), runtime) is Act.RENAME
+    reconcile.done(runtime, Act.RENAME, generation=1, started=True, there=False, now=0.0)
+    assert act(msgspec.structs.replace(up, formerly="old"), runtime) is Act.CREATE
+    assert act(msgspec.structs.replace(up, waits_for=("db",)), runtime) is None
+    assert act(msgspec.structs.replace(up, deleting=True), runtime) is Act.DELETE
+    assert act(msgspec.structs.replace(up, deleting=True, formerly="old"), runtime) is Act.DELETE
+    runtime.moved = False
+    assert act(msgspec.structs.replace(up, deleting=True, formerly="old"), runtime) is Act.DELETE_FORMER
+    runtime.busy = True
+    assert act(up, runtime) is None
+    runtime.busy = False
+    hear(up, runtime, observed(digest="other"))
+    assert act(up, runtime) is Act.PUT
+    hear(up, runtime, observed())
+    assert act(up, runtime) is None
+    assert act(msgspec.structs.replace(up, deleting=True), runtime) is Act.DELETE
+    for wanted, state, step in (
+        (protocol.Wanted.DOWN, State.UP, Act.STOP),
+        (protocol.Wanted.DOWN, State.DRAINING, Act.STOP),
+        (protocol.Wanted.DOWN, State.DOWN, None),
+        (protocol.Wanted.DRAINED, State.UP, Act.DRAIN),
+        (protocol.Wanted.DRAINED, State.DRAINING, None),
+        (protocol.Wanted.DRAINED, State.DOWN, None),
+        (protocol.Wanted.UP, State.LATE, None),
+        (protocol.Wanted.UP, State.STARTING, None),
+    ):
+        assignment = assign(wanted=wanted)
+        runtime = begin(assignment)
+        hear(assignment, runtime, observed(state))
+        assert act(assignment, runtime) is step, (wanted, state)
+    runtime.gone = True
+    runtime.observed = protocol.Observed(False)
+    assert act(up, runtime) is None
+
+
+def test_drift_is_told_once_the_wish_was_brought_there():
+    assignment = assign()
+    runtime = begin(assignment)
+    hear(assignment, runtime, observed(digest="other"))
+    assert runtime.drift == "", "it was never brought there"
+    assert reconcile.decide(assignment, runtime, 1.0) == reconcile.Step(Act.PUT, "a new configuration")
+    reconcile.done(runtime, Act.PUT, generation=1, started=True, there=True, now=0.0)
+    hear(assignment, runtime, observed())
+    assert (runtime.drift, runtime.generation) == ("", 1)
+    runtime.dirty = False
+    hear(assignment, runtime, observed(digest="other"))
+    assert "other, not d" in runtime.drift
+    assert runtime.dirty
+    assert reconcile.decide(assignment, runtime, 1.0) == reconcile.Step(Act.PUT, "drift")
+    hear(assignment, runtime, observed())
+    assert runtime.drift == ""
+
+
+def test_what_is_found_done_is_settled():
+    assignment = assign(generation=3)
+    runtime = begin(assignment)
+    assert not reconcile.settle(assignment, runtime)
+    hear(assignment, runtime, protocol.Observed(False))
+    assert not reconcile.settle(assignment, runtime)
+    hear(assignment, runtime, observed(digest="other"))
+    assert not reconcile.settle(assignment, runtime)
+    hear(assignment, runtime, observed())
+    runtime.busy = True
+    assert not reconcile.settle(assignment, runtime)
+    runtime.busy = runtime.dirty = False
+    assert reconcile.settle(assignment, runtime)
+    assert (runtime.generation, runtime.ran, runtime.dirty) == (3, 3, True)
+    assert not reconcile.settle(assignment, runtime), "once"
+    down = assign(generation=3, wanted=protocol.Wanted.DOWN)
+    runtime = begin(down)
+    hear(down, runtime, observed(State.DOWN))
+    assert reconcile.settle(down, runtime)
+    assert runtime.ran == 0
+
+
+def test_what_vanishes_is_down_and_what_was_deleted_is_not():
+    assignment = assign()
+    runtime = running(assignment)
+    assert hear(assignment, runtime, protocol.Observed(False), 5.0)
+    assert (runtime.health.state, runtime.health.reason) == (State.DOWN, "it is not there any more")
+    assert runtime.failures == []
+    deleting = msgspec.structs.replace(assignment, deleting=True)
+    runtime = running(assignment)
+    assert not hear(deleting, runtime, protocol.Observed(False), 5.0)
+    runtime.health = health.Health(State.UNKNOWN, "", 0)
+    assert hear(deleting, runtime, protocol.Observed(False), 6.0)
+    assert not hear(assignment, begin(assignment), protocol.Observed(False))
+
+
+def test_what_an_adapter_says_of_it_is_its_health():
+    assignment = assign()
+    runtime = running(assignment)
+    for state, after in (
+        (State.LATE, State.LATE),
+        (State.STARTING, State.LATE),
+        (State.UNKNOWN, State.LATE),
+        (State.UP, State.UP),
+        (State.DRAINING, State.DRAINING),
+    ):
+        hear(assignment, runtime, observed(state), 5.0)
+        assert state_of(runtime) is after, state
+
+
+def test_properties_last_until_others_are_told():
+    assignment = assign()
+    runtime = begin(assignment)
+    hear(assignment, runtime, msgspec.structs.replace(observed(), properties={"pid": 7}))
+    hear(assignment, runtime, observed())
+    assert runtime.observed is not None
+    assert runtime.observed.properties == {"pid": 7}
+    assert runtime.status(assignment, 1.0, 1).properties == {"pid": 7}
+    hear(assignment, runtime, protocol.Observed(False))
+    assert runtime.observed.properties == {}
+
+
+def test_a_checkpoint_carries_all_that_the_next_manager_needs():
+    assignment = assign(generation=4)
+    runtime = running(assignment)
+    runtime.restarts, runtime.drift = 3, "drift"
+    status = runtime.status(assignment, 1.0, 1000)
+    assert (status.generation, status.wish, status.ran, status.given_up) == (4, 4, 4, False)
+    other = begin(msgspec.structs.replace(assignment, status=status), 50.0)
+    assert (other.generation, other.ran, other.restarts, other.drift) == (4, 4, 3, "drift")
+    assert (other.health, other.heard_at, other.dirty) == (runtime.health, 50.0, False)
+    assert (other.retry_at, other.failures, other.observed) == (0.0, [], None)
+    # Even without ``ran``: what was seen to run has run for the wish that it had.
+    bare = msgspec.structs.replace(status, ran=0)
+    assert begin(msgspec.structs.replace(assignment, status=bare)).ran == 4
+    assert begin(msgspec.structs.replace(assignment, status=bare, generation=5)).ran == 0
+    starting = msgspec.structs.replace(bare, state=State.STARTING)
+    assert begin(msgspec.structs.replace(assignment, status=starting)).ran == 0
+
+
+def test_a_reason_that_changes_is_checkpointed():
+    runtime: Any = reconcile.Runtime(health.Health(State.UP, "", 5), dirty=False)
+    assert not reconcile.happen(runtime, health.Event.BEAT, "slow", 9)
+    assert (runtime.health, runtime.dirty) == (health.Health(State.UP, "slow", 5), True)
+    runtime.dirty = False
+    assert not reconcile.happen(runtime, health.Event.BEAT, "", 9)
+    assert not reconcile.happen(runtime, health.Event.BEAT, "slow", 9)
+    assert not reconcile.happen(runtime, health.Event.GIVE_UP, "cannot happen to what is up", 9)
+    assert not runtime.dirty
+    assert reconcile.happen(runtime, health.Event.DIED, "exit code 1", 9)
+    assert (runtime.health, runtime.dirty) == (health.Health(State.DOWN, "exit code 1", 9), True)
+
+
+def test_a_renaming_that_found_it_has_brought_the_wish_there():
+    runtime: Any = reconcile.Runtime(health.Health(State.UP, "", 0), fault="x", retry_at=5.0, dirty=False)
+    reconcile.done(runtime, Act.RENAME, generation=2, started=True, there=True, now=0.0)
+    assert (runtime.generation, runtime.moved, runtime.fault, runtime.retry_at) == (2, True, "", 0.0)
+    assert (runtime.ran, runtime.dirty) == (0, True)
+    stopped = reconcile.Runtime(health.Health(State.UP, "", 0), observed())
+    reconcile.done(stopped, Act.STOP, generation=2, started=True, there=True, now=0.0)
+    assert (stopped.generation, stopped.ran, stopped.observed) == (0, 0, observed())
+    former = reconcile.Runtime(health.Health(State.UP, "", 0))
+    reconcile.done(former, Act.DELETE_FORMER, generation=2, started=True, there=False, now=0.0)
+    assert (former.moved, former.generation) == (True, 0)
+    deleted = reconcile.Runtime(health.Health(State.UP, "", 0))
+    reconcile.done(deleted, Act.DELETE, generation=2, started=True, there=True, now=7.0)
+    assert (deleted.gone, deleted.retry_at) == (False, 7.0 + reconcile.RETRY_S)
+    reconcile.done(deleted, Act.DELETE, generation=2, started=True, there=False, now=8.0)
+    assert (deleted.gone, deleted.retry_at) == (True, 0.0)
+    unstarted = reconcile.Runtime(health.Health(State.UP, "", 0))
+    reconcile.done(unstarted, Act.CREATE, generation=2, started=False, there=True, now=0.0)
+    assert (unstarted.generation, unstarted.ran, unstarted.observed) == (2, 0, None)

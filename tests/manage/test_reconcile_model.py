@@ -1,0 +1,326 @@
+"""`reconcile` against a model: one resource, its agent and its managers under random faults.
+
+The world is a process that runs or has ended, with the truth about every run.  Observations of it reach the
+manager late, twice, in any order or not at all; managers crash with and without a checkpoint, agents restart,
+the wall clock is set.  Whatever happens: no run that the restart policy forbids, no failure counted that did
+not happen, and in the end the resource is what was wished.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import msgspec
+from hypothesis import stateful
+from hypothesis import strategies as st
+
+from muster.core import health, messages
+from muster.manage import protocol, reconcile
+
+RESTART = {"attempts": 3, "window_s": 100.0, "delay_s": 0.5, "delay_s_max": 8.0}
+POLICIES = ("always", "on-failure", "never")
+
+
+class Run(msgspec.Struct):
+    generation: int
+    at: float
+    exit_code: int | None = None
+    killed_for: int = 0  # it was stopped by an operation, not by itself
+
+
+class World(stateful.RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.wall_ms = 1000.0, 1_700_000_000_000
+        # The registry.
+        self.spec = protocol.Spec(name="job", type="process", agent="a", digest="d1")
+        self.generation, self.epoch = 1, 1
+        self.stored: protocol.Status | None = None
+        # The agent and its resource.
+        self.exists, self.digest, self.running = False, "", False
+        self.runs: list[Run] = []
+        self.boot, self.sequence = 100, 0
+        self.falls = 0  # the true ends and failed steps
+        self.counted = self.counted_in_store = 0  # by the managers, as far as their checkpoints tell
+        self.refusals = 0  # so many of the next operations fail
+        self.obeys = 0  # the epoch that it heard of last
+        self.wires: list[tuple[int, protocol.Observed]] = []  # events under way, with that
+        # The manager.
+        self.assignment: protocol.Assignment
+        self.runtime: reconcile.Runtime
+        self._take_over()
+
+    @stateful.initialize(policy=st.sampled_from(POLICIES))
+    def begin(self, policy: str) -> None:
+        restart = protocol.Restart(policy=policy, **RESTART)  # type: ignore[arg-type]
+        self.spec = msgspec.structs.replace(self.spec, restart=restart)
+        self.generation += 1
+        self._take_over()
+
+    # The agent
+
+    @property
+    def last(self) -> Run | None:
+        return self.runs[-1] if self.runs else None
+
+    def _observed(self) -> protocol.Observed:
+        if not self.exists:
+            return protocol.Observed(False, boot=self.boot, sequence=self.sequence)
+        last = self.last
+        properties: dict[str, Any] = {}
+        if last is not None and not self.running and last.exit_code is not None:
+            properties = {"exit_code": last.exit_code}
+        state = health.State.UP if self.running else health.State.DOWN
+        ran = last.generation if last is not None else 0
+        return protocol.Observed(
+            True, state, "", self.digest, properties, ran=ran, boot=self.boot, sequence=self.sequence
+        )
+
+    def _changed(self) -> None:
+        self.sequence += 1
+        self.wires.append((self.obeys, self._observed()))
+
+    def _start(self, generation: int) -> None:
+        if self.running:
+            return
+        self._check_allowed(generation)
+        self.runs.append(Run(generation, self.now))
+        self.running = True
+        self._changed()
+
+    def _check_allowed(self, generation: int) -> None:
+        last, policy = self.last, self.spec.restart.policy
+        if last is None or last.generation != generation:
+            return
+        assert policy != "never", "a second run for one wish"
+        assert not (policy == "on-failure" and last.exit_code == 0), "a job that was done is done again"
+
+    def _end(self, exit_code: int) -> None:
+        assert self.last is not None
+        self.running, self.last.exit_code = False, exit_code
+        self.falls += 1
+        self._changed()
+
+    # The manager, as `muster.manage.manager` does it
+
+    def _take_over(self) -> None:
+        self.epoch += 1
+        self.assignment = protocol.Assignment(
+            spec=self.spec, epoch=self.epoch, generation=self.generation, status=self.stored
+        )
+        self.runtime = reconcile.Runtime.begin(self.assignment, self.now, self.wall_ms)
+        self.counted = self.counted_in_store
+
+    def _hear(self, observed: protocol.Observed, **options: bool) -> None:
+        self._tell(reconcile.observe, self.assignment, self.runtime, observed, **options)
+
+    def _tell(self, function: Any, *arguments: Any, **options: bool) -> None:
+        before = self.runtime.failures
+        function(*arguments, self.now, self.wall_ms, **options)
+        self.counted += self.runtime.failures is not before
+
+    def _step(self, *, lose_answer: bool = False, die_at_once: int | None = None) -> reconcile.Act | None:
+        runtime, assignment = self.runtime, self.assignment
+        step = reconcile.decide(assignment, runtime, self.now)
+        if step is None:
+            reconcile.settle(assignment, runtime)
+            return None
+        self.obeys = self.epoch
+        if step.act is reconcile.Act.CLAIM:
+            if not lose_answer:
+                runtime.look = False
+                self._hear(self._observed(), asked=True)
+            return step.act
+        if step.act in (reconcile.Act.CREATE, reconcile.Act.START):
+            reconcile.happen(runtime, health.Event.START, step.why, self.wall_ms)
+        runtime.busy = True
+        refused = self.refusals > 0
+        if refused:
+            self.refusals -= 1
+            self.falls += 1
+        else:
+            self._carry_out(step.act, assignment)
+            if die_at_once is not None and self.running and step.act is not reconcile.Act.PUT:
+                self._end(die_at_once)
+        answered = self._observed()
+        for epoch, event in self.wires[-2:]:
+            if epoch == self.epoch:
+                self._hear(event)  # while it is busy
+        runtime.busy = False
+        answer: protocol.Answer | None
+        if lose_answer:
+            answer = _answer(messages.Outcome.IN_DOUBT, "in-doubt")
+        else:
+            answer = _answer(messages.Outcome.FAILED, "adapter-failed") if refused else None
+        if answer is None:
+            start = assignment.spec.wanted is protocol.Wanted.UP
+            reconcile.done(
+                runtime,
+                step.act,
+                generation=assignment.generation,
+                started=start,
+                there=answered.exists,
+                now=self.now,
+            )
+        else:
+            self._tell(reconcile.failed, assignment, runtime, step.act, answer)
+        if not lose_answer:
+            self._hear(answered)
+        self._tell(reconcile.release, assignment, runtime)
+        return step.act
+
+    def _carry_out(self, act: reconcile.Act, assignment: protocol.Assignment) -> None:
+        spec, generation = assignment.spec, assignment.generation
+        match act:
+            case reconcile.Act.CREATE if not self.exists:
+                self.exists, self.digest = True, spec.digest
+                if spec.wanted is protocol.Wanted.UP:
+                    self._start(generation)
+                else:
+                    self._changed()
+            case reconcile.Act.PUT | reconcile.Act.CREATE:  # of what is there: the same
+                same, self.digest = self.digest == spec.digest, spec.digest
+                if self.running and same:
+                    assert self.last is not None
+                    self.last.generation = generation
+                    self._changed()
+                elif self.running:  # a restart, as the command is another
+                    assert self.last is not None
+                    self.running, self.last.exit_code, self.last.killed_for = False, -15, generation
+                    self._start(generation)
+                else:
+                    self._changed()
+            case reconcile.Act.START:
+                self._start(generation)
+            case reconcile.Act.STOP:
+                if self.running:
+                    self._end(-15)
+            case _:
+                raise AssertionError(act)
+
+    # What happens
+
+    @stateful.rule(lose=st.booleans(), code=st.sampled_from([None, None, 0, 1]))
+    def work(self, lose: bool, code: int | None) -> None:
+        self._step(lose_answer=lose, die_at_once=code)
+
+    @stateful.rule(code=st.sampled_from([0, 1, -9]))
+    def end(self, code: int) -> None:
+        if self.running:
+            self._end(code)
+
+    @stateful.rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        """Any event, at any time, as often as it likes; also one from before."""
+        if self.wires:
+            epoch, event = data.draw(st.sampled_from(self.wires[-8:]))
+            if epoch == self.epoch:
+                self._hear(event)
+
+    @stateful.rule()
+    def beat(self) -> None:
+        seen, told = self.runtime.observed, self._observed()
+        if self.obeys != self.epoch:
+            return
+        if seen is not None and (seen.state, seen.digest) == (told.state, told.digest):
+            self._hear(seen)
+        else:
+            self.runtime.look = True
+
+    @stateful.rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 150.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall_ms += int(seconds * 1000)
+
+    @stateful.rule(hours=st.sampled_from([-1, 1]))
+    def set_clock(self, hours: int) -> None:
+        self.wall_ms += hours * 3_600_000
+
+    @stateful.rule()
+    def checkpoint(self) -> None:
+        self.stored = self.runtime.status(self.assignment, self.now, self.wall_ms)
+        self.counted_in_store = self.counted
+
+    @stateful.rule(orderly=st.booleans())
+    def another_manager(self, orderly: bool) -> None:
+        if orderly:
+            self.checkpoint()
+        self._take_over()
+
+    @stateful.rule(by=st.sampled_from([1, 1, -10]))
+    def restart_agent(self, by: int) -> None:
+        """Its starts are numbered upwards, but for one whose folder was lost or whose clock was set."""
+        if by < 0:
+            self.wires.clear()  # and it is not back before what it said has arrived
+        self.boot, self.sequence = self.boot + by, 0
+        self._changed()
+
+    @stateful.rule(count=st.integers(1, 5))
+    def refuse(self, count: int) -> None:
+        self.refusals = count
+
+    @stateful.rule(
+        digest=st.sampled_from(["d1", "d2"]),
+        wanted=st.sampled_from([protocol.Wanted.UP, protocol.Wanted.DOWN]),
+    )
+    def wish(self, digest: str, wanted: protocol.Wanted) -> None:
+        self.spec = msgspec.structs.replace(self.spec, digest=digest, wanted=wanted)
+        self.generation += 1
+        before = self.assignment
+        self.assignment = msgspec.structs.replace(before, spec=self.spec, generation=self.generation)
+        reconcile.changed(before, self.assignment, self.runtime)
+
+    @stateful.rule()
+    def silence(self) -> None:
+        self.now += 40.0
+        self.wall_ms += 40_000
+        reconcile.listen(
+            self.runtime, self.now, self.wall_ms, zone_silent=False, heard_since=0.0, zone_heard_at=self.now
+        )
+
+    # What holds
+
+    @stateful.invariant()
+    def no_failure_is_counted_that_did_not_happen(self) -> None:
+        assert self.counted <= self.falls
+        assert len(self.runtime.failures) <= RESTART["attempts"] + 1
+
+    @stateful.invariant()
+    def given_up_is_final(self) -> None:
+        if self.runtime.given_up and not self.runtime.look and self.runtime.observed is not None:
+            step = reconcile.decide(self.assignment, self.runtime, self.now)
+            assert step is None or step.act is reconcile.Act.STOP
+
+    def teardown(self) -> None:
+        """Calm: all that is said arrives, and nothing more fails. Then all is as it was wished."""
+        self.refusals = 0
+        for _ in range(30):
+            self.now += 10.0
+            self.beat()
+            self._step()
+        assert self.exists or self.runtime.given_up
+        if self.exists and not self.runtime.given_up:
+            assert self.digest == self.spec.digest
+        last, policy = self.last, self.spec.restart.policy
+        if self.spec.wanted is protocol.Wanted.DOWN:
+            assert not self.running
+        elif self.running:
+            assert self.runtime.health.state is health.State.UP
+        else:
+            assert self.runtime.given_up
+            assert self.runtime.health.state is health.State.FAILED
+            has_run = last is not None and last.generation == self.generation
+            clean = last is not None and last.exit_code == 0
+            refused_to_restart = has_run and (policy == "never" or (policy == "on-failure" and clean))
+            assert refused_to_restart or len(self.runtime.failures) > RESTART["attempts"]
+
+
+def _answer(outcome: messages.Outcome, code: str) -> protocol.Answer:
+    return protocol.Answer(id="x", outcome=outcome, code=code, reason="boom")
+
+
+World.TestCase.settings = hypothesis.settings(
+    max_examples=80, stateful_step_count=40, deadline=None, database=None, print_blob=True
+)
+TestModel = World.TestCase

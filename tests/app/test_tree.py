@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muster.app import home
+from muster.app import home, tree
+from muster.manage import settings
 from muster.testing.eventually import eventually
 from tests.cli import driver
 
@@ -45,3 +49,29 @@ async def test_a_child_is_kept_alive_and_outlives_its_parent(tmp_path, start_pro
     assert pid_in(below) == second, "and is found again"
     os.kill(parent.pid, signal.SIGTERM)
     await eventually(lambda: pid_in(below) is None, timeout_s=40)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+async def test_a_child_that_was_started_by_hand_is_not_ended_for_its_silence(
+    by_hand, tmp_path, start_process, monkeypatch
+):
+    words = [] if by_hand else ["--set", f"{tree.PARENT}127.0.0.1:1"]
+    code = "import time; print('ready'); time.sleep(600)"
+    child = await start_process(sys.executable, "-c", code, *words)
+    await child.line("ready")
+    monkeypatch.setattr(tree, "_pid_of", lambda _: child.pid)
+    watching: list[Any] = []
+    passive = tree.Passive(settings.Manage(children=(str(tmp_path),)))
+    passive._context = types.SimpleNamespace(spawn=watching.append)  # type: ignore[assignment]
+    await passive._find_running()
+    now = asyncio.get_running_loop().time()
+    silent = passive._care.silent(now + 3600)
+    assert bool(silent) is not by_hand
+    await passive.stop()
+    if by_hand:
+        os.kill(child.pid, 0)  # it runs
+        passive._care.heard(str(tmp_path), now)
+        assert passive._care.silent(now + 3600), "one that beats is expected to go on beating"
+    else:
+        await eventually(lambda: child.exit_code is not None)
+    watching[0].close()

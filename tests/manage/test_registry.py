@@ -566,3 +566,28 @@ async def test_a_decision_of_any_size_is_stored_whole_or_not_at_all(tmp_path):
         await kept.load(loaded)
         loaded.invariants()
         assert (len(loaded.resources), len(loaded.owners)) in ((1_200, 1_200), (0, 0))
+
+
+# Selecting
+
+
+def test_a_misspelt_attribute_is_an_error_that_names_the_right_one():
+    async def scenario(world: World) -> None:
+        assert await world.client.names(where="tier = 'front'") == [], "nothing is known yet"
+        await world.apply("web", labels={"tier": "front"})
+        for select in (
+            lambda: world.client.get(where="teir = 'front'"),
+            lambda: world.client.exec("echo", where="type = 'memory' AND teir IS NULL"),
+            lambda: world.client.rollout({"operation": "echo"}, where="teir = 'front'"),
+        ):
+            with pytest.raises(errors.InvalidInput, match="teir") as caught:
+                await select()
+            assert caught.value.hint == "did you mean tier?"
+        assert await world.client.names(where="tier = 'front' AND zone = 'default' AND os <> ''") == ["web"]
+        assert await world.client.names(where="tier = 'back'") == []
+        entry = {"name": "x", "type": "memory", "where": "zoen = 'default'"}
+        with pytest.raises(errors.Unavailable) as refused:
+            await world.client.create(entry)
+        assert "did you mean zone?" in (refused.value.hint or "")
+
+    play(scenario)

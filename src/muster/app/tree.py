@@ -3,6 +3,9 @@
 A child connects to its parent and beats; a child that ended, or is silent for too long, is started anew.  A
 child that lost its parent carries on, and knocks until the parent is back: the parent listens on the port it
 had before.  Starting the top node starts the whole tree, and stopping it stops the tree.
+
+A child that was started by hand does not beat.  It is left alone, and started by its parent only once it has
+ended.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ BEAT_S = 1.0
 SILENT_S = 30.0  # longer than a child takes until its first beat
 PORT_FILE = "bootstrap.port"
 STOP_S = 15.0
+PARENT = "manage.parent="  # in the command line of a child that a parent started
 
 
 class Passive:
@@ -57,12 +61,13 @@ class Passive:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        for pid in self._pids.values():
+        own = [pid for name, pid in self._pids.items() if self._care.wards[name].beats]
+        for pid in own:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
-                for pid in self._pids.values():
+                for pid in own:
                     await pids.end_of(pid)
 
     def health(self) -> team.Health:
@@ -82,11 +87,11 @@ class Passive:
         for name in self._homes:
             pid = await asyncio.to_thread(_pid_of, name)
             if pid is not None:
-                self._adopt(name, pid)
+                self._adopt(name, pid, beats=await asyncio.to_thread(_knows_a_parent, pid))
 
-    def _adopt(self, name: str, pid: int) -> None:
+    def _adopt(self, name: str, pid: int, *, beats: bool = True) -> None:
         self._pids[name] = pid
-        self._care.started(name, asyncio.get_running_loop().time())
+        self._care.started(name, asyncio.get_running_loop().time(), beats=beats)
         self._context.spawn(self._watch(name, pid))
 
     async def _keep(self) -> None:
@@ -102,7 +107,7 @@ class Passive:
 
     async def _begin(self, name: str) -> None:
         command = [sys.executable, "-m", "muster", "up", "--log-file", "--home", name]
-        command += ["--set", f"manage.parent=127.0.0.1:{self._port}", "--set", f"manage.known_as={name}"]
+        command += ["--set", f"{PARENT}127.0.0.1:{self._port}", "--set", f"manage.known_as={name}"]
         try:
             last_words = self._context.folder.logs / f"child-{1 + self._homes.index(name)}.err"
             pid = await asyncio.to_thread(_spawn, command, last_words)
@@ -185,6 +190,14 @@ def _pid_of(home_: str) -> int | None:
         if pid is not None:
             return pid
     return None
+
+
+def _knows_a_parent(pid: int) -> bool:
+    """Whether a parent started it, so that it beats."""
+    try:
+        return PARENT.encode() in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _spawn(command: list[str], last_words: pathlib.Path) -> int:

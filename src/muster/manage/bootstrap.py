@@ -34,6 +34,7 @@ class Ward:
     falls: int = 0
     starts: int = 0
     reason: str = ""
+    beats: bool = False  # it is known to beat here, so that its silence means something
 
 
 class Care:
@@ -49,22 +50,26 @@ class Care:
         ]
 
     def silent(self, now: float) -> list[str]:
-        """Whom to end, because it runs and is not heard of."""
+        """Which to end, because they beat and have not been heard for too long."""
         if self._silent_s is None:
             return []
         return [
             name
             for name, ward in self.wards.items()
-            if ward.phase is Phase.RUNNING and now - max(ward.heard_at, ward.started_at) > self._silent_s
+            if ward.phase is Phase.RUNNING
+            and ward.beats
+            and now - max(ward.heard_at, ward.started_at) > self._silent_s
         ]
 
-    def started(self, name: str, now: float) -> None:
+    def started(self, name: str, now: float, *, beats: bool = True) -> None:
+        """``beats`` False: it was started by hand and may not know of this node."""
         ward = self.wards[name]
-        ward.phase, ward.started_at, ward.heard_at = Phase.RUNNING, now, now
+        ward.phase, ward.started_at, ward.heard_at, ward.beats = Phase.RUNNING, now, now, beats
         ward.starts += 1
 
     def heard(self, name: str, now: float) -> None:
-        self.wards[name].heard_at = now
+        ward = self.wards[name]
+        ward.heard_at, ward.beats = now, True
 
     def ended(self, name: str, now: float, reason: str) -> None:
         ward = self.wards[name]

@@ -10,7 +10,7 @@ import msgspec
 
 from muster.core import errors
 from muster.manage import manifest, ordering, processor, protocol, views
-from muster.predicates import closure, parser
+from muster.predicates import ast, check, closure, parser
 
 
 def specifications(state: processor.Processor, raw: list[Any]) -> list[protocol.Spec]:
@@ -80,7 +80,8 @@ def _agent_for(state: processor.Processor, entry: manifest.Entry, load: Callable
         return entry.agent
     if entry.where is None:
         raise errors.InvalidInput(f"{entry.name!r}: say where it runs, with `agent` or `where`")
-    matches = closure.compile(parser.parse(entry.where))
+    condition = parser.parse(entry.where)
+    matches = closure.compile(condition)
     fitting = [
         name
         for name, agent in state.agents.items()
@@ -91,7 +92,12 @@ def _agent_for(state: processor.Processor, entry: manifest.Entry, load: Callable
     if known is not None and known.spec.agent in fitting:
         return known.spec.agent
     if not fitting:
-        raise errors.Unavailable(f"{entry.name!r}: no agent that is there fits {entry.where!r}")
+        known = {key for name, agent in state.agents.items() for key in views.agent_attributes(name, agent)}
+        unknown = sorted({name.key for name in ast.names(condition)} - known) if known else []
+        hint = f"no agent has an attribute {unknown[0]}" if unknown else None
+        if unknown and (near := check.nearest(unknown[0], known)):
+            hint = f"{hint}; {near}"
+        raise errors.Unavailable(f"{entry.name!r}: no agent that is there fits {entry.where!r}", hint=hint)
     counts = load()
     chosen = min(fitting, key=lambda name: (counts.get(name, 0), name))
     counts[chosen] = counts.get(chosen, 0) + 1

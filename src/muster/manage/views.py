@@ -13,7 +13,7 @@ import msgspec
 
 from muster.core import errors
 from muster.manage import processor
-from muster.predicates import closure, parser
+from muster.predicates import ast, check, closure, parser
 
 SUMMARY_MAX = 200  # groups, types and managers in one answer: those with most resources
 
@@ -36,6 +36,32 @@ def attributes(state: processor.Processor, name: str) -> dict[str, Any]:
     }
 
 
+FIELDS = ("name", "type", "group", "agent", "state", "manager", "zone")
+
+
+def condition(state: processor.Processor, where: str) -> ast.Condition:
+    """`errors.ParseError` where it names an attribute that no resource and no machine here has.
+
+    Such a condition selects nothing (or everything, with IS NULL), and is almost always misspelt.
+    """
+    parsed = parser.parse(where)
+    unknown = {name.key: name for name in ast.names(parsed) if name.key not in FIELDS}
+    if not unknown or not state.resources:
+        return parsed
+    known = {*FIELDS}
+    for agent in state.agents.values():
+        known |= {*agent.labels, *agent.facts}
+    for resource in state.resources.values():
+        known |= resource.spec.labels.keys()
+    for key, name in unknown.items():
+        if key not in known:
+            hint = check.nearest(key, known) or f"there are {', '.join(sorted(known)[:20])}"
+            raise errors.ParseError(
+                f"no resource has an attribute {key}", text=where, position=name.span[0], hint=hint
+            )
+    return parsed
+
+
 def agent_attributes(name: str, agent: processor.Agent) -> dict[str, Any]:
     return {**agent.facts, **agent.labels, "agent": name, "zone": agent.zone}
 
@@ -50,7 +76,7 @@ def select(state: processor.Processor, names: Sequence[str] | None, where: str, 
     behind = (name for name in sorted(state.resources) if name > after)
     if not where:
         return behind
-    matches = closure.compile(parser.parse(where))
+    matches = closure.compile(condition(state, where))
     return (name for name in behind if matches(attributes(state, name).get))
 
 

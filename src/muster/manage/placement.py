@@ -92,10 +92,10 @@ def _agent_for(state: processor.Processor, entry: manifest.Entry, load: Callable
     if known is not None and known.spec.agent in fitting:
         return known.spec.agent
     if not fitting:
-        known = {key for name, agent in state.agents.items() for key in views.agent_attributes(name, agent)}
-        unknown = sorted({name.key for name in ast.names(condition)} - known) if known else []
+        there = {key for name, agent in state.agents.items() for key in views.agent_attributes(name, agent)}
+        unknown = sorted({name.key for name in ast.names(condition)} - there) if there else []
         hint = f"no agent has an attribute {unknown[0]}" if unknown else None
-        if unknown and (near := check.nearest(unknown[0], known)):
+        if unknown and (near := check.nearest(unknown[0], there)):
             hint = f"{hint}; {near}"
         raise errors.Unavailable(f"{entry.name!r}: no agent that is there fits {entry.where!r}", hint=hint)
     counts = load()

@@ -5,9 +5,11 @@ import socket
 import ssl
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 
 from muster.app import certificates, domain
+from muster.core import errors
 from muster.trust import roles
 
 
@@ -44,3 +46,26 @@ async def test_a_certificate_that_is_due_is_renewed_and_served_without_a_restart
         assert now["pid"] == described["pid"]
         assert now["restarts"] == 0
         await bus.flush()
+
+
+async def test_a_renewal_is_read_by_the_brokers_in_the_end(made, monkeypatch):
+    settings = made(bus__tls="on")
+    async with domain.Domain(settings) as running:
+        keeper = running.part(certificates.CertificateKeeper)
+        port, bundle = int(running.servers[0].rpartition(":")[2]), certificates.bundle(settings)
+        before = await asyncio.to_thread(served, port, bundle)
+        await asyncio.to_thread(certificates.for_brokers(settings).cert_file.unlink)
+        reload = keeper._reload
+        failed: list[bool] = []
+
+        async def fails_once() -> None:
+            if not failed:
+                failed.append(True)
+                raise errors.NotConnected("a broker does not run")
+            await reload()
+
+        monkeypatch.setattr(keeper, "_reload", fails_once)
+        with pytest.raises(errors.NotConnected):
+            await keeper.look()
+        await keeper.look()
+        assert await asyncio.to_thread(served, port, bundle) != before

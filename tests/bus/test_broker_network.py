@@ -121,6 +121,32 @@ async def test_a_member_that_fell_comes_back_by_itself(tmp_path):
         await crosses(one, mesh["broker-2"])
 
 
+async def test_a_removal_that_is_refused_changes_nothing(tmp_path):
+    brokers = [
+        *network.members(2, tmp_path, system_secret="s"),
+        config.BrokerConfig(name="leaf", directory=tmp_path / "leaf", storage=None),
+    ]
+    async with network.Network(brokers, leaves=[("leaf", "broker-1")]) as running:
+        before = ups(await running.links(), Kind.LEAF)
+        with pytest.raises(errors.Refused):
+            await running.remove("broker-1")
+        assert ups(await running.links(), Kind.LEAF) == before == ["leaf>broker-1"]
+
+
+@pytest.mark.slow  # the cluster forgets a member only after a while
+async def test_storage_is_removed_from_a_broker_that_is_about_to_start_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervision, "next_pause_s", lambda *_: 60.0)
+    async with network.mesh(3, tmp_path, system_secret="s") as mesh:
+        one = mesh["broker-2"]
+        assert one.pid
+        os.kill(one.pid, signal.SIGKILL)
+        await one.wait_for(broker.State.RESTARTING)
+        await mesh.remove_storage("broker-2", force=True)
+        await one.wait_for(broker.State.RUNNING)
+        assert one.config.storage is None
+        assert not ((await one.ask("varz")).get("jetstream") or {}).get("config")
+
+
 async def test_a_stranger_without_the_secret_stays_outside_the_cluster(tmp_path):
     inside = [
         dataclasses.replace(one, cluster=config.Cluster(name="muster", secret="inside/only"))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import errno
 import os
+import signal
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +145,61 @@ async def test_what_cannot_change_while_it_runs_is_refused_and_the_old_stands(se
         assert one.name == "one"
         assert one.config.config_path.read_text() == text
         assert (await one.health()).ok
+
+
+async def test_a_change_whose_outcome_is_not_known_is_undone(settings, monkeypatch):
+    async with broker.Broker(settings) as one:
+        monkeypatch.setattr(broker, "RELOAD_TIMEOUT_S", 0.5)
+        pages, ask = [], one.ask
+
+        async def deaf(page: str) -> dict[str, Any]:
+            pages.append(page)
+            if len(pages) > 1:
+                raise errors.TimedOut("no answer")
+            return await ask(page)
+
+        monkeypatch.setattr(one, "ask", deaf)
+        with pytest.raises(errors.TimedOut):
+            await one.apply(dataclasses.replace(one.config, payload_bytes_max=2000))
+
+        async def as_before() -> bool:
+            return bool((await ask("varz"))["max_payload"] == settings.payload_bytes_max)
+
+        assert one.config.payload_bytes_max == settings.payload_bytes_max
+        await eventually(as_before)
+
+
+async def test_a_monitor_that_is_slow_once_does_not_fail_a_change(settings, monkeypatch):
+    async with broker.Broker(settings) as one:
+        pages, ask = [], one.ask
+
+        async def slow(page: str) -> dict[str, Any]:
+            pages.append(page)
+            if len(pages) == 2:
+                raise errors.TimedOut("no answer")
+            return await ask(page)
+
+        monkeypatch.setattr(one, "ask", slow)
+        await one.apply(dataclasses.replace(one.config, payload_bytes_max=2000))
+        assert (await ask("varz"))["max_payload"] == one.config.payload_bytes_max == 2000
+
+
+async def test_supervision_outlives_a_lack_of_file_descriptors(settings, monkeypatch):
+    async with broker.Broker(settings) as one:
+        pipe = os.pipe
+        failed: list[bool] = []
+
+        def scarce() -> tuple[int, int]:
+            if not failed:
+                failed.append(True)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return pipe()
+
+        monkeypatch.setattr(os, "pipe", scarce)
+        assert one.pid
+        os.kill(one.pid, signal.SIGKILL)
+        await eventually(lambda: one.restarts == 1)
+        assert (failed, one.state) == ([True], broker.State.RUNNING)
 
 
 async def test_a_restart_keeps_its_ports_and_may_open_another_door(settings):

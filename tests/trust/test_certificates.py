@@ -90,7 +90,35 @@ def test_a_certificate_does_not_outlive_its_authority(made, clock):
     with pytest.raises(errors.Refused, match="expired"):
         made.ensure("c", HOSTS)
     with pytest.raises(errors.Refused, match="expired"):
-        made.rotate(lifetime_s=DAY_S)
+        made.ensure("b", HOSTS)
+
+
+def test_an_authority_that_has_expired_is_replaced(made, clock):
+    made.ensure("b", HOSTS)
+    clock.now += 3651 * DAY_S
+    made.rotate(lifetime_s=3650 * DAY_S)
+    assert made.ensure("b", HOSTS)
+    assert not any(each.due or each.warning_days is not None for each in made.report())
+    (authority,) = x509.load_pem_x509_certificates(made.bundle.read_bytes())
+    (held,) = x509.load_pem_x509_certificates(made.pair("b").path.read_bytes())
+    held.verify_directly_issued_by(authority)
+
+
+def test_what_was_made_while_the_clock_was_ahead_is_renewed(made, clock):
+    clock.now += 400 * DAY_S
+    made.ensure("b", HOSTS)
+    clock.now -= 400 * DAY_S
+    assert [each.due for each in made.report() if each.name == "b"] == [True]
+    assert made.ensure("b", HOSTS)
+    assert not made.ensure("b", HOSTS)
+
+
+def test_an_authority_of_the_same_name_is_another_one(made, clock, tmp_path):
+    made.ensure("b", HOSTS)
+    (tmp_path / "tls" / "ca.pem").unlink()
+    again = certificates.Certificates.create(tmp_path / "tls", "north", lifetime_s=3650 * DAY_S, clock=clock)
+    assert again.ensure("b", HOSTS)
+    assert not again.ensure("b", HOSTS)
 
 
 def test_old_authorities_leave_the_bundle_when_they_expire(tmp_path, clock):

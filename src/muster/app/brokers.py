@@ -76,9 +76,13 @@ class Brokers:
             self._network = None
 
     async def reload(self) -> None:
-        """Have all of them read their files again."""
-        for one in self.running.brokers.values():
-            await one.reload()
+        """Have all of them read their files again, also if some cannot."""
+        outcomes = await asyncio.gather(
+            *(one.reload() for one in self.running.brokers.values()), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     # Changes while they run
 

@@ -31,9 +31,12 @@ def ensure_authority(settings: ground.Ground) -> None:
 
 
 def ensure(settings: ground.Ground) -> bool:
-    """Make or renew the brokers' certificate; whether it changed. Blocks."""
+    """Make or renew the authority and the brokers' certificate; whether that changed. Blocks."""
     ensure_authority(settings)
-    return _open(settings).ensure(
+    held = _open(settings)
+    if held.authority_status(renew_at=settings.trust.renew_at).due:
+        held.rotate(lifetime_s=settings.trust.ca_lifetime_s)
+    return held.ensure(
         NAME,
         hosts(settings.bus.host),
         lifetime_s=settings.trust.certificate_lifetime_s,
@@ -82,6 +85,7 @@ class CertificateKeeper:
         self._reload = reload
         self._period_s = period_s
         self._context: context_.Context
+        self._unread = False  # whether some broker may not have read the present certificate
         self._report: list[certificates.Status] = []
 
     async def start(self, context: context_.Context) -> None:
@@ -103,8 +107,10 @@ class CertificateKeeper:
     async def look(self) -> None:
         """Once, now."""
         context = self._context
-        if await asyncio.to_thread(ensure, context.settings):
+        self._unread |= await asyncio.to_thread(ensure, context.settings)
+        if self._unread:
             await self._reload()
+            self._unread = False
             context.log.info("certificate-renewed")
         self._report = await asyncio.to_thread(report, context.settings)
         gauge = context.metrics.gauge(

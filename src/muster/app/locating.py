@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable, Sequence
 
 from muster.app import certificates, identities, team
 from muster.app import context as context_
 from muster.bus import locator
 from muster.bus.brokers import system
+from muster.core import tls as tls_
+from muster.trust import certificates as certificates_
 
 
 class Locator:
@@ -31,8 +32,9 @@ class Locator:
         brokers_tls = certificates.for_brokers(settings) if settings.bus.uses_tls else None
         tls = None
         if brokers_tls is not None:
-            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            await asyncio.to_thread(tls.load_cert_chain, brokers_tls.cert_file, brokers_tls.key_file)
+            files = brokers_tls.cert_file, brokers_tls.key_file
+            tls = await asyncio.to_thread(tls_.for_server, *files)
+            context.spawn(certificates_.keep_current(tls_.Renewable(tls, *files)))
         made = locator.Locator(
             self._servers(),
             access=system.Access(credentials=creds, tls=brokers_tls),

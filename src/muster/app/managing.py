@@ -22,10 +22,11 @@ import msgspec
 from muster.app import logs
 from muster.bus import api, client, pages
 from muster.core import errors, ground, health, log, metrics, settings
+from muster.core import tls as tls_
 from muster.manage import agent, direct, manager, protocol, service
 from muster.store import api as store_api
 from muster.store import database
-from muster.trust import credentials, keyring, nkeys, roles
+from muster.trust import certificates, credentials, keyring, nkeys, roles
 
 ROLE_CACHE_S = 5.0
 END_S = 5.0
@@ -114,9 +115,13 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
             case "manager":
                 road: Any = bus
                 if task.direct_port is not None:
-                    tls = (
-                        await asyncio.to_thread(_for_servers, task.cert, task.cert_key) if task.cert else None
-                    )
+                    tls = None
+                    if task.cert:
+                        tls = await asyncio.to_thread(tls_.for_server, task.cert, task.cert_key)
+                        keeping = asyncio.create_task(
+                            certificates.keep_current(tls_.Renewable(tls, task.cert, task.cert_key))
+                        )
+                        stack.callback(keeping.cancel)
                     check = Doorkeeper(pathlib.Path(task.keys))
                     door = direct.Endpoint(bus, check, host=task.host, port=task.direct_port, tls=tls)
                     road = (await stack.enter_async_context(door)).road
@@ -135,12 +140,6 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
 
 def _starting() -> pages.Told:
     return pages.Told(health.State.STARTING)
-
-
-def _for_servers(cert: str, key: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(cert, key)
-    return context
 
 
 class Doorkeeper:

@@ -141,12 +141,12 @@ async def _serve(
     share_port: bool,
     anonymous: str | None,
 ) -> None:
+    import asyncio
     import os
-    import ssl
 
     from muster.app import audit, message
-    from muster.core import errors, metrics
-    from muster.trust import logins
+    from muster.core import errors, metrics, tls
+    from muster.trust import certificates, logins
 
     try:
         from muster.message.amqp import server
@@ -167,8 +167,7 @@ async def _serve(
 
     door = None
     if cert is not None:
-        door = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        door.load_cert_chain(cert, key)
+        door = await asyncio.to_thread(tls.for_server, cert, key)
     elif host not in ("127.0.0.1", "::1", "localhost"):
         raise errors.Refused(
             f"passwords would cross the network in the clear on {host}", hint="give --cert and --key"
@@ -198,7 +197,14 @@ async def _serve(
         scheme = "amqp" if door is None else "amqps"
         facts = {"url": f"{scheme}://{host}:{started.port}"}
         invocation.printer.done(facts, f"serving {facts['url']}; Ctrl-C ends it")
-        await asked.wait()
+        keeping = None
+        if door is not None and cert is not None:
+            keeping = asyncio.create_task(certificates.keep_current(tls.Renewable(door, cert, key)))
+        try:
+            await asked.wait()
+        finally:
+            if keeping is not None:
+                keeping.cancel()
 
 
 async def _serve_soap(invocation: base.Invocation, wanted: settings.Soap) -> None:

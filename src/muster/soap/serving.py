@@ -13,7 +13,7 @@ from typing import Self
 
 import uvicorn
 
-from muster.core import errors
+from muster.core import errors, tls
 from muster.soap import asgi, http11
 
 CONNECTIONS_MAX = 512
@@ -41,6 +41,7 @@ class Server:
         self._connections_max = connections_max
         self._server: http11.Server
         self._task: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self.host = host
         self.port = port
 
@@ -74,6 +75,9 @@ class Server:
                 hint="name another port, or 0 for a free one",
             ) from error
         self.host, self.port = listener.getsockname()[:2]
+        if config.ssl is not None and self._certificate is not None:
+            served = tls.Renewable(config.ssl, self._certificate, self._key)
+            self._keeping = asyncio.create_task(_keep_current(served), name="soap certificate")
         self._server = http11.Server(config, connections_max=self._connections_max)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="soap server")
         await self._server.ready.wait()
@@ -83,6 +87,10 @@ class Server:
             self._server.should_exit = True
             await self._task
             self._task = None
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._keeping = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -90,6 +98,12 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+async def _keep_current(served: tls.Renewable) -> None:
+    while True:
+        await asyncio.sleep(tls.LOOK_S)
+        served.refresh()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -16,6 +16,7 @@ What is due is data (`Status`): the deciding functions take the time from the ca
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import ipaddress
 import pathlib
@@ -23,12 +24,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cryptography import x509
+from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from muster.core import errors, subjects
+from muster.core import errors, subjects, tls
 from muster.trust import files
 
 DAY_S = 86400.0
@@ -78,8 +79,16 @@ def status(name: str, certificate: x509.Certificate, *, now: float, renew_at: fl
     ends = certificate.not_valid_after_utc.timestamp()
     days_left = (ends - now) / DAY_S
     reached = [days for days in (0, *WARNING_DAYS) if days_left <= days]
-    due = now >= begins + (ends - begins) * renew_at
+    # One that is not valid yet was made while the clock was ahead.
+    due = now < begins or now >= begins + (ends - begins) * renew_at
     return Status(name, ends, days_left, reached[0] if reached else None, due)
+
+
+async def keep_current(served: tls.Renewable, *, look_s: float = tls.LOOK_S) -> None:
+    """Have a listener use the certificate that its files hold, for as long as this runs."""
+    while True:
+        served.refresh()
+        await asyncio.sleep(look_s)
 
 
 class Certificates:
@@ -124,7 +133,7 @@ class Certificates:
             authority = self._load(_CA)
             if path.exists():
                 held = self._load(name).certificate
-                fits = held.issuer == authority.certificate.subject and _hosts(held) == set(wanted)
+                fits = _issued_by(held, authority.certificate) and _hosts(held) == set(wanted)
                 if fits and not status(name, held, now=self._clock(), renew_at=renew_at).due:
                     return False
             files.write(path, _leaf(authority, name, wanted, self._clock(), lifetime_s).pem())
@@ -136,17 +145,25 @@ class Certificates:
         return Pair(self._folder / f"{name}.pem", self.bundle)
 
     def rotate(self, *, lifetime_s: float) -> None:
-        """A new authority. Certificates of the old one stay good; `ensure` replaces them one by one."""
+        """A new authority. Certificates of the old one stay good; `ensure` replaces them one by one.
+
+        An authority that has expired links to nothing: clients then need the new bundle.
+        """
         now = self._clock()
         with files.locked(self._folder):
             old = self._load(_CA)
             generation = int(_common_name(old.certificate).rpartition(" ")[2]) + 1
             new = _authority(self._domain, generation, now, lifetime_s)
-            links = (_cross(new, old), *_unexpired(old.chain, now))  # back to the oldest that still counts
+            links: tuple[x509.Certificate, ...] = ()
+            if _unexpired([old.certificate], now):
+                links = (_cross(new, old), *_unexpired(old.chain, now))  # back to the oldest that counts
             believed = _unexpired(self._believed(), now)
             # The bundle first: whoever is signed by the new one must find it believed.
             files.write(self.bundle, _pem(new.certificate, *believed), mode=files.PUBLIC)
             files.write(self._folder / "ca.pem", _Signed(new.key, new.certificate, links).pem())
+
+    def authority_status(self, *, renew_at: float = 2 / 3) -> Status:
+        return status(_CA, self._load(_CA).certificate, now=self._clock(), renew_at=renew_at)
 
     def report(self, *, renew_at: float = 2 / 3) -> list[Status]:
         """The state of every certificate here; the authority's is called ``ca``."""
@@ -187,8 +204,6 @@ def _cross(new: _Signed, old: _Signed) -> x509.Certificate:
     begins, ends = new.certificate.not_valid_before_utc, old.certificate.not_valid_after_utc
     subject, issuer = new.certificate.subject, old.certificate.subject
     ends = min(ends, new.certificate.not_valid_after_utc)
-    if ends <= begins:
-        raise errors.Refused("the old authority has expired: nothing it signs is believed any more")
     builder = _authority_builder(
         subject, issuer, new.key, begins.timestamp() + _BACKDATE_S, ends.timestamp(), signer=old.key
     )
@@ -281,6 +296,15 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(ascii_name)
     except ValueError as error:
         raise errors.InvalidInput(f"{host[:100]!r} is neither an address nor a host name: {error}") from None
+
+
+def _issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """By its key: authorities made anew may have the name of an older one."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, exceptions.InvalidSignature):
+        return False
+    return True
 
 
 def _hosts(certificate: x509.Certificate) -> set[x509.GeneralName]:

@@ -16,9 +16,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 import muster
-from muster.core import errors, log, messages
+from muster.core import errors, log, messages, tls
 from muster.soap import http11
-from muster.trust import keyring
+from muster.trust import certificates, keyring
 from muster.web import acts, guard, link, logins, problems, settings, source
 from muster.web import state as state_
 from muster.web.pages import routes as pages
@@ -162,7 +162,12 @@ async def serve(
         ws="none",
         http=http11.Protocol,
     )
+    await asyncio.to_thread(config.load)
     server = http11.Server(config, connections_max=CONNECTIONS_MAX)
+    keeping = None
+    if config.ssl is not None:
+        served = tls.Renewable(config.ssl, wanted.cert, wanted.key or None)
+        keeping = asyncio.create_task(certificates.keep_current(served))
     reading = asyncio.create_task(kept.run(), name="web source")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="web server")
     stopping = asyncio.create_task(stop.wait())
@@ -174,7 +179,8 @@ async def serve(
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
         await known.desk.close()
-        reading.cancel()
-        stopping.cancel()
-        await asyncio.gather(reading, stopping, return_exceptions=True)
+        ending = [one for one in (reading, stopping, keeping) if one is not None]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         await kept.cache.close()

@@ -235,11 +235,14 @@ class Broker:
         async with self._lock:
             if self._process is None:
                 raise errors.NotConnected(f"broker {self.name} does not run")
+            process = self._process
             await asyncio.to_thread(files.write_config, settings)
             try:
-                await self._reload(self._process)
+                await self._reload(process)
             except BaseException:
                 await asyncio.to_thread(files.write_config, self.config)
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGHUP)  # it may have taken the new one
                 raise
             self.config = settings
 
@@ -294,8 +297,9 @@ class Broker:
         offset = await asyncio.to_thread(files.size, self.config.log_path)
 
         async def loaded() -> bool:
-            if (await self.ask("varz"))["config_load_time"] != before:
-                return True
+            with contextlib.suppress(errors.Unavailable):  # its monitor may be slow once
+                if (await self.ask("varz"))["config_load_time"] != before:
+                    return True
             said = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
             refusal = faults.refused_reload(self.name, said)
             if refusal is not None:
@@ -342,7 +346,11 @@ class Broker:
             output = self.config.output_path.open("wb")
         except OSError as error:
             raise faults.unwritable(self.name, error) from error
-        far_end, self._leash = os.pipe()
+        try:
+            far_end, self._leash = os.pipe()
+        except OSError as error:
+            output.close()
+            raise errors.Unavailable(f"broker {self.name}: no process could be started: {error}") from error
         try:
             process = self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=far_end, stdout=output, stderr=output, start_new_session=True
@@ -418,8 +426,12 @@ class Broker:
             await asyncio.sleep(pause_s)
             try:
                 await self._launch(START_TIMEOUT_S)
-            except errors.MusterError as error:
-                self.failure = error
+            except (errors.MusterError, OSError) as error:
+                # Whatever is wrong must not end the supervision.
+                if isinstance(error, errors.MusterError):
+                    self.failure = error
+                else:
+                    self.failure = errors.Unavailable(f"broker {self.name}: {error}")
                 await self._end()
                 crashes_at_s.append(time.monotonic())
             else:

@@ -123,12 +123,12 @@ class Network:
     async def remove(self, name: str, *, drain_s: float = 0.0, force: bool = False) -> None:
         """Stop a broker for good. What it stores moves to the others first; see `remove_storage`."""
         leaving = self[name]
+        if leaving.config.storage is not None and leaving.config.cluster is not None:
+            await self.remove_storage(name, force=force)  # first, because it may be refused
         for other in self.brokers.values():
             for remote in other.config.remotes:
                 if remote.far == name:
                     await other.unlink(remote.id)
-        if leaving.config.storage is not None and leaving.config.cluster is not None:
-            await self.remove_storage(name, force=force)
         await leaving.stop(drain_s=drain_s)
         del self.brokers[name]
         await self._rewire()
@@ -237,12 +237,12 @@ class Network:
         if not force:
             await self._empty(one, sharing, timeout_s)
         without = dataclasses.replace(one.config, storage=None)
-        if one.state is broker.State.RUNNING:
+        if one.state in (broker.State.RUNNING, broker.State.RESTARTING):
             await one.restart(without, drain_s=DRAIN_S)
+        one.config = without
         if sharing:
             await storage.forget(name, sharing, self._access(one))
             self._storage_removed_at_s[name] = time.monotonic()
-        one.config = without
 
     async def _empty(self, one: broker.Broker, sharing: Sequence[broker.Broker], timeout_s: float) -> None:
         if one.state is not broker.State.RUNNING:

@@ -1,0 +1,48 @@
+"""Listeners that follow their certificate's file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+
+from muster.bus import http
+from muster.core import tls
+from muster.testing.eventually import eventually
+from muster.trust import certificates
+
+HOSTS = ["127.0.0.1"]
+
+
+async def test_a_renewed_certificate_is_used_for_new_connections(tmp_path):
+    made = certificates.Certificates.create(tmp_path, "north", lifetime_s=certificates.DAY_S)
+    made.ensure("web", HOSTS)
+    pair = made.pair("web")
+    context = tls.for_server(pair.path)
+    keeping = asyncio.create_task(certificates.keep_current(tls.Renewable(context, pair.path), look_s=0.02))
+
+    async def serial() -> str:
+        client = ssl.create_default_context(cafile=str(pair.bundle))
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=client)
+        found = writer.get_extra_info("peercert")["serialNumber"]
+        writer.close()
+        with contextlib.suppress(OSError, ssl.SSLError):
+            await writer.wait_closed()
+        return str(found)
+
+    async with await http.serve({"/livez": lambda _: http.text("ok")}, tls=context) as server:
+        before = await serial()
+        await asyncio.to_thread(pair.path.rename, tmp_path / "away")
+
+        async def unreadable() -> bool:
+            return not pair.path.exists() and await serial() == before
+
+        await eventually(unreadable)  # and it goes on with what it has
+        made.ensure("web", HOSTS)
+
+        async def changed() -> bool:
+            return await serial() != before
+
+        await eventually(changed)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)

@@ -97,7 +97,7 @@ async def test_what_is_too_large_or_malformed_is_refused_and_changes_nothing(sta
         with pytest.raises(errors.InvalidInput):
             protocol.result_of(answer.data, object)
     answer = await bus.request("muster.inform.from.bob.read.any.put", protocol.encode(protocol.Put("k", b"")))
-    with pytest.raises(errors.InvalidInput, match="no verb"):  # a viewer cannot write by calling it reading
+    with pytest.raises(errors.NotFound, match="no operation"):  # a viewer cannot write by calling it reading
         protocol.result_of(answer.data, object)
     assert node.desk.position == 0
 

@@ -8,7 +8,7 @@ import time
 import msgspec
 import pytest
 
-from muster.core import uptime
+from muster.bus import uptime
 from muster.inform import client, service
 from tests.inform import simulation
 

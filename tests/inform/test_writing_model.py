@@ -131,6 +131,8 @@ class Model(stateful.RuleBasedStateMachine):
         """One of the last writes is sent again, as by a client that got no answer."""
         operation = self.operations[-1 - number % len(self.operations)]
         if not operation.answers:
+            for task in operation.tasks:
+                task.cancel()  # an answer to an earlier attempt is not waited for any more
             self._send(operation, via, msgspec.structs.replace(operation.asked, repeat=True))
 
     def _expected(self, expected: str) -> int | None:

@@ -15,12 +15,16 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
+import msgspec
+
 from muster.bus import api
+from muster.bus.rpc import client as rpc
 from muster.core import errors
 from muster.inform import protocol
 from muster.predicates import parser
 
 TIMEOUT_S = 30.0  # a write waits out a silent primary and the selection of another
+TRY_S = 13.0  # a node waits 10 s for a silent primary; then it is the node that is silent
 FOUND_BYTES_MAX = 32 << 20  # of values, in what one search brings
 RETRY_S = 0.2
 WAIT_S = 5.0  # a node that dies while we wait there is noticed so late
@@ -83,12 +87,28 @@ class Client:
         return await self.write(protocol.Delete(key, expected_version, next(self._requests)))
 
     async def write(self, asked: protocol.Put | protocol.Delete) -> protocol.Written:
-        """Send a write whose ``request`` the caller has chosen.
+        """Send a write whose ``request`` the caller has chosen; again, to any node, where no answer comes.
 
-        It may be sent again with ``repeat``, to any node: within two minutes it is stored at most once.
+        With ``repeat`` it may be one that was sent before: within two minutes it is stored at most once.
+        `errors.TimedOut`: it may have been stored.
         """
         verb = "put" if isinstance(asked, protocol.Put) else "delete"
-        return await self._ask(verb, asked, protocol.Written)
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + self._timeout_s
+        while True:
+            try_s = min(TRY_S, max(0.1, until_s - now_s()))
+            try:
+                message = await self._exchange(verb, asked, try_s)
+            except errors.TimedOut:
+                if now_s() >= until_s:
+                    raise
+            except errors.Unavailable as error:
+                if not asked.repeat:
+                    raise
+                raise errors.TimedOut(f"{asked.key!r} may have been written: {error}") from error
+            else:
+                return protocol.result_of(message.data, protocol.Written)
+            asked = msgspec.structs.replace(asked, repeat=True)
 
     async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:
         """`errors.NotFound` if there is none. 0: as new as this moment."""
@@ -175,16 +195,24 @@ class Client:
     async def _ask(
         self, verb: str, asked: object, answer: type[protocol.T], timeout_s: float | None = None
     ) -> protocol.T:
-        try:
-            told = await self._bus.request(
-                protocol.asked(self._bus.identity, verb, self._node),
-                protocol.encode(asked),
-                timeout_s=timeout_s or self._timeout_s,
-            )
-        except errors.TimedOut:
-            raise
-        except errors.Unavailable as error:
-            raise errors.Unavailable(
-                "no information node listens on this bus", hint="is [inform] enabled where the domain runs?"
-            ) from error
-        return protocol.result_of(told.data, answer)
+        message = await self._exchange(verb, asked, timeout_s or self._timeout_s, TRY_S)
+        return protocol.result_of(message.data, answer)
+
+    async def _exchange(
+        self, verb: str, asked: object, timeout_s: float, try_s: float | None = None
+    ) -> api.Message:
+        return await rpc.exchange(
+            self._bus,
+            protocol.asked(self._bus.identity, verb, self._node),
+            protocol.encode(asked),
+            timeout_s=timeout_s,
+            try_s=try_s,
+            waits=False,
+            absent=_ABSENT,
+            is_named=True,
+        )
+
+
+_ABSENT = errors.Unavailable(
+    "no information node listens on this bus", hint="is [inform] enabled where the domain runs?"
+)

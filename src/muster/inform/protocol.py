@@ -26,6 +26,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 
+from muster.bus.rpc import faults
 from muster.core import clock, errors, subjects
 
 PART = "inform"
@@ -248,18 +249,11 @@ class Applied(Frame, frozen=True):
     stamp: int
 
 
-class Problem(Frame, frozen=True):
-    code: str
-    message: str
-    hint: str | None = None
-    actual: int | None = None
-
-
 class Reply(Frame, Generic[T], frozen=True):
     """A result, or what went wrong."""
 
     result: T | None = None
-    problem: Problem | None = None
+    fault: faults.Fault | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -365,34 +359,13 @@ def asked(identity: str, verb: str, node: str = ANY) -> str:
     return subjects.said_by(PART, identity, "read" if verb in READS else "write", node, verb)
 
 
-# Errors on the wire.
-
-
-def problem_of(error: errors.MusterError) -> Problem:
-    return Problem(error.code, error.message, error.hint, getattr(error, "actual", None))
+# Replies.
 
 
 class Moved(errors.Conflict):
     """This node is no longer the context's primary: find out who is, and ask again."""
 
     code = "moved"
-
-
-def raise_problem(problem: Problem) -> None:
-    kinds: list[type[errors.MusterError]] = [errors.MusterError]
-    for kind in kinds:
-        if kind.code == problem.code:
-            break
-        kinds += kind.__subclasses__()
-    else:
-        kind = errors.MusterError
-    if issubclass(kind, errors.Conflict):
-        raise kind(problem.message, actual=problem.actual, hint=problem.hint)
-    try:
-        error = kind(problem.message, hint=problem.hint)
-    except TypeError:  # one that needs more facts than travelled
-        error = errors.MusterError(problem.message, hint=problem.hint)
-    raise error
 
 
 def result_of(data: bytes, kind: type[T]) -> T:
@@ -404,8 +377,8 @@ def result_of(data: bytes, kind: type[T]) -> T:
         reply: Reply[T] = read(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"this is no reply: {error}") from error
-    if reply.problem is not None:
-        raise_problem(reply.problem)
+    if reply.fault is not None:
+        raise faults.error_of(reply.fault)
     return cast("T", reply.result)
 
 
@@ -414,4 +387,14 @@ def reply(result: object) -> bytes:
 
 
 def refusal(error: errors.MusterError) -> bytes:
-    return encode(Reply(problem=problem_of(error)))
+    return encode(Reply(fault=faults.fault_of(error)))
+
+
+class Codec:
+    """The form of replies, for `muster.bus.rpc`."""
+
+    def result(self, value: object) -> bytes:
+        return reply(value)
+
+    def error(self, error: errors.MusterError) -> bytes:
+        return refusal(error)

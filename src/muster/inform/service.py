@@ -12,11 +12,13 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Self
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Self, TypeVar
 
-from muster.bus import api
-from muster.core import errors, heap, subjects, uptime
+from muster.bus import api, uptime
+from muster.bus.rpc import requests, server
+from muster.core import errors, heap, subjects
 from muster.inform import contextlog, desk, finding, keeping, protocol, reading, upkeep, views, writing
 from muster.inform import settings as settings_
 from muster.store import database
@@ -28,7 +30,7 @@ DRAIN_S = 2.0
 AT_ONCE_BYTES_MAX = 64 << 10
 GROUP = "nodes"
 
-Answer = Callable[[str, bytes], Awaitable[object]]  # from the asker's identity and the question
+T = TypeVar("T")
 
 
 async def start(
@@ -89,31 +91,45 @@ class Node:
         self.finder = finding.Finder(shared, self.reader)
         self.writer = writing.Writer(shared)
         self.upkeep = upkeep.Upkeep(shared, self.writer)
-        self.refused = 0  # requests beyond what can be in flight
         self.malformed = 0
+        self.not_requests: Counter[str] = Counter()  # messages from clients that were no requests, by reason
         self._keeper = keeping.Keeper(shared, shared.view) if shared.view is not None else None
         self._subscriptions: list[api.Subscription] = []
         self._topics: dict[int, api.Subscription] = {}
         self._loops: list[asyncio.Task[None]] = []
-        self._tasks: set[asyncio.Future[Any]] = set()  # requests that are being answered
-        self._watching: set[asyncio.Future[Any]] = set()  # and those that wait for a change
+        self._tasks: set[asyncio.Future[Any]] = set()  # begun without a task of their own, and replies
         reader, writer, keeper = self.reader, self.writer, self.upkeep
-        self._verbs: dict[str, Answer] = {
-            "get": lambda who, data: reader.get(protocol.decode(data, protocol.Get), who),
-            "find": lambda who, data: self.finder.find(protocol.decode(data, protocol.Find), who),
-            "changes": lambda who, data: reader.changes(protocol.decode(data, protocol.Changes), who),
-            "history": lambda who, data: reader.history(protocol.decode(data, protocol.Changes), who),
-            "where": lambda _, data: reader.where(protocol.decode(data, protocol.Name).key),
-            "nodes": self._nodes,
-            "put": lambda who, data: writer.write(protocol.decode(data, protocol.Put), who),
-            "delete": lambda who, data: writer.write(protocol.decode(data, protocol.Delete), who),
+        asked = [
+            _operation("read.get", protocol.Get, lambda call, get: reader.get(get, call.identity)),
+            _operation("read.find", protocol.Find, lambda call, find: self.finder.find(find, call.identity)),
+            _operation("read.history", protocol.Changes, lambda call, of: reader.history(of, call.identity)),
+            _operation("read.where", protocol.Name, lambda _, name: reader.where(name.key)),
+            _operation("read.nodes", type(None), self._nodes),
+            _operation("write.put", protocol.Put, lambda call, put: writer.write(put, call.identity)),
+            _operation("write.delete", protocol.Delete, lambda call, one: writer.write(one, call.identity)),
+        ]
+        changes = _operation(
+            "read.changes", protocol.Changes, lambda call, of: reader.changes(of, call.identity)
+        )
+        # Clients ask one node, or any: the level between the kind and the verb.
+        self._operations = {
+            f"{kind}.{node}.{verb}": one
+            for one in (*asked, changes)
+            for kind, _, verb in [one.name.partition(".")]
+            for node in (self.name, protocol.ANY)
         }
-        self._kinds: dict[str, Callable[[bytes], Awaitable[object]]] = {
-            "update": lambda data: writer.update(protocol.decode(data, protocol.Update)),
-            "become-primary": self._become_primary,
-            "find": self._find_here,
-            "where": self._where_here,
+        self._internal = {
+            one.name: one
+            for one in (
+                _operation("update", protocol.Update, lambda _, asked: writer.update(asked)),
+                _operation("become-primary", protocol.Name, self._become_primary),
+                _operation("find", protocol.Find, lambda _, asked: self.finder.find_here(asked)),
+                _operation("where", protocol.Name, self._where_here),
+                _operation("store", protocol.Store, self._store),
+            )
         }
+        self._server = self._new_server((*asked, *self._internal.values()), IN_FLIGHT_MAX)
+        self._watching = self._new_server([changes], WATCHING_MAX)
         self._heard: dict[str, Callable[[bytes], Awaitable[None] | None]] = {
             "applied": lambda data: writer.applied(protocol.decode(data, protocol.Applied)),
             "server-information": keeper.heard_response,
@@ -129,15 +145,15 @@ class Node:
         await self._catch_up()
         if self.desk.copies.evicted:
             await asyncio.to_thread(heap.give_back)
-        for subject, handler, group in (
-            (protocol.to_node(self.name, "*"), self._told, None),
-            (protocol.to_all("*"), self._told, None),
-            (subjects.said_by(protocol.PART, "*", "read", self.name, "*"), self._asked, None),
-            (subjects.said_by(protocol.PART, "*", "write", self.name, "*"), self._asked, None),
-            (subjects.said_by(protocol.PART, "*", "read", protocol.ANY, "*"), self._asked, GROUP),
-            (subjects.said_by(protocol.PART, "*", "write", protocol.ANY, "*"), self._asked, GROUP),
-        ):
-            self._subscriptions.append(await self.desk.bus.subscribe(subject, group=group, handler=handler))
+        for subject in (protocol.to_node(self.name, "*"), protocol.to_all("*")):
+            self._subscriptions.append(await self.desk.bus.subscribe(subject, handler=self._told))
+        for node, group in ((self.name, None), (protocol.ANY, GROUP)):
+            for kind in ("read", "write"):
+                pattern = subjects.said_by(protocol.PART, "*", kind, node, "*")
+                handler = functools.partial(self._asked, pattern)
+                self._subscriptions.append(
+                    await self.desk.bus.subscribe(pattern, group=group, handler=handler)
+                )
         await self._subscribe_topics()
         self._run(self._keep_topics())
         await self.upkeep.discover()
@@ -155,23 +171,33 @@ class Node:
         self._subscriptions.clear()
         self._topics.clear()
         self.desk.wake_all()
-        if asked := self._tasks | self._watching:
-            await asyncio.wait(asked, timeout=DRAIN_S)
-        while work := (*self._loops, *self._tasks, *self._watching):
-            # Again: a write that fails may yet begin a task.
+        await asyncio.gather(self._drain(), self._server.drain(DRAIN_S), self._watching.drain(DRAIN_S))
+        while work := (*self._loops, *self._tasks):
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             self._loops.clear()
+        await self._server.close()  # last: a write that failed may have been submitted
+        await self._watching.close()
         if self._keeper is not None:
             with contextlib.suppress(errors.MusterError):  # the log has what the view lacks
                 await self._keeper.save()
+
+    async def _drain(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DRAIN_S)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def refused(self) -> int:
+        """Requests beyond what can be under way."""
+        overloaded = errors.Overloaded.code
+        return self._server.outcomes[overloaded] + self._watching.outcomes[overloaded]
 
     @property
     def view_failure(self) -> errors.MusterError | None:
@@ -185,11 +211,15 @@ class Node:
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(work, name=f"information node {self.name}"))
 
-    def _spawn(self, work: Coroutine[Any, Any, None], among: set[asyncio.Future[Any]] | None = None) -> None:
-        tasks = self._tasks if among is None else among
-        task = asyncio.create_task(work, name=f"information node {self.name}: request")
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"information node {self.name}: reply")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _new_server(self, operations: Iterable[server.Operation], pending_max: int) -> server.Server:
+        return server.Server(
+            self.desk.bus, protocol.PART, operations, codec=protocol.Codec(), pending_max=pending_max
+        )
 
     async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -332,26 +362,23 @@ class Node:
                 self.desk.demand.add(asked.key, asked.origin)
                 await message.respond(protocol.reply(found))
 
-    # Questions.
+    # Requests.
 
-    def _asked(self, message: api.Message) -> None:
+    def _asked(self, pattern: str, message: api.Message) -> None:
         """By a client, whose identity the broker has put into the subject."""
-        sender, kind, verb = _asker(message.subject)
-        if not subjects.may_reply(message.subject, message.reply):
-            self.malformed += 1
+        caller = requests.accept(message, pattern, self.not_requests)
+        if caller is None:
             return
         self.desk.requests += 1
-        answer = self._verbs.get(verb) if (verb in protocol.READS) == (kind == "read") else None
-        if answer is None:
-            unknown = errors.InvalidInput(f"no verb {verb!r}: there are {', '.join(self._verbs)}")
-            self._spawn(self._answer(message, lambda: _raise(unknown)))
-        elif not self._done_at_once(verb, sender, message):
-            self._spawn_bounded(message, lambda: answer(sender, message.data), waits=verb == "changes")
+        operation = self._operations.get(caller.operation)
+        if operation is None or not self._done_at_once(operation.name, caller):
+            waits = operation is not None and operation.name == "read.changes"
+            (self._watching if waits else self._server).submit(caller, operation)
 
-    def _done_at_once(self, verb: str, sender: str, message: api.Message) -> bool:
-        if verb == "get":
-            return self._answered_at_once(sender, message)
-        return verb in _WRITES and self._begun_at_once(sender, message, _WRITES[verb])
+    def _done_at_once(self, name: str, caller: requests.Caller) -> bool:
+        if name == "read.get":
+            return self._answered_at_once(caller.identity, caller.message)
+        return name in _WRITES and self._begun_at_once(caller, _WRITES[name])
 
     def _answered_at_once(self, sender: str, message: api.Message) -> bool:
         """A read from memory needs no task. Whatever is out of the ordinary takes the long way."""
@@ -369,26 +396,29 @@ class Node:
         return True
 
     def _begun_at_once(
-        self, sender: str, message: api.Message, kind: type[protocol.Put] | type[protocol.Delete]
+        self, caller: requests.Caller, kind: type[protocol.Put] | type[protocol.Delete]
     ) -> bool:
         """Nor does a write, if we are the primary and nobody else is writing the same."""
+        if len(self._tasks) + self._server.pending >= IN_FLIGHT_MAX:
+            return False
         try:
-            begun = self.writer.begin(protocol.decode(message.data, kind), sender) if self._has_room else None
+            begun = self.writer.begin(protocol.decode(caller.message.data, kind), caller.identity)
         except errors.MusterError:
             return False
         if begun is None:
             return False
         self._tasks.add(begun.stored)
-        begun.stored.add_done_callback(lambda _: self._finish(message, begun))
+        begun.stored.add_done_callback(lambda _: self._finish(caller, begun))
         return True
 
-    def _finish(self, message: api.Message, begun: writing.Begun) -> None:
+    def _finish(self, caller: requests.Caller, begun: writing.Begun) -> None:
         self._tasks.discard(begun.stored)
         try:
-            self._respond(message, protocol.reply(self.writer.finish(begun)))
+            self._respond(caller.message, protocol.reply(self.writer.finish(begun)))
         except errors.MusterError as error:
             failure = error
-            self._spawn(self._answer(message, lambda: self.writer.go_on(begun, failure)))
+            go_on = _operation("write", bytes, lambda *_: self.writer.go_on(begun, failure))
+            self._server.submit(caller, go_on)
         except asyncio.CancelledError:
             return  # we are closing, and nobody knows whether it is stored
 
@@ -397,30 +427,13 @@ class Node:
         kind = message.subject.rpartition(".")[2]
         if message.subject == protocol.to_all("server-information"):
             self._spawn(self._guarded(self.upkeep.heard_request(message.data)))
-        elif kind == "store":
-            self._spawn(self._answer(message, lambda: self._store(message.data)))
-        elif (answer := self._kinds.get(kind)) is not None and message.reply is not None:
-            self._spawn_bounded(message, lambda: answer(message.data))
+        elif kind in self._internal and message.reply is not None:
+            self._server.submit(requests.Caller("", kind, message), self._internal[kind])
         elif (heard := self._heard.get(kind)) is not None:
             try:
                 heard(message.data)
             except errors.InvalidInput:
                 self.malformed += 1
-
-    @property
-    def _has_room(self) -> bool:
-        return len(self._tasks) < IN_FLIGHT_MAX
-
-    def _spawn_bounded(
-        self, message: api.Message, work: Callable[[], Awaitable[object]], *, waits: bool = False
-    ) -> None:
-        among, most = (self._watching, WATCHING_MAX) if waits else (self._tasks, IN_FLIGHT_MAX)
-        if len(among) < most:
-            self._spawn(self._answer(message, work), among)
-        else:
-            self.refused += 1
-            full = errors.Overloaded(f"{self.name} has {most} requests in flight", retry_after_s=0.1)
-            self._spawn(self._answer(message, lambda: _raise(full)))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -430,53 +443,32 @@ class Node:
         except errors.Unavailable:
             return
 
-    async def _answer(self, message: api.Message, work: Callable[[], Awaitable[object]]) -> None:
-        try:
-            data = protocol.reply(await work())
-        except errors.MusterError as error:
-            data = protocol.refusal(error)
-        except Exception as error:  # noqa: BLE001  (a bug of ours must not leave the asker waiting)
-            desk.events.error("request-failed", subject=message.subject, error=error)
-            data = protocol.refusal(errors.InvariantBroken(f"{type(error).__name__}: {error}"))
-        with contextlib.suppress(errors.Unavailable):
-            try:
-                await message.respond(data)
-            except errors.LimitExceeded as error:
-                await message.respond(
-                    protocol.refusal(
-                        errors.LimitExceeded(f"too much for one answer: {error}", hint="ask for fewer")
-                    )
-                )
-
-    async def _nodes(self, _: str, __: bytes) -> list[protocol.NodeView]:
+    async def _nodes(self, *_: object) -> list[protocol.NodeView]:
         return self.desk.directory.views(self.desk.information(), self.desk.now_s())
 
-    async def _become_primary(self, data: bytes) -> None:
-        name = protocol.decode(data, protocol.Name)
+    async def _become_primary(self, _: server.Call, name: protocol.Name) -> None:
         await self.writer.become_primary(name.key, name.silent)
 
-    async def _find_here(self, data: bytes) -> protocol.FoundHere:
-        return await self.finder.find_here(protocol.decode(data, protocol.Find))
+    async def _where_here(self, _: server.Call, name: protocol.Name) -> list[protocol.CopyView]:
+        return self.reader.where_here(name.key)
 
-    async def _where_here(self, data: bytes) -> list[protocol.CopyView]:
-        return self.reader.where_here(protocol.decode(data, protocol.Name).key)
-
-    async def _store(self, data: bytes) -> None:
-        self.upkeep.store(protocol.decode(data, protocol.Store))
+    async def _store(self, _: server.Call, asked: protocol.Store) -> None:
+        self.upkeep.store(asked)
 
 
 _WRITES: dict[str, type[protocol.Put] | type[protocol.Delete]] = {
-    "put": protocol.Put,
-    "delete": protocol.Delete,
+    "write.put": protocol.Put,
+    "write.delete": protocol.Delete,
 }
 
 
-@functools.lru_cache(1024)
-def _asker(subject: str) -> tuple[str, str, str]:
-    """Who asks on it, the kind and the verb."""
-    sender, parts = subjects.sender_of(subject), subject.split(".")
-    return sender, parts[4], parts[-1]
+def _operation(
+    name: str, kind: type[T], handler: Callable[[server.Call, T], Awaitable[object]]
+) -> server.Operation:
+    """Without an audit record: the log of contexts names the writer of each record."""
+    decode = functools.partial(_decode, kind)
+    return server.Operation(name, handler, audited=False, decode=decode)
 
 
-async def _raise(error: errors.MusterError) -> object:
-    raise error
+def _decode(kind: type[T], data: bytes) -> T | bytes:
+    return data if kind is bytes else protocol.decode(data, kind)

@@ -76,14 +76,16 @@ async def exchange(
     waits: bool = True,
     absent: errors.Unavailable | None = None,
     headers: Mapping[str, str] | None = None,
+    is_named: bool = False,
 ) -> api.Message:
     """The reply to one request, as it came.
 
     After ``try_s`` without an answer it is sent again, to whichever process then serves.  While none does, it
-    ``waits`` for one, or raises ``absent`` at once.
+    ``waits`` for one, or raises ``absent`` at once.  ``is_named``: the data name the request, and the service
+    recognises a repetition by that.
     """
     reads = subject.split(".", 5)[4:5] == [server.READ]
-    if not reads:
+    if not reads and not is_named:
         headers = {**(headers or {}), requests.REQUEST_ID: secrets.token_hex(16)}
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

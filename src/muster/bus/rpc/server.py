@@ -239,9 +239,14 @@ class Server:
         if not self._serving():
             return
         caller = requests.accept(message, pattern, self.refused)
-        if caller is None:
-            return
-        operation = operation or self._operations.get(caller.operation)
+        if caller is not None:
+            self.submit(caller, operation or self._operations.get(caller.operation))
+
+    def submit(self, caller: requests.Caller, operation: Operation | None) -> None:
+        """Carry out a request that was accepted elsewhere: a service with a fast path subscribes itself, and
+        submits what takes longer.  It need not start the server; None: there is no such operation.
+        """
+        message = caller.message
         if operation is None:
             kind, _, name = caller.operation.partition(".")
             known = ", ".join(
@@ -264,6 +269,16 @@ class Server:
     async def _refuse(self, message: api.Message, error: errors.MusterError) -> None:
         self.outcomes[error.code] += 1
         await self._respond(message, self._codec.error(error))
+
+    @property
+    def pending(self) -> int:
+        """Requests under way or waiting."""
+        return len(self._tasks)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let what is under way come to its end, for so long."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
 
     # Request ids.
 

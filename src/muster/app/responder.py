@@ -7,6 +7,7 @@ crash it goes on where it was, and what it sends again is recognised as a repeat
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from muster.app import responses, team
 from muster.core import errors, health, messages, settings
 from muster.notify import client as notify
 from muster.pipeline import client as pipeline
+from muster.pipeline import protocol
 from muster.trust import roles
 
 IDENTITY = "responder"
@@ -31,6 +33,12 @@ class Responder(settings.Section, frozen=True, kw_only=True):
         settings.FilePath,
         settings.doc("The file of responses: which alert sends which event to whom. Empty: none are sent."),
     ] = ""
+    max_age_s: Annotated[
+        float,
+        settings.doc(
+            "An alert that is older when the responder reads it, after an outage, is not answered.", gt=0
+        ),
+    ] = 3600.0
 
 
 class ResponderPart:
@@ -61,8 +69,7 @@ class ResponderPart:
         return team.Health(state, self._reason, {"sent": self._sent, "refused": self._refused})
 
     async def _respond(self, context: context_.Context) -> None:
-        kept = await context.store.get(COLLECTION, POSITION)
-        position = int(kept.value) if kept is not None else 0
+        position = await self._begin(context)
         async with notify.Parties(self._bus) as parties:
             sender = parties.sender(IDENTITY)
             while True:
@@ -71,26 +78,56 @@ class ResponderPart:
                     async for sequence, alert in alerts:
                         await self._answer(context, sender, sequence, alert)
                         position = sequence
-                        await context.store.put(COLLECTION, POSITION, str(position).encode())
+                        await _keep(context, position)
                 except errors.Dropped as error:
-                    lost, position = error.last - position, error.last
-                    self._reason = str(error)
-                    self._counts.add(lost, outcome="lost")
-                    context.log.warning("alerts-lost", first=error.first, last=error.last)
+                    self._counts.add(error.last - error.first + 1, outcome="missed")
+                    context.log.error("alerts-missed", first=error.first, last=error.last)
+                    position = error.last
+                    await _keep(context, position)
                 except (errors.Unavailable, errors.NotFound) as error:
-                    # No pipeline has run yet, or nobody answers: its place is kept, so nothing is missed.
+                    # No pipeline has run yet, or no broker answers: the position is kept.
                     self._reason = str(error)
                     await asyncio.sleep(RETRY_S)
+
+    async def _begin(self, context: context_.Context) -> int:
+        """The position of the last alert that is answered already.
+
+        When the responder is enabled for the first time, that is the last one there is: rules answer what
+        happens from then on.  In a stream that was made anew, all are new.
+        """
+        kept = await context.store.get(COLLECTION, POSITION)
+        while True:
+            try:
+                stream = await self._bus.open_stream(protocol.ALERTS_STREAM)
+                last = (await stream.state()).last_sequence
+            except errors.NotFound:
+                last = 0
+            except errors.Unavailable as error:
+                self._reason = str(error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if kept is not None and int(kept.value) <= last:
+                return int(kept.value)
+            position = last if kept is None else 0
+            await _keep(context, position)
+            return position
 
     async def _answer(
         self, context: context_.Context, sender: notify.Party, sequence: int, alert: messages.Alert
     ) -> None:
-        for index, one in enumerate(responses.due(self._rules, alert)):
+        due = responses.due(self._rules, alert)
+        age_s = time.time() - alert.at_ms / 1000
+        if due and age_s > self._wanted.max_age_s:
+            self._counts.add(outcome="too-old")
+            context.log.warning("alert-too-old", rule=alert.rule, about=alert.about, age_s=round(age_s))
+            return
+        for index, one in enumerate(due):
+            id = f"alert-{sequence}-{alert.at_ms}-{index}"
             try:
-                await sender.send(
-                    one.type, one.content, to=one.address, durable=one.durable, id=f"alert-{sequence}-{index}"
-                )
-            except (errors.InvalidInput, errors.Refused) as error:
+                await sender.send(one.type, one.content, to=one.address, durable=one.durable, id=id)
+            except errors.Unavailable:
+                raise  # again, under the same id
+            except errors.MusterError as error:
                 # The rule does not fit the domain's models, or is not granted: trying again would not help.
                 self._refused += 1
                 self._reason = str(error)
@@ -103,3 +140,7 @@ class ResponderPart:
                 context.log.info(
                     "responded", rule=alert.rule, about=alert.about, event=one.type, to=one.address
                 )
+
+
+async def _keep(context: context_.Context, position: int) -> None:
+    await context.store.put(COLLECTION, POSITION, str(position).encode())

@@ -13,6 +13,7 @@ import pytest
 from muster.app import backups, catalogue, domain, home
 from muster.bus import api
 from muster.core import errors, settings
+from muster.store import portable
 from muster.testing.eventually import eventually
 from muster.trust import roles
 from tests.cli import driver
@@ -71,6 +72,33 @@ async def check(running: domain.Domain) -> None:
         entry = await bucket.get("a.b")
         assert entry is not None
         assert (entry.value, entry.revision) == (b"4", 5)
+
+
+async def test_a_restore_that_fails_leaves_no_keys_outside_of_the_home(tmp_path: Path, monkeypatch):
+    place, keys, file = home.Home(tmp_path / "home"), tmp_path / "elsewhere" / "keys", tmp_path / "a.tar.gz"
+    made = driver.quick("init", "--port", "0", "--set", f"trust.keys_dir={keys}", home=place.root)
+    assert made.code == 0, made.err
+    await backups.backup(loaded(place), place, file)
+    before = {one.relative_to(keys): one.read_bytes() for one in keys.rglob("*") if one.is_file()}
+    shutil.rmtree(place.root)
+    with pytest.raises(errors.AlreadyExists, match="keys"):  # those of another domain, it might be
+        await backups.restore(file, place)
+    shutil.rmtree(keys)
+
+    async def away(*_: object, **__: object) -> None:
+        raise errors.Unavailable("the database is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(portable, "restore", away)
+        with pytest.raises(errors.Unavailable):
+            await backups.restore(file, place)
+    assert not place.root.exists()
+    assert not keys.exists()
+    _, restored = await backups.restore(file, place)
+    assert {one.relative_to(keys): one.read_bytes() for one in keys.rglob("*") if one.is_file()} == before
+    assert not any(one.stat().st_mode & 0o077 for one in (keys, *keys.rglob("*.seed")))
+    async with domain.Domain(restored):
+        pass
 
 
 @pytest.mark.parametrize("runs", [True, False])

@@ -29,6 +29,26 @@ def test_it_goes_on_where_it_stopped(tmp_path):
     assert (tmp_path / "a.log").read_text() == "one\ntwo\n"
 
 
+def test_where_no_new_piece_can_be_opened_the_older_ones_stay(tmp_path):
+    def pieces() -> dict[str, str]:
+        return {piece.name: piece.read_text() for piece in tmp_path.glob("a.log*")}
+
+    with logs.RotatingFile(tmp_path / "a.log", 100, 0) as stream:
+        for number in range(40):
+            stream.write(f"line {number:04}\n")
+        before = pieces()
+        (tmp_path / ".a.log.new").mkdir()  # as if there were no descriptor left
+        for number in range(40, 100):
+            stream.write(f"line {number:04}\n")
+        assert stream.lost > 0
+        kept = pieces()
+        assert all(kept[name].startswith(text) for name, text in before.items())
+        (tmp_path / ".a.log.new").rmdir()
+        stream.write("again\n")
+    assert (tmp_path / "a.log").read_text() == "again\n"
+    assert pieces()["a.log.1"] == kept["a.log"]
+
+
 def test_old_pieces_go(tmp_path):
     for number in (1, 2):
         (tmp_path / f"a.log.{number}").write_text("old")

@@ -36,6 +36,7 @@ from muster.bus import client, snapshots
 from muster.core import errors
 from muster.core import settings as settings_
 from muster.store import database, portable
+from muster.trust import files
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -98,7 +99,7 @@ async def restore(
         say("checking the file", 0.0)
         manifest = await asyncio.to_thread(_unpack, file, work)
         fresh = home.Home(work / "home")
-        settings = await asyncio.to_thread(_lay_out, work, fresh, manifest)
+        settings, keys_to = await asyncio.to_thread(_lay_out, work, fresh)
         steps = 2 + len(manifest.streams)
         say("the store", 1 / steps)
         url = settings.store.url
@@ -114,9 +115,7 @@ async def restore(
             for done, one in enumerate(manifest.streams, 2):
                 say(f"stream {one.name}", done / steps)
                 await snapshots.restore(bus, one.config, one.state, _pieces(work / STREAMS / one.name))
-        with contextlib.suppress(FileNotFoundError):
-            place.root.rmdir()
-        await asyncio.to_thread(fresh.root.rename, place.root)
+        await asyncio.to_thread(_put_in_place, work / "keys", keys_to, fresh.root, place.root)
     loaded = settings_.load(catalogue.Settings, file=place.settings_file)
     return manifest, loaded
 
@@ -247,7 +246,8 @@ def _extract(archive: tarfile.TarFile, work: pathlib.Path) -> None:
         path.chmod(member.mode & 0o755)
 
 
-def _lay_out(work: pathlib.Path, fresh: home.Home, manifest: Manifest) -> catalogue.Settings:
+def _lay_out(work: pathlib.Path, fresh: home.Home) -> tuple[catalogue.Settings, pathlib.Path | None]:
+    """The settings to restore with, and where the keys go at the end if that is outside of the home."""
     fresh.root.mkdir(mode=0o700)
     (work / "muster.toml").rename(fresh.settings_file)
     settings = settings_.load(catalogue.Settings, file=fresh.settings_file)
@@ -257,9 +257,35 @@ def _lay_out(work: pathlib.Path, fresh: home.Home, manifest: Manifest) -> catalo
             hint='restore by hand, or set domain.data_dir = "." in the backup\'s muster.toml',
         )
     home.Folder(settings.domain.folder).create()
+    keys_to = None if settings.keys_folder.is_relative_to(fresh.root) else settings.keys_folder
+    if keys_to is not None:
+        if keys_to.exists() and any(keys_to.iterdir()):
+            raise errors.AlreadyExists(
+                f"the settings keep the keys in {keys_to}, which is not empty", hint="move it away first"
+            )
+        staged = {"trust.keys_dir": str(work / "keys")}
+        settings = settings_.load(catalogue.Settings, file=fresh.settings_file, flags=staged)
     for name, folder in (("keys", settings.keys_folder), ("certs", certificates.folder(settings))):
-        if (work / name).exists():
+        if (work / name).exists() and folder != work / name:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             (work / name).rename(folder)
+        if folder.exists():
             folder.chmod(0o700)
-    return settings
+    return settings, keys_to
+
+
+def _put_in_place(
+    keys: pathlib.Path, keys_to: pathlib.Path | None, fresh: pathlib.Path, root: pathlib.Path
+) -> None:
+    """The home, and the keys where they are kept outside of it: both or none."""
+    if keys_to is not None:
+        with files.draft(keys_to) as draft:  # it may be on another disk, so it is copied
+            shutil.copytree(keys, draft, dirs_exist_ok=True)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            root.rmdir()
+        fresh.rename(root)
+    except BaseException:
+        if keys_to is not None:
+            shutil.rmtree(keys_to, ignore_errors=True)
+        raise

@@ -110,13 +110,20 @@ class RotatingFile(io.TextIOBase):
         return self._path.with_name(f"{self._path.name}.{number}")
 
     def _turn(self) -> None:
+        """The new piece is opened first: where that fails, the older ones stay, and only lines are lost."""
+        beside = self._path.with_name(f".{self._path.name}.new")
+        fresh = beside.open("wb", buffering=0)
+        try:
+            for number in range(PIECES - 1, 0, -1):
+                older = self._piece(number - 1) if number > 1 else self._path
+                with contextlib.suppress(FileNotFoundError):
+                    older.replace(self._piece(number))
+            beside.replace(self._path)
+        except OSError:
+            fresh.close()
+            raise
         self._file.close()
-        for number in range(PIECES - 1, 0, -1):
-            older = self._piece(number - 1) if number > 1 else self._path
-            with contextlib.suppress(FileNotFoundError):
-                older.replace(self._piece(number))
-        self._file = self._path.open("ab", buffering=0)
-        self._size = 0
+        self._file, self._size = fresh, 0
         self._forget()
 
     def _forget(self) -> None:

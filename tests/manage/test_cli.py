@@ -178,6 +178,14 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     shell("apply", "-f", manifest, "--wait", "60s")
     assert "2000" in psutil.Process(shell.pid("web-1")).cmdline()
 
+    # A resource whose desired state is down is waited for until it is.
+    idle = tmp_path / "idle.yaml"
+    one = '{name: idle, type: process, agent: local, wanted: down, config: {command: [sleep, "1"]}}'
+    idle.write_text(f"resources: [{one}]")
+    shell("apply", "-f", idle, "--wait", "60s")
+    assert [row["state"] for row in rows(shell("get", "idle"))] == ["down"]
+    shell("delete", "idle", "--wait", "60s")
+
     # Somebody kills what should be; it comes back, and whoever watches sees it.
     watching = subprocess.Popen(
         driver.command_line("-o", "json", "watch"),

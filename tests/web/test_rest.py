@@ -5,12 +5,15 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx
+import lxml.html
 import msgspec
 import pytest
 
@@ -326,6 +329,43 @@ def test_every_message_of_a_queue_is_browsed_though_an_answer_holds_few(lab, olg
         cursor = page["next"]
     assert found == [*"0123456"]
     assert olga.delete("/queues/large/messages").json()["purged"] == 7
+
+
+def form_of(browser: httpx.Client, path: str, act: str) -> dict[str, str]:
+    """The fields of a page's form, as a browser would send them."""
+    page: Any = lxml.html.fromstring(browser.get(path).text)
+    (form,) = [one for one in page.forms if one.action == f"/do/{act}"]
+    return {name: value.removeprefix("\n") for name, value in form.form_values()}
+
+
+def test_writing_a_context_anew_keeps_what_is_not_changed(lab, olga):
+    body = {
+        "value": "\nfirst line",
+        "attributes": {"floor": 2, "room": "2", "open": True, "share": 0.5, "tags": ["b c", "a"]},
+        "lease_s": 3600,
+    }
+    for _ in range(30):
+        assert olga.put("/contexts/kept-anew", json=body).status_code == 200
+    origin = {"Origin": lab.url}
+    with httpx.Client(base_url=lab.url, timeout=60, follow_redirects=True, headers=origin) as browser:
+        given = {"name": "olga", "password": PASSWORDS["olga"]}
+        assert browser.post("/login", data=given).status_code == 200
+        form = form_of(browser, "/contexts/one?key=kept-anew", "put-context")
+        assert form["value"] == "\nfirst line"
+        page = browser.get("/contexts/one?key=kept-anew").text
+        newest = re.search(r'id="past".*?<tbody>.*?<td[^>]*>(\d+)<', page, re.DOTALL)
+        assert newest is not None
+        assert newest[1] == "30"
+        done = browser.post("/do/put-context", data={**form, "value": "corrected"})
+        assert "Written: kept-anew" in done.text
+        again = browser.post("/do/put-context", data={**form, "value": "of an older page"})
+        assert "Written: kept-anew" not in again.text
+    found = olga.get("/contexts/kept-anew", params={"max_staleness_s": 0}).json()
+    assert (found["value"], found["version"]) == ("corrected", 31)
+    tags = found["attributes"].pop("tags")
+    assert sorted(tags) == ["a", "b c"]
+    assert found["attributes"] == {"floor": 2, "room": "2", "open": True, "share": 0.5}
+    assert 0 < found["expires_at_ms"] / 1000 - time.time() <= 3600
 
 
 # Who may

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,11 @@ _PLAN = ("wave", "act", "name", "type")
     cls=base.Command,
     examples=[
         ("muster apply -f fleet.yaml", ""),
-        ("muster apply -f fleet.yaml --wait 60s", "return when all of it is up"),
+        ("muster apply -f fleet.yaml --wait 60s", "return when all of it is in its desired state"),
     ],
 )
 @managing.file_option
-@base.duration("--wait", None, "Wait so long for everything to be up.")
+@base.duration("--wait", None, "Wait so long for everything to be in its desired state.")
 @connection.options
 @base.pass_invocation
 def apply(invocation: base.Invocation, path: Path, wait_s: float | None, to: connection.Options) -> None:
@@ -33,12 +34,14 @@ def apply(invocation: base.Invocation, path: Path, wait_s: float | None, to: con
     async def work(fleet: client.Client) -> Any:
         done = await fleet.apply(text)
         if wait_s is not None:
+            deadline = time.monotonic() + wait_s
             for number, line in enumerate(done["plan"]):
                 say(line["name"], number / len(done["plan"]))
+                left_s = max(0.1, deadline - time.monotonic())
                 if line["act"] == "delete":
-                    await fleet.wait_gone(line["name"], timeout_s=wait_s)
+                    await fleet.wait_gone(line["name"], timeout_s=left_s)
                 else:
-                    await fleet.wait(line["name"], "up", timeout_s=wait_s)
+                    await fleet.wait(line["name"], timeout_s=left_s)
         return done
 
     with invocation.printer.progress("applying") as say:

@@ -294,14 +294,14 @@ class Client:
             if isinstance(one, protocol.State):
                 yield one
 
-    async def wait(self, name: str, state: str, *, timeout_s: float = 30.0) -> Row:
-        """Until the registry says so of it."""
+    async def wait(self, name: str, state: str | None = None, *, timeout_s: float = 30.0) -> Row:
+        """Until the registry reports it in this state, or, without one, in its desired state."""
         row: Row = {}
 
         async def look() -> bool:
             nonlocal row
             row = (await self.get(name))[0]
-            return bool(row["state"] == state and row["applied"])
+            return bool(row["state"] == (state or row["wanted"]) and row["applied"])
 
         await self._until(look, timeout_s, lambda: f"{name} is {row.get('state')}: {row.get('reason')}")
         return row

@@ -296,7 +296,7 @@ class Source(hearing.Hearing):
         return [msgspec.structs.asdict(one) for one in found]
 
     async def context_history(
-        self, person: sessions.Session, key: str, *, after: int, limit: int
+        self, person: sessions.Session, key: str, *, after: int, limit: int | None
     ) -> dict[str, Any]:
         found = await self._read(person, lambda inform: inform.history(key, after_version=after))
         some = found.changes[:limit]

@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 from muster.core import errors
+from muster.inform import protocol as inform_protocol
+from muster.notify import notation
 from muster.web.pages import charts, view, widgets
 from muster.web.pages.html import Child, Markup, join, tag
 
 SHOWN = 100
+PAST = 20
 
 
 def contexts(seen: view.View) -> view.Page:
@@ -93,37 +96,42 @@ def contexts(seen: view.View) -> view.Page:
                     hint="A predicate over their attributes.",
                 ),
             ),
-            _writing(seen, "", "", {}, ""),
+            _writing(seen),
         ),
     )
 
 
-def _writing(seen: view.View, key: str, value: str, attributes: dict[str, Any], version: str) -> Markup:
+def _writing(seen: view.View, current: inform_protocol.Context | None = None) -> Markup:
+    """A form for a new context, or for the next version of ``current``: with all that this version has."""
     if not seen.may_act:
         return Markup("")
-    lines = "\n".join(f"{name}={_written(one)}" for name, one in attributes.items())
-    fields = [
-        widgets.field("Value", "value", value, rows=4),
+    text, lines, hidden = "", "", dict[str, Any]()
+    fields: list[Markup] = []
+    if current is None:
+        fields.append(widgets.field("Key", "key", required=True, placeholder="printers/3"))
+    else:
+        text = current.value.decode(errors="replace")
+        if text.encode() != current.value or "\r" in text:  # a form would change it
+            return widgets.empty("The value is not plain text.", "Write it over REST.")
+        lines = "\n".join(f"{name}={_written(value)}" for name, value in current.attributes.items())
+        hidden = {"key": current.key, "version": current.version}
+        if current.expires_at_ns:
+            hidden["expires_at_ms"] = current.expires_at_ns // 1_000_000
+    fields += [
+        widgets.field("Value", "value", text, rows=4),
         widgets.field(
             "Attributes", "attributes", lines, rows=3, placeholder="floor=2", hint="One on a line."
         ),
     ]
-    if not key:
-        fields.insert(0, widgets.field("Key", "key", required=True, placeholder="printers/3"))
-    return tag(
-        "details",
-        tag("summary", "Write it anew" if key else "Write a context"),
-        widgets.act(
-            seen, "put-context", "Write", *fields, **({"key": key, "version": version} if key else {})
-        ),
-        cls="panel",
-    )
+    form = widgets.act(seen, "put-context", "Write", *fields, **hidden)
+    if current is not None:
+        return form
+    return tag("details", tag("summary", "Write a context"), form, cls="panel")
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, list):
-        return "{" + ", ".join(map(str, value)) + "}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """As `doing.pairs` reads it back, with its type."""
+    return notation.written(frozenset(value) if isinstance(value, list | tuple) else value)
 
 
 def context(seen: view.View) -> view.Page:
@@ -173,7 +181,11 @@ def context(seen: view.View) -> view.Page:
         )
 
     async def past() -> Markup:
-        found = await source.context_history(seen.person, key, after=0, limit=500)
+        try:
+            version = (await source.context(seen.person, key)).version
+        except errors.NotFound:  # deleted: what it was is still there
+            version = 0
+        found = await source.context_history(seen.person, key, after=max(0, version - PAST), limit=None)
         rows: list[list[Child]] = [
             [
                 f"{one['version']:,}",
@@ -182,18 +194,25 @@ def context(seen: view.View) -> view.Page:
                 tag("code", _short(one)),
                 tag("code", one["stamp"]),
             ]
-            for one in reversed(found["items"][-20:])
+            for one in reversed(found["items"][-PAST:])
         ]
         return widgets.table(
             ["#Version", "What", "By", "Value", "Stamp"], rows, label="History", none="Nothing is remembered."
         )
 
+    async def anew() -> Markup:
+        current = await source.context(seen.person, key, max_staleness_s=0.0)
+        _row(current)  # refused where it is too long
+        return _writing(seen, current)
+
+    writing = (view.Section("anew", "Write it anew", anew, ("inform",), 30.0),) if seen.may_act else ()
     return view.Page(
         f"Context {key}",
         (
             view.Section("copies", "Where its copies live", copies, ("inform",), 2.0),
             view.Section("value", "What it holds", value, ("inform",), 2.0, wide=False),
             view.Section("past", "What it was", past, ("inform",), 5.0, wide=False),
+            *writing,
         ),
         head=tag(
             "div",
@@ -204,7 +223,6 @@ def context(seen: view.View) -> view.Page:
         )
         if seen.may_act
         else Markup(""),
-        foot=_writing(seen, key, "", {}, ""),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -95,10 +96,14 @@ async def _apply(known: state.State, person: sessions.Session, given: Given) -> 
 
 
 async def _put_context(known: state.State, person: sessions.Session, given: Given) -> str:
+    version, expires_at_ms = given.get("version", ""), given.get("expires_at_ms", "")
+    lease_s = max(1.0, int(expires_at_ms) / 1000 - time.time()) if expires_at_ms.isdecimal() else 0.0
     body = _body(
-        inform.NewContext, value=given.get("value", ""), attributes=pairs(given.get("attributes", ""))
+        inform.NewContext,
+        value=given.get("value", "").replace("\r\n", "\n"),
+        attributes=pairs(given.get("attributes", "")),
+        lease_s=lease_s,
     )
-    version = given.get("version", "")
     await inform.put_context(known, person, given["key"], body, f'"{version}"' if version else None)
     return f"Written: {given['key']}"
 

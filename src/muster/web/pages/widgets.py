@@ -203,7 +203,8 @@ def field(
             **told,
         )
     elif rows:
-        control = tag("textarea", value, rows=rows, spellcheck="false", placeholder=placeholder, **told)
+        text = f"\n{value}"  # a browser leaves out the first line break
+        control = tag("textarea", text, rows=rows, spellcheck="false", placeholder=placeholder, **told)
     else:
         control = tag("input", type=kind, value=value, spellcheck="false", placeholder=placeholder, **told)
     return tag(

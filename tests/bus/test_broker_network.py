@@ -420,6 +420,8 @@ def test_durations_are_read_as_the_engine_writes_them():
     assert topology.seconds("1m2.5s") == 62.5
     assert topology.seconds("467µs") == pytest.approx(0.000467)
     assert topology.seconds("1h0m0s") == 3600
+    assert topology.seconds("3d0h0m5s") == 3 * 86400 + 5
+    assert topology.seconds("1y2d0h0m7s") == 367 * 86400 + 7
     assert topology.seconds("") is None
 
 

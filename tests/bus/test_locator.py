@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import signal
+import socket
 from typing import Any
 
 import pytest
@@ -111,6 +112,37 @@ def test_the_nearest_of_a_brokers_addresses_is_named_and_the_protocol_asked_for(
     assert ranking.rank([one], HERE, protocol=ranking.Protocol.MQTT) == []
     (choice,) = ranking.rank([candidate(host="2001:db8::1")], HERE)
     assert choice.url == "nats://[2001:db8::1]:4222"
+
+
+def test_of_equally_near_addresses_a_name_is_told_and_each_with_its_own_port():
+    def greeting(name: str, reached: str, port: int) -> locator.Greeting:
+        info = {"server_id": "S", "server_name": "b", "tls_required": True}
+        return locator.Greeting((name, port), reached, info, 0.001, same_machine=False)
+
+    for greetings, url in (
+        ([("10.1.2.9", "10.1.2.9", 4222), ("hub.example", "10.1.2.9", 4222)], "tls://hub.example:4222"),
+        ([("hub.example", "10.1.2.9", 14222), ("172.17.0.2", "172.17.0.2", 4222)], "tls://hub.example:14222"),
+    ):
+        found = locator.candidates([greeting(*one) for one in greetings], {})
+        assert ranking.rank(found, HERE)[0].url == url
+
+
+def test_brokers_on_all_addresses_of_the_machine_are_told_to_others(monkeypatch):
+    monkeypatch.setattr(locator, "_own_address", lambda client: "10.1.2.1")
+    greeted = {"server_id": "S", "server_name": "b", "host": "0.0.0.0"}
+    greeting = locator.Greeting(("127.0.0.1", 4222), "127.0.0.1", greeted, 0.001, same_machine=True)
+
+    def told(client: str, *, tls: bool = False, via: str | None = None) -> list[str]:
+        info = {**greeted, "tls_required": tls}
+        where = ranking.parse_address(client)
+        known = locator.candidates([dataclasses.replace(greeting, info=info)], {})
+        found = [locator._reachable(one, where, via) for one in known]
+        return [choice.url for choice in ranking.rank(found, where)]
+
+    assert told("10.1.2.3") == ["nats://10.1.2.1:4222"]
+    assert told("10.1.2.3", tls=True) == [f"tls://{socket.gethostname()}:4222"]
+    assert told("10.1.2.3", tls=True, via="hub.example") == ["tls://hub.example:4222"]
+    assert told("127.0.0.1") == ["nats://127.0.0.1:4222"]
 
 
 def test_why_tells_what_counted():

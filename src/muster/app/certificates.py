@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from muster.app import context as context_
 from muster.app import team
+from muster.bus import locator
 from muster.bus.brokers import config
 from muster.core import errors, ground
 from muster.trust import certificates
@@ -46,9 +48,20 @@ def ensure(settings: ground.Ground) -> bool:
 
 def hosts(listening_on: str) -> list[str]:
     """The names and addresses under which brokers that listen there may be reached."""
-    everywhere = listening_on in ("0.0.0.0", "::")
-    named = [socket.gethostname()] if everywhere else [listening_on]
+    named = [listening_on]
+    if listening_on in locator.EVERYWHERE:
+        named = [socket.gethostname(), *_addresses(socket.gethostname())]
     return list(dict.fromkeys([*named, "localhost", "127.0.0.1", "::1"]))
+
+
+def _addresses(name: str) -> list[str]:
+    """Those that other machines may use."""
+    try:
+        found = {str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return []
+    parsed = sorted(map(ipaddress.ip_address, (one for one in found if "%" not in one)), key=str)
+    return [str(one) for one in parsed if not one.is_loopback]
 
 
 def for_brokers(settings: ground.Ground) -> config.Tls:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from muster.app import logs
+from muster.bus import locator
 from muster.bus.brokers import config
 from muster.core import bus_settings, ground
 
@@ -74,6 +76,8 @@ def _broker(
         host=bus.host,
         port=port(bus.port),
         tls=trusted.tls,
+        # Else it would tell clients the addresses of its machine, which its certificate need not be for.
+        advertise=socket.gethostname() if trusted.tls and bus.host in locator.EVERYWHERE else None,
         plaintext=bus.tls == "off",
         storage=_storage(bus, name if leaf else None) if stores else None,
         cluster=config.Cluster(name=cluster, secret=trusted.secret) if cluster else None,

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
+import socket
 import ssl
 import time
 import urllib.parse
@@ -39,6 +41,7 @@ PROBE_TIMEOUT_S = 1.0
 ANSWER_MAX = 8
 PROBES_MAX = 16
 DEFAULT_PORT = 4222
+EVERYWHERE = ("0.0.0.0", "::")
 
 Address = tuple[str, int]
 
@@ -119,16 +122,21 @@ class Locator:
         *,
         protocol: ranking.Protocol = ranking.Protocol.NATS,
         count: int = 3,
+        via: str | None = None,
     ) -> list[ranking.Choice]:
-        """Up to ``count`` brokers for the client at this address, best first, each seen alive just now."""
+        """Up to ``count`` brokers for the client at this address, best first, each seen alive just now.
+
+        ``via`` is the name under which the client reached this machine.
+        """
         where = ranking.parse_address(client)
         survey = await self._fresh()
-        choices = ranking.rank(survey.candidates, where, protocol=protocol, sent=self._sent)
+        known = [_reachable(one, where, via) for one in survey.candidates]
+        choices = ranking.rank(known, where, protocol=protocol, sent=self._sent)
         alive: list[ranking.Choice] = []
         while choices and len(alive) < count:
             tried, choices = choices[: count - len(alive)], choices[count - len(alive) :]
             async with self._probing:
-                greetings = await asyncio.gather(*(probe((one.host, one.candidate.port)) for one in tried))
+                greetings = await asyncio.gather(*(probe(one.reached) for one in tried))
             alive += [one for one, greeting in zip(tried, greetings, strict=True) if _welcomes(greeting, one)]
         if not alive:
             raise errors.Unavailable(
@@ -144,7 +152,10 @@ class Locator:
             count = min(ANSWER_MAX, max(1, int(request.query.get("count", "3"))))
         except ValueError as error:
             raise errors.InvalidInput(f"cannot make sense of the question: {error}") from None
-        choices = await self.locate(request.query.get("client", request.peer), protocol=protocol, count=count)
+        via = urllib.parse.urlsplit(f"//{request.headers.get('host', '')}").hostname
+        choices = await self.locate(
+            request.query.get("client", request.peer), protocol=protocol, count=count, via=via
+        )
         return http.json_response({"brokers": ranking.summary(choices)})
 
     # What it knows of the brokers
@@ -237,7 +248,7 @@ def candidates(
         page = vitals.get(_id(one), {})
         cores = page.get("cores")
         before = found.get(_id(one))
-        hosts = (*(before.hosts if before else ()), ranking.Host(name, one.reached))
+        hosts = (*(before.hosts if before else ()), ranking.Host(name, one.reached, port))
         found[_id(one)] = ranking.Candidate(
             id=_id(one),
             name=str(one.info.get("server_name", "")),
@@ -246,6 +257,7 @@ def candidates(
             tls=bool(one.info.get("tls_required")),
             websocket_port=(page.get("websocket") or {}).get("port"),
             mqtt_port=(page.get("mqtt") or {}).get("port"),
+            everywhere=one.info.get("host") in EVERYWHERE,
             beside_locator=one.same_machine or (before is not None and before.beside_locator),
             leaving=bool(one.info.get("ldm")),
             connections=page.get("connections"),
@@ -310,6 +322,32 @@ def address_of(url: str) -> Address:
     if not host:
         raise errors.InvalidInput(f"{url!r} is not a broker's address", hint="write nats://HOST:PORT")
     return host, port
+
+
+def _reachable(one: ranking.Candidate, client: ranking.IPAddress, via: str | None) -> ranking.Candidate:
+    """With the address of this machine that leads to the client, if the broker listens on all of them.
+
+    Such a broker tells addresses of its machine only to the members of its cluster, and none that a
+    certificate is for.  The client has reached the locator under a name: there it reaches the broker as well.
+    """
+    if not one.everywhere or not one.beside_locator or client.is_loopback:
+        return one
+    address = _own_address(client)
+    if address is None:
+        return one
+    name = via or (socket.gethostname() if one.tls else address)
+    return dataclasses.replace(one, hosts=(*one.hosts, ranking.Host(name, address, one.port)))
+
+
+def _own_address(client: ranking.IPAddress) -> str | None:
+    """The one of this machine from which it would speak to the client."""
+    family = socket.AF_INET if client.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as towards:
+            towards.connect((str(client), 9))  # sends nothing: only looks for the way
+            return str(towards.getsockname()[0])
+    except OSError:
+        return None
 
 
 def _welcomes(greeting: Greeting | None, choice: ranking.Choice) -> bool:

@@ -66,6 +66,7 @@ _WORDS = {
 class Host(NamedTuple):
     name: str  # as clients are told: what a certificate vouches for
     address: str  # where that leads
+    port: int = 0  # 0: the broker's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,7 @@ class Candidate:
     websocket_port: int | None = None
     mqtt_port: int | None = None
     beside_locator: bool = False  # on the locator's own machine
+    everywhere: bool = False  # listens on all addresses of its machine
     leaving: bool = False
     connections: int | None = None
     connections_max: int | None = None
@@ -95,6 +97,7 @@ class Choice:
     candidate: Candidate
     host: str
     port: int
+    reached: tuple[str, int]  # where it answers NATS clients
     scheme: str
     distance: Distance
     why: str
@@ -124,20 +127,23 @@ def rank(
 ) -> list[Choice]:
     """The candidates that this client can use, best first. ``sent``: clients sent to each since it was
     asked."""
-    usable: list[tuple[Candidate, str, int, Distance]] = []
+    usable: list[tuple[Candidate, Host, int, Distance]] = []
     for one in candidates:
+        nearest = _nearest(one, client)
+        if nearest is None or one.leaving:
+            continue
+        distance, host = nearest
         port = {
-            Protocol.NATS: one.port,
+            Protocol.NATS: host.port or one.port,
             Protocol.WEBSOCKET: one.websocket_port,
             Protocol.MQTT: one.mqtt_port,
         }[protocol]
-        nearest = _nearest(one, client)
-        if port and nearest is not None and not one.leaving:
-            usable.append((one, nearest[1], port, nearest[0]))
+        if port:
+            usable.append((one, host, port, distance))
     taken = {one.id: _slots_taken(one, (sent or {}).get(one.id, 0)) for one, _, _, _ in usable}
     mean = sum(taken.values()) / len(taken) if taken else 0.0
 
-    def key(entry: tuple[Candidate, str, int, Distance]) -> tuple[object, ...]:
+    def key(entry: tuple[Candidate, Host, int, Distance]) -> tuple[object, ...]:
         one, _, _, distance = entry
         full = taken[one.id] >= 1.0
         crowded = taken[one.id] >= CROWDED_SLOTS or load(one) >= CROWDED_LOAD
@@ -148,8 +154,9 @@ def rank(
     return [
         Choice(
             one,
-            host,
+            host.name,
             port,
+            (host.address, host.port or one.port),
             SCHEMES[protocol][secure if one.tls else plain],
             distance,
             _why(one, distance, taken[one.id]),
@@ -176,9 +183,19 @@ def _slots_taken(one: Candidate, sent: int) -> float:
     return (one.connections + sent) / one.connections_max
 
 
-def _nearest(one: Candidate, client: IPAddress) -> tuple[Distance, str] | None:
-    reached = [(_distance(one, parse_address(host.address), client), host.name) for host in one.hosts]
-    return min(((distance, name) for distance, name in reached if distance is not None), default=None)
+def _nearest(one: Candidate, client: IPAddress) -> tuple[Distance, Host] | None:
+    """Of equally near ones a name rather than an address: certificates are for names."""
+    reached = [(_distance(one, parse_address(host.address), client), host) for host in one.hosts]
+    usable = [(distance, host) for distance, host in reached if distance is not None]
+    return min(usable, key=lambda found: (found[0], _is_address(found[1].name), found[1]), default=None)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _distance(one: Candidate, host: IPAddress, client: IPAddress) -> Distance | None:

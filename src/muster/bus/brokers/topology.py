@@ -160,12 +160,22 @@ def _status(
     )
 
 
-_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "ns": 1e-9}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|µs|us|ns)")
+_UNITS_S = {
+    "y": 365 * 86400.0,
+    "d": 86400.0,
+    "h": 3600.0,
+    "m": 60.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "µs": 1e-6,
+    "us": 1e-6,
+    "ns": 1e-9,
+}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(y|d|h|ms|m|s|µs|us|ns)")
 
 
 def seconds(duration: str) -> float | None:
-    """The engine's way to write a duration: ``1m2.5s``, ``467µs``."""
+    """The engine's way to write a duration: ``1m2.5s``, ``467µs``, ``1y2d0h0m7s``."""
     parts = _DURATION.findall(duration)
     return sum(float(number) * _UNITS_S[unit] for number, unit in parts) if parts else None
 

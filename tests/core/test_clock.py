@@ -155,6 +155,44 @@ def test_without_room_below_the_ceiling_no_stamp_is_issued() -> None:
         ours.now(NOW + 10_000 * MS)
 
 
+def test_restarts_in_a_row_do_not_add_up() -> None:
+    stored, last = clock.Reservation(), clock.Stamp(0, "n")
+    peer = clock.Clock("peer")
+    for number in range(50):
+        wall_ns = NOW + number * 200 * MS
+        ours = clock.Clock("n", stored=stored)
+        if (reservation := ours.to_store(wall_ns)) is not None:
+            stored = reservation
+            ours.stored(reservation)
+        stamp = ours.now(wall_ns)
+        peer.check(stamp, wall_ns)
+        assert stamp > last
+        assert ours.ahead_s(wall_ns) <= 10.1
+        last = stamp
+
+
+def test_a_stamp_of_a_peer_that_is_ahead_is_observed_after_another_reservation() -> None:
+    ours = clock.Clock("n", stored=clock.Reservation())
+    ahead = clock.Stamp((NOW // MS + 55_000) << 16, "fast")
+
+    def store() -> clock.Reservation:
+        reservation = ours.to_store(NOW)
+        assert reservation is not None
+        ours.stored(reservation)
+        return reservation
+
+    store()
+    with pytest.raises(errors.Unavailable):
+        ours.observe(ahead, NOW)
+    stored = store()
+    assert ours.observe(ahead, NOW) > ahead
+    again = clock.Clock("n", stored=stored)
+    more = again.to_store(NOW)
+    assert more is not None
+    again.stored(more)
+    clock.Clock("peer").check(again.now(NOW), NOW)  # not too far ahead, also after a restart
+
+
 def test_one_write_serves_for_half_the_reserved_time() -> None:
     node, writes = Node(), set[str]()
     for ms in range(0, 60_000, 10):

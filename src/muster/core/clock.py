@@ -14,7 +14,8 @@ made it.  The rules are few:
 **Restarts.**  A node that crashed does not know its last stamp.  So it issues stamps only below a ceiling
 that it has stored before (`Reservation`), and begins above that ceiling when it starts again.  One write
 every few seconds buys all the stamps between.  Right after a start, stamps may be ahead of wall time by what
-was left of the reservation.  A clock made without a reservation is for what does not outlive its process.
+was left of the reservation.  A node that is ahead reserves little (`STEP_MS`), so that many restarts within a
+short time do not add up.  A clock made without a reservation is for what does not outlive its process.
 
 Nothing here reads the time: the caller brings it, in nanoseconds since 1970.
 """
@@ -28,6 +29,7 @@ from typing import NamedTuple
 from muster.core import errors, subjects
 
 _COUNTER_BITS = 16
+STEP_MS = 100  # the least that is reserved: some millions of stamps
 _MAX_TIME = (1 << 63) - 1  # fits a database's signed integer, until the year 6429
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUV"  # in ASCII's order, so that text sorts as numbers do
 _PAIRS = [high + low for high in _DIGITS for low in _DIGITS]
@@ -144,6 +146,7 @@ class Clock:
         self._last = stored.ceiling if stored else 0
         self._wall_ms = stored.wall_ms if stored else 0
         self._ceiling = stored.ceiling if stored is not None else None
+        self._needed = 0  # a stamp that could not be issued below the ceiling
 
     def now(self, wall_ns: int) -> Stamp:
         """The stamp of something that happens here: higher than all before."""
@@ -164,10 +167,12 @@ class Clock:
         """What to store now and then hand to `stored`; None while at least half of the last is left."""
         if self._ceiling is None:
             return None
-        ahead_ms = max(self._read(wall_ns), self._last >> _COUNTER_BITS)
-        if (self._ceiling >> _COUNTER_BITS) - ahead_ms >= self._reserve_ms / 2:
+        wall_ms = self._read(wall_ns)
+        ahead_ms = max(wall_ms, max(self._last, self._needed) >> _COUNTER_BITS)
+        ceiling_ms = max(wall_ms + self._reserve_ms, ahead_ms + STEP_MS)
+        if (self._ceiling >> _COUNTER_BITS) - ahead_ms >= (ceiling_ms - ahead_ms) / 2:
             return None
-        return Reservation((ahead_ms + self._reserve_ms) << _COUNTER_BITS, self._wall_ms)
+        return Reservation(ceiling_ms << _COUNTER_BITS, self._wall_ms)
 
     def stored(self, reservation: Reservation) -> None:
         """``reservation`` is safely stored: stamps below its ceiling may be issued."""
@@ -184,6 +189,7 @@ class Clock:
 
     def _issue(self, time: int) -> Stamp:
         if self._ceiling is not None and time >= self._ceiling:
+            self._needed = time
             raise errors.Unavailable(
                 f"the clock of {self.node} has no stamps left that a restart could not repeat",
                 hint="store what `to_store` returns, then hand it to `stored`",

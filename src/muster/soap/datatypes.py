@@ -13,6 +13,7 @@ _DURATION = re.compile(
     re.ASCII,
 )
 _UNITS_S = (365.25 * 86400, 365.25 * 86400 / 12, 86400.0, 3600.0, 60.0, 1.0)
+_YEAR_1_S, _YEAR_9999_S = -62_135_596_800.0, 253_402_300_799.0
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -45,10 +46,13 @@ def parse_moment(text: str) -> datetime.datetime:
 
 
 def moment(seconds: float) -> str:
-    """Seconds since 1970 as a dateTime in UTC."""
-    return (
-        datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
-    )
+    """Seconds since 1970 as a dateTime in UTC; a time beyond the years 1 to 9999 as the nearest of them.
+
+    Agents and clients supply times, and one that is out of range must not end what shows it to others.
+    """
+    within = min(max(seconds, _YEAR_1_S), _YEAR_9999_S)
+    made = datetime.datetime.fromtimestamp(within, datetime.UTC)
+    return made.isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def parse_until_s(text: str, now_s: float) -> float:

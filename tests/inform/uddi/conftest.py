@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest_asyncio
 from muster.bus import api
 from muster.core import errors
 from muster.inform import client, services
-from muster.inform.uddi import ports, registry, schema
+from muster.inform.uddi import inquiry, ports, publication, registry, schema
 from muster.soap import asgi, door, envelope, serving, xml
 
 U = schema.UDDI
@@ -38,6 +38,10 @@ class Uddi:
     clock: Clock
     contexts: client.Client
     services: services.Services
+    visit: Callable[[str], contextlib.AbstractAsyncContextManager[api.Bus]]
+
+    def publication(self, held: registry.Registry) -> publication.Publication:
+        return publication.Publication(held, inquiry.Inquiry(held))
 
     async def post(self, path: str, data: str | bytes, content_type: str = "text/xml") -> httpx.Response:
         content = data if isinstance(data, bytes) else data.encode()
@@ -105,4 +109,6 @@ async def uddi(start_node, connect) -> AsyncIterator[Uddi]:
         serving.Server(asgi.Application(made.doors())) as server,
         httpx.AsyncClient() as http,
     ):
-        yield Uddi(server.url, http, clock, contexts, services.Services(contexts))
+        yield Uddi(
+            server.url, http, clock, contexts, services.Services(contexts), lambda name: visit(name, "user")
+        )

@@ -2,8 +2,9 @@
 
 A key is ``uddi:`` and a domain or a UUID, and perhaps more after it.  Whoever saves something without a key
 gets one made.  Proposing one, ``uddi:example.org:printers``, needs a key space: its generator, the tModel
-``uddi:example.org:keygenerator``, must be the publisher's own.  A generator of a domain that nobody has is
-for whoever comes first; one inside another's space needs that other's generator.
+``uddi:example.org:keygenerator``, must be the publisher's own.  The generator of a domain that has none is
+given to the first publisher that saves it; one inside another's space needs that other's generator.  The
+spaces of the standard and of this registry are reserved.
 
 Pure.
 """
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from muster.inform.uddi import faults
 
 GENERATOR = "keygenerator"
+RESERVED = frozenset({"uddi.org", "muster"})  # spaces of the standard and of this registry
 LENGTH_MAX = 255
 _KEY = re.compile(r"uddi:[a-z0-9][a-z0-9.\-]*(:[a-z0-9_.,;!~*'()+\-$@=%/]+)*\Z")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
@@ -34,6 +36,10 @@ def check(key: str, kind: str) -> str:
             key_type=kind,
         )
     return key
+
+
+def is_reserved(key: str) -> bool:
+    return key.split(":")[1:2] != [] and key.split(":")[1] in RESERVED
 
 
 def is_generator(key: str) -> bool:
@@ -54,6 +60,8 @@ def generator_of(key: str) -> str | None:
 
 def may_propose(key: str, publisher: str, owner_of: Callable[[str], str | None]) -> bool:
     """``owner_of`` tells whose generator a key is; None where there is none."""
+    if is_reserved(key):
+        return False
     if is_generator(key) and key.count(":") == 2:
         return not _UUID.match(key.split(":")[1])  # a domain's own: first come, first served
     generator = generator_of(key)

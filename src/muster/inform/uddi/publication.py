@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from muster.inform.uddi import entities, faults, inquiry, keys, records, registry, schema
+from muster.inform import services
+from muster.inform.uddi import entities, faults, inquiry, keys, plain, records, registry, schema, standard
 from muster.soap import xml
 
 U = schema.UDDI
-_TYPES = "uddi:uddi.org:categorization:types"
 
 
 @dataclass(slots=True)
@@ -24,6 +24,7 @@ class _Save:
     kind: str
     element: xml.Element
     before: records.Held | None
+    entry: services.Entry | None = None  # where it was saved without UDDI, and stays so
 
 
 class Publication:
@@ -81,9 +82,10 @@ class Publication:
 
     async def save_service(self, asked: xml.Element, publisher: registry.Publisher) -> xml.Element:
         planned: list[_Save] = []
-        saved = [await self._service(given, publisher, planned) for given in asked.all(U("businessService"))]
+        for given in asked.all(U("businessService")):
+            await self._service(given, publisher, planned)
         await self._write(planned, publisher)
-        return xml.Element(U("serviceDetail"), *saved)
+        return xml.Element(U("serviceDetail"), *(one.element for one in planned if one.kind == "service"))
 
     async def save_binding(self, asked: xml.Element, publisher: registry.Publisher) -> xml.Element:
         changed: dict[str, _Save] = {}
@@ -116,7 +118,8 @@ class Publication:
             ]
             save.element = _with_bindings(save.element, [*rest, made])
         await self._write(list(changed.values()), publisher)
-        return xml.Element(U("bindingDetail"), *saved)
+        shown = [_shown(one, changed[one.get("serviceKey") or ""]) for one in saved]
+        return xml.Element(U("bindingDetail"), *shown)
 
     async def save_tModel(self, asked: xml.Element, publisher: registry.Publisher) -> xml.Element:
         planned: list[_Save] = []
@@ -128,7 +131,8 @@ class Publication:
             if keys.is_generator(key) and not _says_generator(save.element):
                 raise faults.fault(
                     faults.Code.VALUE_NOT_ALLOWED,
-                    f"{key} is the key of a generator: its category bag must say keyGenerator under {_TYPES}",
+                    f"{key} is the key of a generator: its category bag must say keyGenerator under "
+                    f"{standard.TYPES}",
                 )
         await self._write(planned, publisher)
         return xml.Element(U("tModelDetail"), *(one.element for one in planned))
@@ -221,8 +225,12 @@ class Publication:
         order = {"service": 0, "tmodel": 1, "business": 2}
         for save in planned:
             records.check(save.kind, save.element)
+            if save.before is not None and save.before.entry is not None:
+                save.entry = plain.edited(save.before.entry, save.element)
         for save in sorted(planned, key=lambda one: order[one.kind]):
-            await self._registry.put(publisher, save.kind, save.element, save.before)
+            await self._registry.put(publisher, save.kind, save.element, save.before, entry=save.entry)
+            if save.entry is not None:
+                save.element = records.from_entry(save.entry)
 
     # Deleting.
 
@@ -375,6 +383,15 @@ def _with_bindings(service: xml.Element, bindings: Sequence[xml.Element]) -> xml
     )
 
 
+def _shown(binding: xml.Element, save: _Save) -> xml.Element:
+    """As it was saved: an entry saved without UDDI numbers its bindings."""
+    if save.entry is None:
+        return binding
+    access = entities.texts(binding, "accessPoint")
+    there = [one for one in entities.bindings(save.element) if entities.texts(one, "accessPoint") == access]
+    return there[-1]
+
+
 def _without_bindings(service: xml.Element, gone: set[str]) -> xml.Element:
     return _with_bindings(
         service, [one for one in entities.bindings(service) if one.get("bindingKey") not in gone]
@@ -383,5 +400,6 @@ def _without_bindings(service: xml.Element, gone: set[str]) -> xml.Element:
 
 def _says_generator(model: xml.Element) -> bool:
     return any(
-        one.model == _TYPES and one.value.lower() == "keygenerator" for one in entities.bag(model).references
+        one.model == standard.TYPES and one.value.lower() == "keygenerator"
+        for one in entities.bag(model).references
     )

@@ -45,6 +45,13 @@ _KNOWN = {
     )
 }
 
+
+def by_key() -> dict[str, str]:
+    """The names, by the keys of their tModels."""
+    sorts = ("binarySort", "UTS-10")
+    return {f"{_SORT_PREFIX if name in sorts else _PREFIX}{folded}": name for folded, name in _KNOWN.items()}
+
+
 #: Of each group at most one.
 _EXCLUSIVE = (
     ("andAllKeys", "orAllKeys", "orLikeKeys"),

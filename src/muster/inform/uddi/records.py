@@ -49,6 +49,7 @@ class Held:
     deleted: bool = False
     expires_at_ns: int = 0
     business: str = ""  # of a service
+    entry: services.Entry | None = None  # that was saved without UDDI
 
     @property
     def names(self) -> list[entities.Name]:
@@ -115,20 +116,26 @@ def attributes(
 def _metadata(bag: entities.Bag) -> protocol.Attributes:
     """Name/value pairs, numbers as numbers, so that predicates compare them; and the middle of the box."""
     found: protocol.Attributes = {
-        one.name: _number(one.value)
+        one.name: number(one.value)
         for one in bag.references
         if one.model == matching.KEYWORDS and one.name and one.name not in services.RESERVED | _OWN
     }
+    return found | middle(bag)
+
+
+def middle(bag: entities.Bag) -> dict[str, protocol.Attribute]:
+    """Of the last box in ``bag``, as metadata; empty where there is none."""
+    found: dict[str, protocol.Attribute] = {}
     for model, references in bag.groups:
         place = matching.box_of(references) if model == matching.BOX else None
         if place is not None:
             west, south, east, north = place
-            middle = (west + (east if west <= east else east + 360.0)) / 2
-            found |= {"lon": middle if middle <= 180.0 else middle - 360.0, "lat": (south + north) / 2}
+            lon = (west + (east if west <= east else east + 360.0)) / 2
+            found = {"lon": lon if lon <= 180.0 else lon - 360.0, "lat": (south + north) / 2}
     return found
 
 
-def _number(text: str) -> protocol.Attribute:
+def number(text: str) -> protocol.Attribute:
     for kind in (int, float):
         try:
             value = kind(text)
@@ -161,9 +168,7 @@ def check(kind: str, element: xml.Element) -> None:
             matching.box(references)
     if kind == "service":
         lease_s(element)
-    size = len(xml.write(element, schema.PREFIXES))
-    if size > XML_BYTES_MAX:
-        raise errors.LimitExceeded(f"an entity of {size} bytes: the most is {XML_BYTES_MAX}")
+    xml.write(element, schema.PREFIXES, bytes_max=XML_BYTES_MAX)
     if len(protocol.encode(attributes(kind, element, 0.0))) > protocol.ATTRIBUTES_BYTES_MAX - SPARE_BYTES:
         raise errors.LimitExceeded(
             f"names, keys and categories take over {protocol.ATTRIBUTES_BYTES_MAX - SPARE_BYTES} bytes"
@@ -174,18 +179,22 @@ def check(kind: str, element: xml.Element) -> None:
 
 
 def held(context: protocol.Context) -> Held:
-    """`errors.InvalidInput` where the context is no entity."""
+    """`errors.InvalidInput` or `errors.LimitExceeded` where the context is no entity."""
     kind = str(context.attributes.get("kind", ""))
     if kind not in _KINDS:
         raise errors.InvalidInput(f"{context.key!r} is nothing of UDDI")
+    entry = None
     if kind == "service" and not context.attributes.get("uddi"):
-        element = from_entry(services.from_context(context))
+        entry = services.from_context(context)
+        element = from_entry(entry)
     else:
         element = xml.parse(context.value, xml.Limits(bytes=XML_BYTES_MAX))
     key = element.get(_KEYS[kind]) or ""
     # Anybody may write a context by hand: what stands in it is not to be taken for another's entity.
     if element.name != element_name(kind) or context_key(kind, key) != context.key:
         raise errors.InvalidInput(f"{context.key!r} holds the entity of another key")
+    if kind != "service" and keys.is_reserved(key):
+        raise errors.InvalidInput(f"{context.key!r} has a reserved key")
     if len(key) > keys.LENGTH_MAX:
         raise errors.InvalidInput(f"{context.key!r} has no room in a key of UDDI")
     if context.expires_at_ns:
@@ -201,6 +210,7 @@ def held(context: protocol.Context) -> Held:
         bool(context.attributes.get("deleted")),
         context.expires_at_ns,
         (element.get("businessKey") or "") if kind == "service" else "",
+        entry,
     )
 
 
@@ -222,9 +232,9 @@ def from_entry(entry: services.Entry) -> xml.Element:
         for number, access in enumerate(entry.access, 1)
     ]
     pairs = [one.partition("=") for one in entry.categories]
-    references = [_reference(model, value) for model, _, value in pairs]
+    references = [keyed(model, value) for model, _, value in pairs]
     references += [
-        _reference(matching.KEYWORDS, _text(value), name)
+        keyed(matching.KEYWORDS, _text(value), name)
         for name, value in entry.metadata.items()
         if name not in ("lon", "lat")
     ]
@@ -238,9 +248,9 @@ def from_entry(entry: services.Entry) -> xml.Element:
     )
 
 
-def _reference(model: str, value: str, name: str = "") -> xml.Element:
-    said = {"tModelKey": model.lower()[:255], "keyName": name[:255], "keyValue": value[:255]}
-    return xml.Element(U("keyedReference"), attributes=said)
+def keyed(model: str, value: str, name: str = "") -> xml.Element:
+    stated = {"tModelKey": model.lower()[:255], "keyName": name[:255], "keyValue": value[:255]}
+    return xml.Element(U("keyedReference"), attributes=stated)
 
 
 def _text(value: protocol.Attribute) -> str:
@@ -252,13 +262,13 @@ def _point(metadata: Mapping[str, protocol.Attribute]) -> xml.Element:
     sides = {"minX": lon, "minY": lat, "maxX": lon, "maxY": lat}
     return xml.Element(
         U("keyedReferenceGroup"),
-        *(_reference(matching.BOX, value, side) for side, value in sides.items()),
+        *(keyed(matching.BOX, value, side) for side, value in sides.items()),
         attributes={"tModelKey": matching.BOX},
     )
 
 
 def _with_lease(element: xml.Element, expires_at_ns: int) -> xml.Element:
-    ends = _reference(matching.LEASE, datatypes.moment(expires_at_ns / 1e9), "expires_at")
+    ends = keyed(matching.LEASE, datatypes.moment(expires_at_ns / 1e9), "expires_at")
     bag = element.find(U("categoryBag"))
     inside: Iterable[xml.Element] = bag.children if bag is not None else ()
     references = [one for one in inside if one.name == U("keyedReference")]

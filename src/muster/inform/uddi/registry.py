@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from muster.bus import api
 from muster.core import errors
-from muster.inform import client, protocol
-from muster.inform.uddi import entities, faults, records, schema
+from muster.inform import client, protocol, services
+from muster.inform.uddi import entities, faults, records, schema, standard
 from muster.soap import faults as soap_faults
 from muster.soap import xml
 
@@ -24,6 +24,10 @@ U = schema.UDDI
 FOUND_MAX = 10_000
 TOGETHER = 16
 _ASSERTIONS = "uddi/assertion/"
+
+# Any client may write a context of such a key by hand.  One that is no entity is not shown, and must not
+# keep others from being found.
+_NO_ENTITY = (errors.InvalidInput, errors.LimitExceeded)
 
 
 def quoted(text: str) -> str:
@@ -67,11 +71,13 @@ class Registry:
     async def get(self, kind: str, key: str) -> records.Held | None:
         if (kind, key) == ("business", records.DOMAIN_KEY):
             return records.Held("business", key, records.domain_business())
+        if kind == "tmodel" and key in standard.MODELS:
+            return records.Held("tmodel", key, standard.MODELS[key])
         try:
             async with self._as(self._reader) as contexts:
                 context = await contexts.get(records.context_key(kind, key), max_staleness_s=0.0)
             found = records.held(context)
-        except (errors.NotFound, errors.InvalidInput):
+        except (errors.NotFound, *_NO_ENTITY):
             return None
         if found.key != key:
             return None
@@ -99,10 +105,12 @@ class Registry:
         for context in await self._found(kind, records.context_key(kind, ""), condition):
             try:
                 held.append(records.held(context))
-            except errors.InvalidInput:  # written by hand, and no entity: not ours to show
+            except _NO_ENTITY:
                 continue
         if kind == "business" and not condition:
             held.append(records.Held("business", records.DOMAIN_KEY, records.domain_business()))
+        if kind == "tmodel" and not condition:
+            held += [records.Held("tmodel", key, element) for key, element in standard.MODELS.items()]
         if any(one.business not in ("", records.DOMAIN_KEY) for one in held):
             # A service that was written by hand into another's business is none of it.
             owner = {one.key: one.owner for one in await self.find("business")} | {records.DOMAIN_KEY: None}
@@ -148,17 +156,31 @@ class Registry:
         before: records.Held | None,
         *,
         deleted: bool = False,
+        entry: services.Entry | None = None,
     ) -> None:
+        """``entry``: what to write in place of ``element``, which only shows it."""
         key = element.get(records.key_name(kind)) or ""
         created_at_s = before.created_at_s if before is not None else self.now_s()
+        if entry is not None:
+            value, attributes = entry.description, services.to_attributes(entry)
+        else:
+            value = xml.write(element, schema.PREFIXES)
+            attributes = records.attributes(kind, element, created_at_s, deleted=deleted)
         async with self._as(publisher) as contexts:
             await contexts.put(
                 records.context_key(kind, key),
-                xml.write(element, schema.PREFIXES),
-                attributes=records.attributes(kind, element, created_at_s, deleted=deleted),
-                lease_s=records.lease_s(element) if kind == "service" else 0.0,
+                value,
+                attributes=attributes,
+                lease_s=self._lease_s(element, before) if kind == "service" else 0.0,
                 expected_version=before.version if before is not None else 0,
             )
+
+    def _lease_s(self, element: xml.Element, before: records.Held | None) -> float:
+        """What the service states; a lease that was given without UDDI goes on as it is."""
+        stated_s = records.lease_s(element)
+        if stated_s or before is None or not before.expires_at_ns or records.lease_s(before.element):
+            return stated_s
+        return max(0.001, before.expires_at_ns / 1e9 - self.now_s())
 
     async def delete(self, publisher: Publisher, held: records.Held) -> None:
         # Where it is gone somebody was faster, or its lease has ended.
@@ -171,7 +193,7 @@ class Registry:
     async def assertions(self, condition: str = "") -> list[Assertion]:
         said = []
         for context in await self._found("assertion", _ASSERTIONS, condition):
-            with contextlib.suppress(errors.InvalidInput):  # as in `find`
+            with contextlib.suppress(*_NO_ENTITY):
                 said.append(Assertion.of(context))
         return said
 

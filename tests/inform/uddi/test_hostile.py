@@ -1,0 +1,228 @@
+"""What one client of UDDI does, or what a context written by hand holds, does not harm the others."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from muster.bus import api
+from muster.inform import protocol, services
+from muster.inform.uddi import (
+    keys,
+    matching,
+    plain,
+    ports,
+    records,
+    registry,
+    schema,
+    standard,
+    tokens,
+    wsdl,
+)
+from muster.soap import door, faults, xml
+from muster.trust import logins, passwords, roles
+from tests.inform.uddi.conftest import U, Uddi
+
+TYPES = standard.TYPES
+
+
+def _no_bus(_: str, __: str) -> contextlib.AbstractAsyncContextManager[api.Bus]:
+    raise AssertionError("no bus is needed")
+
+
+ENTRY = services.Entry(
+    id="printer",
+    name="Printer",
+    access=("http://a", "http://b", "http://c"),
+    categories=("uddi:Example.org:Kind=laser",),
+    metadata={"floor": 3, "color": True, "tags": ["x", "y"], "lon": 1.5, "lat": 2.5},
+    description=b"%PDF-1.7 the manual",
+)
+
+
+def model(key: str, name: str = "mine") -> str:
+    return (
+        f'<tModel tModelKey="{key}"><name>{name}</name><categoryBag>'
+        f'<keyedReference tModelKey="{TYPES}" keyName="" keyValue="keyGenerator"/></categoryBag></tModel>'
+    )
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "uddi:uddi.org:keygenerator",
+        "uddi:muster:keygenerator",
+        "uddi:uddi.org:mine:keygenerator",
+        "uddi:muster:mine:keygenerator",
+        "uddi:UDDI.org:keygenerator",
+    ],
+)
+async def test_reserved_keys_are_given_to_no_publisher(uddi: Uddi, key: str):
+    token = await uddi.token()
+    code = await uddi.fault(f"<save_tModel>{token}{model(key)}</save_tModel>")
+    assert code in ("E_keyUnavailable", "E_userMismatch")
+    # Nor by writing the context by hand, as a user may.
+    element = xml.Element(U("tModel"), xml.Element(U("name"), "mine"), attributes={"tModelKey": key.lower()})
+    await uddi.contexts.put(
+        f"uddi/tmodel/{key.lower()}", xml.write(element), attributes={"kind": "tmodel", "uddi": True}
+    )
+    business = f'<businessEntity businessKey="{key.lower().removesuffix("keygenerator")}b"><name>b</name>'
+    saved = f"<save_business>{await uddi.token('bob')}{business}</businessEntity></save_business>"
+    assert await uddi.fault(saved) == "E_keyUnavailable"
+
+
+def test_a_reserved_key_needs_no_generator_to_be_refused():
+    for key in ("uddi:uddi.org:keygenerator", "uddi:muster:a", "uddi:muster"):
+        assert not keys.may_propose(key, "ann", lambda _: "ann")
+    assert keys.may_propose("uddi:muster.example:keygenerator", "ann", lambda _: None)
+
+
+async def test_the_standard_models_are_there_from_the_start(uddi: Uddi):
+    for key in ("uddi:uddi.org:keygenerator", TYPES, matching.KEYWORDS, matching.LEASE):
+        detail = await uddi.ask(f"<get_tModelDetail><tModelKey>{key}</tModelKey></get_tModelDetail>")
+        assert detail.children[0].get("tModelKey") == key
+    found = await uddi.ask("<find_tModel><name>uddi-org:types</name></find_tModel>")
+    assert TYPES in str(found)
+    token = await uddi.token()
+    gone = f"<delete_tModel>{token}<tModelKey>{TYPES}</tModelKey></delete_tModel>"
+    assert await uddi.fault(gone) == "E_userMismatch"
+    mine = await uddi.ask(f'<get_registeredInfo infoSelection="all">{token}</get_registeredInfo>')
+    assert mine.children == []
+
+
+def test_standard_models_keep_to_the_schema():
+    for key, element in standard.MODELS.items():
+        checked = schema.checked(element)
+        assert (checked.get("tModelKey"), keys.is_reserved(key)) == (key, True)
+
+
+# Tokens
+
+
+def test_discarded_tokens_lock_out_no_other_publisher():
+    made = tokens.Tokens()
+    mallory, alice = door.Caller("mallory", "user"), door.Caller("alice", "user")
+    mine = made.make(alice, 0.0)
+    for number in range(tokens.ALL_MAX + 10):
+        text = made.make(mallory, 1.0)
+        if number % 2:
+            made.discard(text, 1.0)
+    assert made.caller(mine, 2.0) == alice
+    assert made.caller(made.make(alice, 3.0), 3.0) == alice
+    assert len(made._all) == 2 + tokens.OF_PUBLISHER_MAX
+    for _ in range(tokens.OF_PUBLISHER_MAX):
+        made.make(alice, 4.0)
+    with pytest.raises(faults.Fault):
+        made.caller(mine, 5.0)  # the one that she used longest ago made room
+    assert sum(map(len, made._of.values())) == len(made._all)
+
+
+def test_many_publishers_reuse_the_room_of_ended_tokens(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tokens, "ALL_MAX", 10)
+    made = tokens.Tokens()
+    for number in range(10):
+        made.discard(made.make(door.Caller(f"u{number}", "user"), 0.0), 0.0)
+    for number in range(10):
+        made.make(door.Caller(f"v{number}", "user"), 1.0)
+    with pytest.raises(faults.Fault, match="in use"):
+        made.make(door.Caller("one more", "user"), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("role", "password"), [(roles.Role.VIEWER, "old-password"), (roles.Role.OPERATOR, "new-password")]
+)
+async def test_a_token_ends_when_the_password_or_the_role_changes(tmp_path, role: roles.Role, password: str):
+    known = passwords.Passwords(tmp_path)
+    checked = logins.Logins(known)
+
+    async def login(name: str, given: str, address: str) -> door.Caller:
+        found = await checked.check(name, given, address)
+        return door.Caller(found.name, found.role.value, found.verifier)
+
+    async def stands(caller: door.Caller) -> bool:
+        return await checked.stands(
+            passwords.Login(caller.name, roles.Role.named(caller.role), caller.verifier)
+        )
+
+    made = ports.Ports(registry.Registry(_no_bus), login, stands=stands)
+
+    async def token(cred: str) -> str:
+        asked = xml.Element(U("get_authToken"), attributes={"userID": "bob", "cred": cred})
+        answer = await made._operation(schema.checked(asked))
+        assert answer is not None
+        return answer.text_of(U("authInfo"))
+
+    known.set("bob", roles.Role.OPERATOR, "old-password")
+    old = await token("old-password")
+    assert await made._publisher(old) == ("bob", "operator")
+    known.set("bob", role, password)
+    new = await token(password)
+    assert await made._publisher(new) == ("bob", role.value)
+    with pytest.raises(faults.Fault, match="has changed"):
+        await made._publisher(old)
+
+
+# Contexts written by hand
+
+
+async def test_contexts_that_are_no_entities_do_not_break_inquiries(uddi: Uddi):
+    await uddi.services.save(services.Entry(id="printer", name="Printer"))
+    service: protocol.Attributes = {"kind": "service", "uddi": True}
+    await uddi.contexts.put("service/deep", b"<a>" * 65 + b"</a>" * 65, attributes=service)
+    await uddi.contexts.put("service/many", b"<a>" + b"<b/>" * 50_001 + b"</a>", attributes=service)
+    await uddi.contexts.put("uddi/assertion/x", b"<a>" * 65, attributes={"kind": "assertion"})
+    await uddi.contexts.put("uddi/business/x", b"\xff", attributes={"kind": "business", "uddi": True})
+    found = await uddi.ask("<find_service><name>Printer</name></find_service>")
+    assert "uddi:printer" in str(found)
+    await uddi.ask("<find_business><name>Muster</name></find_business>")
+    detail = "<get_serviceDetail><serviceKey>uddi:deep</serviceKey></get_serviceDetail>"
+    assert await uddi.fault(detail) == "E_invalidKeyPassed"
+
+
+# Entries saved without UDDI
+
+
+async def test_an_entry_saved_without_uddi_keeps_what_uddi_does_not_show(uddi: Uddi):
+    made = await uddi.services.save(ENTRY, lease_s=600)
+    mine = registry.Publisher("carl", "user")
+    held = registry.Registry(lambda *_: uddi.visit("carl"))
+    before = await held.get("service", "uddi:printer")
+    assert before is not None
+    publication = uddi.publication(held)
+    asked = xml.Element(U("delete_binding"), xml.Element(U("bindingKey"), "uddi:printer:2"))
+    await publication.delete_binding(asked, mine)
+    context = await uddi.contexts.get("service/printer", max_staleness_s=0.0)
+    after = services.from_context(context)
+    assert after.access == ("http://a", "http://c")
+    assert (after.description, after.metadata, after.categories, after.name) == (
+        made.description,
+        made.metadata,
+        made.categories,
+        made.name,
+    )
+    assert abs(context.expires_at_ns - before.expires_at_ns) < 5e9
+
+
+def test_only_what_a_plain_entry_has_a_place_for_is_changed():
+    shown = records.from_entry(ENTRY)
+    assert plain.edited(ENTRY, shown) == ENTRY
+    renamed = [xml.Element(U("name"), "Plotter") if one.local == "name" else one for one in shown.children]
+    changed = plain.edited(ENTRY, xml.Element(shown.name, *renamed, attributes=shown.attributes))
+    assert (changed.name, changed.metadata, changed.access) == ("Plotter", ENTRY.metadata, ENTRY.access)
+    for more in (xml.Element(U("name"), "second"), xml.Element(U("description"), "text")):
+        with pytest.raises(schema.Invalid):
+            plain.edited(ENTRY, xml.Element(shown.name, *shown.children, more))
+    elsewhere = {**shown.attributes, "businessKey": "uddi:example.org:b"}
+    with pytest.raises(schema.Invalid):
+        plain.edited(ENTRY, xml.Element(shown.name, *shown.children, attributes=elsewhere))
+
+
+def test_the_description_is_made_once_whatever_host_a_client_names():
+    made = {wsdl.wsdl(f"http://h{number}.example/uddi") for number in range(50)}
+    assert len(made) == 50
+    assert wsdl._wsdl.cache_info().currsize == 1
+    assert b"http://h&lt;&quot;7/uddi/inquiry" in wsdl.wsdl('http://h<"7/uddi')

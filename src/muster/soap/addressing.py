@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from muster.core import errors
 from muster.soap import envelope, faults, xml
 
 WSA04 = xml.Namespace("http://schemas.xmlsoap.org/ws/2004/08/addressing")
@@ -17,6 +18,7 @@ WSA05 = xml.Namespace("http://www.w3.org/2005/08/addressing")
 ANONYMOUS = {WSA04: f"{WSA04}/role/anonymous", WSA05: f"{WSA05}/anonymous"}
 NONE = f"{WSA05}/none"
 PARAMETERS_MAX = 64
+PARAMETERS_BYTES_MAX = 32 << 10
 
 _SINGLE = ("To", "From", "ReplyTo", "FaultTo", "Action", "MessageID")
 
@@ -37,8 +39,14 @@ class Endpoint:
             for one in element.all(wsa(holder))
             for child in one.children
         ]
-        if len(parameters) > PARAMETERS_MAX:  # each is sent back with all the prefixes around it
+        if len(parameters) > PARAMETERS_MAX:
             raise invalid_header(wsa, f"more than {PARAMETERS_MAX} reference parameters")
+        try:  # each is sent back with all the prefixes around it
+            xml.write(xml.Element("parameters", *parameters), bytes_max=PARAMETERS_BYTES_MAX)
+        except errors.LimitExceeded:
+            raise invalid_header(
+                wsa, f"reference parameters of more than {PARAMETERS_BYTES_MAX} bytes"
+            ) from None
         return cls(element.text_of(wsa("Address")), parameters)
 
     def element(self, name: str, wsa: xml.Namespace = WSA04) -> xml.Element:

@@ -99,7 +99,7 @@ class Application:
             return door.Response(HTTPStatus.REQUEST_TIMEOUT, b"the message did not come to its end\n")
         if body is None:
             return found.too_large(headers, admitted)
-        if admitted.is_anonymous and request.method == "POST":
+        if admitted.is_anonymous:
             self._budgets.spend(address, len(body))
         return await found.answer(dataclasses.replace(request, body=body), admitted)
 

@@ -298,6 +298,11 @@ class _Builder:
         )
 
 
+def can_hold(text: str) -> bool:
+    """Whether ``text`` can be written and read back as it is."""
+    return _NO_XML.search(text) is None
+
+
 def _clark(name: str) -> str:
     return f"{{{name}" if "}" in name else name
 

@@ -178,3 +178,26 @@ async def test_hostile_and_mistaken_messages(doors):
     assert wrong.status_code == 401
     assert await doors.node.desk.log.ends_at() == before, "nothing changed"
     assert (await doors.post(good)).status_code == 200
+
+
+async def test_answers_and_faults_go_where_the_request_wants_each(doors):
+    """Of the four combinations none is lost, and none goes to the wrong side."""
+    wsa = addressing.WSA05
+    here, there = addressing.ANONYMOUS[wsa], doors.sink_url
+    for body, local in (("<begin/>", "begun"), ("<complete/>", "Fault")):
+        for reply_to, fault_to in ((here, there), (there, here), (there, there), (there, ""), (here, "")):
+            doors.sink.clear()
+            headers = f'<w:MessageID xmlns:w="{wsa}">u:1</w:MessageID>' + "".join(
+                f'<w:{name} xmlns:w="{wsa}"><w:Address>{address}</w:Address></w:{name}>'
+                for name, address in (("ReplyTo", reply_to), ("FaultTo", fault_to))
+                if address
+            )
+            answer = await doors.ask(body, headers=headers)
+            to = (fault_to or reply_to) if local == "Fault" else reply_to
+            if to == here:
+                assert (answer.local, doors.sink) == (local, [])
+            else:
+                assert answer.name == "accepted"
+                (sent,) = doors.sink
+                assert sent.first is not None
+                assert sent.first.local == local

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from muster.bus import http
 from muster.core import errors, log, metrics
-from muster.inform import sessions
+from muster.inform import protocol, sessions
 from muster.inform.wscontext import schema
 from muster.soap import addressing, callbacks, datatypes, door, envelope, faults, xml
 from muster.trust import roles
@@ -99,43 +99,48 @@ class Desk:
             what = f"<{asked.local[:60]}>" if asked is not None else "an empty body"
             raise fault("generalFault", f"{what} is no operation here; there are {', '.join(operations)}")
         wsa = call.addressing
-        if wsa is None or wsa.answered_directly():
-            answer = await self._do(call, asked, manager)
-            return door.Answer([answer], wsa.reply_headers(f"{WSCTX}/{answer.local}") if wsa else ())
-        return await self._answer_elsewhere(call, wsa, asked, manager)
-
-    async def _answer_elsewhere(
-        self, call: door.Call, wsa: addressing.Addressing, asked: xml.Element, manager: str
-    ) -> door.Answer:
-        """The callback style of the standard: done here, told there."""
-        for endpoint in (wsa.reply_to, wsa.fault_to):
-            if endpoint is not None and endpoint.address not in (
-                addressing.NONE,
-                addressing.ANONYMOUS[wsa.wsa],
-                "",
-            ):
-                try:
-                    callbacks.check(endpoint.address, self._allowed)
-                except (errors.Forbidden, errors.InvalidInput) as error:
-                    raise addressing.invalid_header(wsa.wsa, faults.said(error)) from error
-        version, failed = call.envelope.version, False
+        if wsa is None:
+            return door.Answer([await self._do(call, asked, manager)])
+        self._check_callbacks(wsa)
+        version = call.envelope.version
         try:
             answer = await self._do(call, asked, manager)
-            data = envelope.write(
-                version, [answer], wsa.reply_headers(f"{WSCTX}/{answer.local}"), schema.PREFIXES
-            )
         except errors.MusterError as error:
-            told, failed = fault_of(error), True
-            data = envelope.write_fault(version, told, _fault_headers(call, told), schema.PREFIXES)
-        to = wsa.endpoint(fault=failed)
-        if to is not None and to.address not in (addressing.NONE, addressing.ANONYMOUS[wsa.wsa], ""):
-            try:
-                await self._post(
-                    to.address, data, headers={"Content-Type": version.content_type}, body_bytes_max=65536
-                )
-            except errors.MusterError as error:
-                events.warning("answer-not-taken", address=to.address, error=error)
+            if wsa.answered_directly(fault=True):
+                raise
+            stated = fault_of(error)
+            headers = _fault_headers(call, stated)
+            await self._send(
+                wsa, version, envelope.write_fault(version, stated, headers, schema.PREFIXES), fault=True
+            )
+            return door.Answer(accepted=True)
+        headers = wsa.reply_headers(f"{WSCTX}/{answer.local}")
+        if wsa.answered_directly():
+            return door.Answer([answer], headers)
+        await self._send(wsa, version, envelope.write(version, [answer], headers, schema.PREFIXES))
         return door.Answer(accepted=True)
+
+    def _check_callbacks(self, wsa: addressing.Addressing) -> None:
+        for endpoint in (wsa.reply_to, wsa.fault_to):
+            if endpoint is None or endpoint.address in ("", addressing.NONE, addressing.ANONYMOUS[wsa.wsa]):
+                continue
+            try:
+                callbacks.check(endpoint.address, self._allowed)
+            except (errors.Forbidden, errors.InvalidInput) as error:
+                raise addressing.invalid_header(wsa.wsa, faults.said(error)) from error
+
+    async def _send(
+        self, wsa: addressing.Addressing, version: envelope.Version, data: bytes, *, fault: bool = False
+    ) -> None:
+        """The callback style of the standard: the answer goes to the address that the request names."""
+        to = wsa.endpoint(fault=fault)
+        if to is None or to.address == addressing.NONE:
+            return
+        headers = {"Content-Type": version.content_type}
+        try:
+            await self._post(to.address, data, headers=headers, body_bytes_max=65536)
+        except errors.MusterError as error:
+            events.warning("answer-not-taken", address=to.address, error=error)
 
     async def _do(self, call: door.Call, asked: xml.Element, manager: str) -> xml.Element:
         assert call.caller is not None
@@ -278,7 +283,10 @@ def _contents(asked: xml.Element) -> bytes:
             return base64.b64decode(asked.children[0].text, validate=True)
         except (binascii.Error, ValueError) as error:
             raise fault("generalFault", f"not base64: {error}") from error
-    return b"".join(xml.write(one) for one in asked.children)
+    contents = b""
+    for one in asked.children:  # each with all the prefixes around it
+        contents += xml.write(one, bytes_max=protocol.VALUE_BYTES_MAX - len(contents))
+    return contents
 
 
 def _shown(contents: bytes) -> Sequence[xml.Element]:

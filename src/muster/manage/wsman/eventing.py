@@ -30,6 +30,7 @@ LIFETIME_S_MAX = 86_400.0
 FOR_EACH_MAX = 32
 ALL_MAX = 512
 ATTEMPTS = 4
+CLOSE_S = 3.0
 PAUSE_S = 0.5  # after the first attempt; doubles
 ANSWER_BYTES_MAX = 64 << 10
 
@@ -127,18 +128,32 @@ class Subscriptions:
         found = self._open.get(id)
         return found if found is not None and found.user == user else None
 
-    def renew(self, subscription: Subscription, lasts_s: float) -> None:
+    def renew(self, subscription: Subscription, lasts_s: float) -> bool:
+        """False: it is ending already."""
         assert subscription.timer is not None
-        subscription.timer.reschedule(asyncio.get_running_loop().time() + lasts_s)
+        try:
+            subscription.timer.reschedule(asyncio.get_running_loop().time() + lasts_s)
+        except RuntimeError:
+            return False
+        return True
 
     async def end(self, subscription: Subscription) -> None:
         await self._cancel(subscription)
 
     async def close(self) -> None:
-        """Tell those who asked to be told."""
-        for one in list(self._open.values()):
-            await self._cancel(one)
-            await self._tell_end(one, "SourceShuttingDown", "the door is closing")
+        """End all subscriptions, and tell the receivers that asked for it: all at once, within `CLOSE_S`."""
+        ended = list(self._open.values())
+        await asyncio.gather(*(self._cancel(one) for one in ended))
+        telling = [
+            asyncio.create_task(self._tell_end(one, "SourceShuttingDown", "the server is closing"))
+            for one in ended
+            if one.end_to is not None
+        ]
+        if telling:
+            _, late = await asyncio.wait(telling, timeout=CLOSE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*telling, return_exceptions=True)
 
     async def _cancel(self, subscription: Subscription) -> None:
         self._open.pop(subscription.id, None)
@@ -171,6 +186,7 @@ class Subscriptions:
                 listening.set_exception(error)
                 return
             events.warning("subscription-ended", subscription=subscription.id, error=error)
+            self._open.pop(subscription.id, None)  # nothing can renew it while its end is told
             if not isinstance(error, Refused):
                 await self._tell_end(subscription, "DeliveryFailure", error.message)
         finally:
@@ -179,7 +195,12 @@ class Subscriptions:
                 listening.cancel()
 
     async def _deliver(self, subscription: Subscription, one: protocol.State | protocol.Event) -> None:
-        action, body = representations.event(one)
+        try:
+            action, body = representations.event(one)
+        except Exception as error:  # noqa: BLE001  (agents write events: none may end a subscription)
+            self._failed.add(reason="malformed")
+            events.warning("malformed-event", resource=one.resource, error=error)
+            return
         message_id = f"uuid:{uuid.uuid4()}"
         acknowledged = subscription.mode == names.PUSH_WITH_ACK
         more = []

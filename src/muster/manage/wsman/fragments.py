@@ -18,7 +18,7 @@ from muster.soap import xml
 _STEP = re.compile(r"(?:([\w.\-]+):)?([\w.\-]+)(?:\[(\d{1,6})\])?\Z")
 STEPS_MAX = 16
 
-Path = Sequence[tuple[str, int]]  # names and numbers; 0: all
+Path = Sequence[tuple[str, int | None]]  # names and numbers, from 1; None: all of the name
 
 
 def read(header: xml.Element, kind: xml.Namespace) -> tuple[Path, bool]:
@@ -34,7 +34,7 @@ def read(header: xml.Element, kind: xml.Namespace) -> tuple[Path, bool]:
     text = steps[-1] == "text()"
     if text:
         steps = steps[:-1]
-    path: list[tuple[str, int]] = []
+    path: list[tuple[str, int | None]] = []
     for step in steps:
         found = _STEP.match(step)
         namespace = (header.namespaces or {}).get(found[1]) if found and found[1] else str(kind)
@@ -43,7 +43,7 @@ def read(header: xml.Element, kind: xml.Namespace) -> tuple[Path, bool]:
                 names.WSEN("CannotProcessFilter"),
                 f"{header.text[:120]!r} is no path of element names such as Wanted or Config/Item[2]",
             )
-        path.append((f"{{{namespace}}}{found[2]}", int(found[3] or 0)))
+        path.append((f"{{{namespace}}}{found[2]}", int(found[3]) if found[3] else None))
     root = kind(names.KINDS[kind])
     if path and path[0][0] == root and (absolute or len(path) > 1):
         path = path[1:]
@@ -54,7 +54,9 @@ def select(resource: xml.Element, path: Path) -> list[xml.Element]:
     found = [resource]
     for name, number in path:
         inner = [child for one in found for child in one.all(name)]
-        found = inner[number - 1 : number] if number else inner
+        if number is not None:  # there is no element 0
+            inner = inner[number - 1 : number] if number else []
+        found = inner
     return found
 
 

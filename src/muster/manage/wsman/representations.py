@@ -13,11 +13,14 @@
 What is read can be sent back: a Put changes what differs among the properties up to ``Config`` and passes
 over the rest, which only tell; ``Generation``, where it is sent back, must still be the resource's.
 
-Values of a configuration are JSON's: an ``Item`` has a ``Type`` unless it is a text.  Pure.
+Values of a configuration are JSON's: an ``Item`` has a ``Type`` unless it is a text.  A text with characters
+that XML has no place for, such as control characters, is written as JSON writes it: ``Type="json"``, or
+``JsonName`` in place of ``Name``.  Pure.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +46,8 @@ READ_ONLY = frozenset(_TOLD)
 def item(name: str, value: Any, p: xml.Namespace, *, tag: str = "Item") -> xml.Element:
     """A value of JSON. ``name`` empty: in a list, or the property itself where ``tag`` says which."""
     attributes = {"Name": name} if name else {}
+    if not xml.can_hold(name):
+        attributes = {"JsonName": json.dumps(name)}
     content: list[xml.Content] = []
     match value:
         case None:
@@ -59,6 +64,8 @@ def item(name: str, value: Any, p: xml.Namespace, *, tag: str = "Item") -> xml.E
         case list() | tuple():
             attributes["Type"] = "list"
             content = [item("", one, p) for one in value]
+        case _ if not xml.can_hold(str(value)):
+            attributes["Type"], content = "json", [json.dumps(str(value))]
         case _:
             content = [str(value)] if str(value) else []
     return xml.Element(p(tag), *content, attributes=attributes)
@@ -83,6 +90,8 @@ def value(element: xml.Element, depth: int = 0) -> Any:
                 return datatypes.parse_truth(text)
             case "null":
                 return None
+            case "json":
+                return msgspec.json.decode(text, type=str)
             case "list":
                 return [value(one, depth + 1) for one in element.children]
             case "map":
@@ -98,6 +107,12 @@ def _map(element: xml.Element, depth: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for one in element.children:
         name = one.get("Name")
+        escaped = one.get("JsonName")
+        if escaped is not None:
+            try:
+                name = msgspec.json.decode(escaped, type=str)
+            except msgspec.MsgspecError as error:
+                raise faults.representation(f"{_named(element)}: JsonName: {error}") from error
         if name is None or name in found:
             raise faults.representation(f"{_named(element)}: an item without a name, or the second of one")
         found[name] = value(one, depth + 1)

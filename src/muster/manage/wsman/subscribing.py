@@ -70,12 +70,12 @@ class Subscribing:
     async def renew(self, request: asking.Request) -> asking.Told:
         asked, now_s = request.element(names.WSE("Renew")), self._now_s()
         found = self._subscription(request)
-        if found is None:
+        ends_at_s = self._subscription_ends_at_s(asked, now_s)
+        if found is None or not self.open.renew(found, ends_at_s - now_s):
             raise faults.fault(
                 names.WSE("UnableToRenew"), "no such subscription: it has ended", blame=faults.RECEIVER
             )
-        found.ends_at_s = self._subscription_ends_at_s(asked, now_s)
-        self.open.renew(found, found.ends_at_s - now_s)
+        found.ends_at_s = ends_at_s
         granted = asking.granted(asked.find(names.WSE("Expires")), found.ends_at_s, now_s)
         return asking.told(
             xml.Element(names.WSE("RenewResponse"), xml.Element(names.WSE("Expires"), granted))

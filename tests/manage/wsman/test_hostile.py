@@ -1,0 +1,236 @@
+"""What agents report, and receivers that do not answer, harm no other subscription."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from muster.bus import http
+from muster.core import errors, metrics
+from muster.manage import client, protocol
+from muster.manage.wsman import desk, eventing, fragments, headers, names, representations
+from muster.soap import addressing, door, envelope, faults, xml
+from muster.testing.eventually import eventually
+
+P = names.RESOURCE
+ANN = door.Caller("ann", "viewer")
+SINK = "http://127.0.0.1:9/sink"
+
+
+class Events:
+    """A fleet that reports what a test puts in, to each subscription."""
+
+    def __init__(self) -> None:
+        self.queues: list[asyncio.Queue[Any]] = []
+
+    @contextlib.asynccontextmanager
+    async def visit(self, _: door.Caller) -> AsyncIterator[client.Client]:
+        yield self  # type: ignore[misc]
+
+    @contextlib.asynccontextmanager
+    async def listening(self, *_: str, where: str = "") -> AsyncIterator[AsyncIterator[Any]]:
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.queues.append(queue)
+
+        async def each() -> AsyncIterator[Any]:
+            while True:
+                yield await queue.get()
+
+        yield each()
+
+    def report(self, event: object) -> None:
+        for queue in self.queues:
+            queue.put_nowait(event)
+
+
+class Receivers:
+    """Takes events unless ``dead``; the end of a subscription is answered when ``release`` is set."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.dead = False
+        self.ending = asyncio.Event()
+        self.release = asyncio.Event()
+
+    async def post(
+        self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
+    ) -> http.Response:
+        if url.endswith("/end"):
+            self.ending.set()
+            await self.release.wait()
+        elif self.dead:
+            raise errors.Unavailable("dead")
+        self.taken.append(url)
+        return http.Response(202)
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+def receivers() -> Receivers:
+    return Receivers()
+
+
+@pytest.fixture
+async def subscriptions(events: Events, receivers: Receivers) -> AsyncIterator[eventing.Subscriptions]:
+    made = eventing.Subscriptions(events.visit, [SINK], measure=metrics.Metrics(), post=receivers.post)
+    yield made
+    receivers.release.set()
+    await made.close()
+
+
+def subscription() -> eventing.Subscription:
+    notify, end = addressing.Endpoint(SINK), addressing.Endpoint(f"{SINK}/end")
+    return eventing.Subscription("ann", notify, end, names.PUSH, "http://here/wsman")
+
+
+@pytest.mark.parametrize("at_ms", [1_800_000_000_000_000, -(1 << 62), 1 << 62])
+async def test_an_agents_timestamp_ends_no_subscription(
+    subscriptions: eventing.Subscriptions, events: Events, receivers: Receivers, at_ms: int
+):
+    for _ in range(3):
+        await subscriptions.begin(ANN, subscription(), [], "", 600)
+    events.report(protocol.Event(resource="r", what="x", details={}, at_ms=at_ms))
+    await eventually(lambda: receivers.taken == [SINK] * 3)
+    assert len(subscriptions) == 3
+
+
+async def test_an_event_that_cannot_be_shown_is_passed_over(
+    subscriptions: eventing.Subscriptions,
+    events: Events,
+    receivers: Receivers,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    await subscriptions.begin(ANN, subscription(), [], "", 600)
+    shown = representations.event
+
+    def broken(one: protocol.Event) -> tuple[str, xml.Element]:
+        if one.what == "bad":
+            raise ZeroDivisionError
+        return shown(one)
+
+    monkeypatch.setattr(representations, "event", broken)
+    for what in ("bad", "good"):
+        events.report(protocol.Event(resource="r", what=what, details={}, at_ms=1))
+    await eventually(lambda: receivers.taken == [SINK])
+    assert len(subscriptions) == 1
+
+
+async def test_a_subscription_whose_end_is_being_told_cannot_be_renewed(
+    subscriptions: eventing.Subscriptions,
+    events: Events,
+    receivers: Receivers,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(eventing, "ATTEMPTS", 1)
+    receivers.dead = True
+    made = await subscriptions.begin(ANN, subscription(), [], "", 600)
+    events.report(protocol.Event(resource="r", what="x", details={}, at_ms=1))
+    await receivers.ending.wait()
+    assert subscriptions.find(made.id, "ann") is None
+    assert not subscriptions.renew(made, 600)
+
+
+async def test_closing_tells_all_receivers_at_once_and_waits_for_none_of_them_long(
+    subscriptions: eventing.Subscriptions, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(eventing, "CLOSE_S", 0.2)
+    for _ in range(20):
+        await subscriptions.begin(ANN, subscription(), [], "", 600)
+    began_s = time.monotonic()
+    await subscriptions.close()  # not one of them answers
+    assert time.monotonic() - began_s < 2.0
+    assert len(subscriptions) == 0
+
+
+# Fragments and values
+
+
+@pytest.mark.parametrize(
+    ("path", "left"),
+    [("Config/Item[2]", ["one", "new", "three"]), ("Config/Item", ["new"]), ("Config/Item[0]", None)],
+)
+def test_a_fragment_replaces_what_its_path_selects(path: str, left: list[str] | None):
+    items = (xml.Element(P("Item"), one, attributes={"Name": one}) for one in ("one", "two", "three"))
+    resource = xml.Element(P("Resource"), xml.Element(P("Name"), "a"), xml.Element(P("Config"), *items))
+    selected, text = fragments.read(xml.Element(names.WSMAN("FragmentTransfer"), path), P)
+    new = xml.Element(P("Item"), "new", attributes={"Name": "new"})
+    fragment = xml.Element(names.WSMAN("XmlFragment"), new)
+    if left is None:
+        assert fragments.select(resource, selected) == []
+        with pytest.raises(faults.Fault, match="nothing at this path"):
+            fragments.put(resource, selected, fragment, text=text)
+        return
+    config = fragments.put(resource, selected, fragment, text=text).find(P("Config"))
+    assert config is not None
+    assert [one.get("Name") for one in config.children] == left
+
+
+@pytest.mark.parametrize("text", ["\x1b[1mok\x0c", "\x00", "\ufffe", "plain", " \r\n\t", "", '"\\u001b"'])
+def test_what_is_read_and_put_back_changes_nothing(text: str):
+    described = {
+        "name": "r", "type": "process", "agent": "a", "group": "g", "wanted": "up", "state": "up",
+        "spec": {"config": {"prompt": text, f"k{text}": [text, {"inner": text}]}, "restart": {}},
+        "reason": "", "since_ms": 0, "drift": "", "restarts": 0, "manager": "m", "epoch": 1,
+        "generation": 1, "applied": True,
+    }  # fmt: skip
+    body = xml.parse(xml.write(representations.resource(described), names.PREFIXES))
+    entry, generation = representations.entry(body)
+    assert generation == 1
+    assert representations.changes(described, entry) == {}
+    assert entry["config"] == described["spec"]["config"]  # type: ignore[index]
+
+
+# Headers
+
+
+@pytest.mark.parametrize(
+    ("soap_action", "refused"),
+    [(names.DELETE, True), ("urn:other", True), (names.GET, False), (f'"{names.GET}"', False), ("", False)],
+)
+async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action: str, refused: bool):
+    """A proxy that filters by SOAPAction must not be passed by a message that asks for something else."""
+    done: list[str] = []
+
+    async def authenticate(name: str, _: str, __: str) -> door.Caller:
+        return door.Caller(name, "operator")
+
+    class Fleet:
+        async def describe(self, name: str) -> dict[str, Any]:
+            done.append(name)
+            raise errors.NotFound(name)
+
+    @contextlib.asynccontextmanager
+    async def visit(_: door.Caller) -> AsyncIterator[client.Client]:
+        yield Fleet()  # type: ignore[misc]
+
+    wsa, selector = names.WSA, xml.Element(names.WSMAN("Selector"), "r", attributes={"Name": "Name"})
+    data = envelope.write(
+        envelope.Version.V12,
+        [],
+        [
+            xml.Element(wsa("To"), "x"),
+            xml.Element(wsa("Action"), names.GET),
+            xml.Element(wsa("MessageID"), "uuid:1"),
+            xml.Element(names.WSMAN("ResourceURI"), str(P)),
+            xml.Element(wsa("ReplyTo"), xml.Element(wsa("Address"), addressing.ANONYMOUS[wsa])),
+            xml.Element(names.WSMAN("SelectorSet"), selector),
+        ],
+    )
+    given = {"content-type": "application/soap+xml", "authorization": "Basic YTpi", "soapaction": soap_action}
+    answer = (
+        await desk.Desk(visit)
+        .opened(authenticate)
+        .respond(door.Request("POST", "/wsman", headers=given, body=data))
+    )
+    assert (b"ActionMismatch" in answer.body) == refused
+    assert bool(done) != refused
+    assert len(answer.body) <= headers.ENVELOPE_BYTES_MIN

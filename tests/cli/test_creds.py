@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -33,3 +34,20 @@ def test_credentials_written_over_a_readable_file_are_private(muster, home, tmp_
     assert muster("creds", "issue", "ann", "--to", to, "--home", home).code == 0
     assert "NKEY" in to.read_text()
     assert stat.S_IMODE(to.stat().st_mode) == 0o600
+
+
+def test_rights_on_queues_are_issued_and_shown(muster, home):
+    given = ("--queue", "orders:send", "--queue", "receipts-*:receive,browse")
+    assert muster("creds", "issue", "shop", *given, "--home", home).code == 0
+    assert muster("creds", "issue", "meter", "--topic", "meters/>", "--home", home).code == 0
+    shown = {
+        name: json.loads(muster("creds", "show", name, "-o", "json", "--home", home).out)["queues"]
+        for name in ("shop", "meter", "admin")
+    }
+    assert shown["shop"] == ["orders:send", "receipts-*:receive,browse"]
+    assert shown["meter"] == []
+    assert "*:send,receive,browse,admin" in shown["admin"]
+    assert "receipts-*:receive,browse" in muster("creds", "list", "--home", home).out
+    wrong = muster("creds", "issue", "other", "--queue", "orders:write", "--home", home)
+    assert wrong.code == 2
+    assert "send, receive, browse, admin" in wrong.err

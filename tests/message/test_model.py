@@ -178,6 +178,9 @@ class World:
         await asyncio.gather(self.running, return_exceptions=True)
         await self.start_dispatcher()
 
+    def lose_connection(self, which: int) -> None:
+        self.net.disconnect(self.applications[which].connection.bus)  # type: ignore[arg-type]
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self.under_way.add(task)
@@ -367,11 +370,26 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.rule(which=consumers, to=st.lists(st.just(OTHER), max_size=1), patience_s=patience)
     def commit(self, which: int, to: list[destinations.Destination], patience_s: float | None) -> None:
-        async def commit() -> None:
-            await self.world.send_in(self.world.applications[which], to)
-            await self._begin_work(self.world.applications[which].commit(), patience_s)
+        self._do(self._commit(which, to, patience_s))
 
-        self._do(commit())
+    @stateful.rule(which=consumers)
+    def fail_over(self, which: int) -> None:
+        """An application's connection breaks while its commit is being stored, and the other one goes on."""
+
+        async def fail_over() -> None:
+            self.world.stored.clear()
+            await self._commit(which, [], None)
+            await asyncio.sleep(STEP_S)
+            self.world.lose_connection(which)
+            await asyncio.sleep(STEP_S)
+            await self.world.applications[1 - which].take(2)
+            await self._commit(1 - which, [], None)
+
+        self._do(fail_over())
+
+    async def _commit(self, which: int, to: list[destinations.Destination], patience_s: float | None) -> None:
+        await self.world.send_in(self.world.applications[which], to)
+        await self._begin_work(self.world.applications[which].commit(), patience_s)
 
     @stateful.rule(which=st.integers(0, 2), patience_s=patience)
     def roll_back(self, which: int, patience_s: float | None) -> None:
@@ -409,8 +427,7 @@ class Machine(stateful.RuleBasedStateMachine):
     @stateful.rule(which=st.integers(0, 2))
     def lose_connection(self, which: int) -> None:
         async def lose() -> None:
-            bus = self.world.applications[which].connection.bus
-            self.world.net.disconnect(bus)  # type: ignore[arg-type]
+            self.world.lose_connection(which)
 
         self._do(lose())
 

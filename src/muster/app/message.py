@@ -4,37 +4,63 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from muster.app import context as context_
 from muster.app import team
 from muster.core import errors, health, subjects
 from muster.message import service
 from muster.message import settings as settings_
-from muster.trust import keyring, roles
+from muster.trust import keyring, queues, roles
 
 IDENTITY = "message"
 PERMISSIONS_KEPT_S = 10.0
+DECISIONS_KEPT = 1000  # of one identity
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the credentials of an identity said when they were read, and what followed from that."""
+
+    read_at: float
+    record: keyring.Record | None
+    decided: dict[tuple[str, str], bool] = field(default_factory=dict)
 
 
 class Permissions:
-    """Which users' topics an identity may use: what the broker would say, for what we do in its name."""
+    """Which topics and queues an identity may use; see `desk.May`.
+
+    Of topics, what the broker would say, for what we do in its name. Queues only the dispatcher guards.
+    """
 
     def __init__(self, trust: keyring.Trust) -> None:
         self._trust = trust
-        self._known: dict[str, tuple[float, keyring.Record | None]] = {}
+        self._known: dict[str, _Known] = {}
 
-    def __call__(self, identity: str, action: str, subject: str) -> bool:
-        read_at, record = self._known.get(identity, (0.0, None))
-        if time.monotonic() - read_at > PERMISSIONS_KEPT_S:
-            try:
-                record = self._trust.show(identity)
-            except errors.MusterError:
-                record = None
-            self._known[identity] = (time.monotonic(), record)
-        if record is None:
-            return False
-        allowed = record.publish if action == "pub" else record.subscribe
-        return any(pattern == subject or subjects.matches(pattern, subject) for pattern in allowed)
+    def __call__(self, identity: str, action: str, what: str) -> bool:
+        known = self._known.get(identity)
+        if known is None or time.monotonic() - known.read_at > PERMISSIONS_KEPT_S:
+            known = self._known[identity] = _Known(time.monotonic(), self._read(identity))
+        decision = known.decided.get((action, what))
+        if decision is None:
+            decision = known.record is not None and _allows(known.record, action, what)
+            if len(known.decided) < DECISIONS_KEPT:
+                known.decided[action, what] = decision
+        return decision
+
+    def _read(self, identity: str) -> keyring.Record | None:
+        try:
+            found = self._trust.show(identity)
+        except errors.MusterError:
+            return None
+        return found if found.status == "valid" else None
+
+
+def _allows(record: keyring.Record, action: str, what: str) -> bool:
+    if action in set(queues.Right):
+        return queues.allows(record.queues, what, action)
+    allowed = record.publish if action == "pub" else record.subscribe
+    return any(pattern == what or subjects.matches(pattern, what) for pattern in allowed)
 
 
 class Dispatcher:

@@ -58,6 +58,7 @@ def _plain(record: keyring.Record) -> dict[str, Any]:
         "public_key": record.public_key,
         "publish": list(record.publish),
         "subscribe": list(record.subscribe),
+        "queues": [str(grant) for grant in record.queues],
     }
 
 
@@ -71,12 +72,21 @@ def _time(at_s: int) -> str:
         ("muster creds issue alice", "a user: may publish and receive on topics"),
         ("muster creds issue node-7 --role agent --lifetime 30d --to node-7.creds", ""),
         ("muster creds issue meter --topic 'meters/>'", "only these topics"),
+        ("muster creds issue shop --queue 'orders:send' --queue 'receipts-*:receive,browse'", ""),
     ],
 )
 @click.argument("identity")
 @click.option("--role", type=click.Choice(ROLES), default="user", show_default=True, help="What it is.")
 @click.option(
     "--topic", "patterns", multiple=True, help="Only these topics, wildcards allowed; may be repeated."
+)
+@click.option(
+    "--queue",
+    "grants",
+    multiple=True,
+    metavar="NAME:RIGHTS",
+    help="Only these queues, * allowed, with send, receive, browse, admin; may be repeated. "
+    "Default: a user may send, receive and browse everywhere but in dead-letters; with --topic, nowhere.",
 )
 @base.duration("--lifetime", None, "How long they hold (30d, 12h); default: the settings'.")
 @click.option(
@@ -88,6 +98,7 @@ def issue(
     identity: str,
     role: str,
     patterns: tuple[str, ...],
+    grants: tuple[str, ...],
     lifetime_s: float | None,
     to: Path | None,
 ) -> None:
@@ -96,13 +107,19 @@ def issue(
     The file holds a secret: hand it to the process it is for and to nobody else.
     """
     from muster.core import files, topics
-    from muster.trust import roles
+    from muster.trust import queues, roles
 
     settings = config_.load(invocation)
     lifetime_s = lifetime_s or settings.trust.credential_lifetime_s
     trust = _trust(invocation)
     allowed = tuple(subject for text in patterns for subject in topics.Pattern.parse(text).permitted())
-    trust.issue(identity, roles.Role.named(role), lifetime_s=lifetime_s or None, topics=allowed or None)
+    trust.issue(
+        identity,
+        roles.Role.named(role),
+        lifetime_s=lifetime_s or None,
+        topics=allowed or None,
+        queue_grants=tuple(map(queues.Grant.parse, grants)) or None,
+    )
     path = trust.credentials_path(identity)
     if to == Path("-"):
         sys.stdout.write(path.read_text())
@@ -140,7 +157,7 @@ def revoke(invocation: base.Invocation, identity: str) -> None:
 def list_(invocation: base.Invocation) -> None:
     """List who has credentials."""
     rows = [_plain(record) for record in _trust(invocation).records()]
-    invocation.printer.rows(rows, ("identity", "role", "status", "issued", "expires"))
+    invocation.printer.rows(rows, ("identity", "role", "status", "issued", "expires", "queues"))
 
 
 @creds.command(examples=[("muster creds show alice", "with its permissions")])

@@ -48,6 +48,8 @@ class Attaching:
         destination.check_consumer(connection.name)
         consumer = backlog.Consumer((connection.name, asked.consumer), asked.credit)
         if destination.is_queue:
+            if not destination.is_temporary:
+                self._desk.check_queue(connection.identity, "receive", destination.name)
             consumer.selector = asked.selector or None
             one = self._ledger.queue(destination.name)
             self._enter(connection, asked.consumer, one.key, self._uses.setdefault(one.key, _Use()))

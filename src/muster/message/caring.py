@@ -74,13 +74,19 @@ class Caring:
         """By a consumer that is just being attached."""
         return any(key in one.consumers.values() for one in self._desk.connections.values())
 
-    def queue_rows(self) -> list[dict[str, Any]]:
+    def queue_rows(self, reader: str) -> list[dict[str, Any]]:
+        """Of the queues on which the reader has any right."""
         rows = []
         for key, depth in sorted(self._ledger.depths.items()):
+            name = key.removeprefix(ledger.QUEUE_MARK)
+            if not any(
+                self._desk.may(reader, right, name) for right in ("browse", "receive", "send", "admin")
+            ):
+                continue
             one = self._ledger.backlogs[key]
             rows.append(
                 {
-                    "queue": key.removeprefix(ledger.QUEUE_MARK),
+                    "queue": name,
                     "depth": depth,
                     "consumers": len(one.consumers),
                     "in_flight": sum(len(consumer.held) for consumer in one.consumers.values()),

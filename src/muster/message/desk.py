@@ -17,9 +17,13 @@ FULL: Final = 0.8
 LAG_S: Final = 0.05
 LAG_TRIES: Final = 100
 
-#: Whether an identity may publish on (``"pub"``), or subscribe to (``"sub"``), a users' subject.
+#: Whether an identity may publish on (``"pub"``), or subscribe to (``"sub"``), a users' subject; or what it
+#: asks of a queue by name: ``"send"``, ``"receive"``, ``"browse"``, ``"admin"``.
 May = Callable[[str, str, str], bool]
 Answer = Callable[[protocol.Answer], None]
+
+
+_VERBS: Final = {"send": "send to", "receive": "receive from", "admin": "administer"}
 
 
 def anything(identity: str, action: str, subject: str) -> bool:
@@ -96,8 +100,25 @@ class Desk:
         return self.used_bytes + size <= FULL * self.max_bytes
 
     def check_may_send(self, identity: str, destination: destinations.Destination) -> None:
-        if not destination.is_queue and not self.may(identity, "pub", destination.subject):
+        if destination.is_queue:
+            self.check_queue(identity, "send", destination.name)
+        elif not self.may(identity, "pub", destination.subject):
             raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
+
+    def check_queue(self, identity: str, right: str, queue: str) -> None:
+        if not self.may(identity, right, queue):
+            raise errors.Forbidden(
+                f"{identity} may not {_VERBS.get(right, right)} the queue {queue!r}",
+                hint=f"`muster creds show {identity}` lists its rights; `creds issue --queue` gives them",
+            )
+
+    def may_browse(self, identity: str, queue: str) -> bool:
+        """Of temporary queues, its own."""
+        if queue.startswith(destinations.TEMPORARY):
+            owner = self.connections.get(destinations.queue(queue).owner)
+            if owner is not None and owner.identity == identity:
+                return True
+        return self.may(identity, "browse", queue)
 
     def quiet_sender(self, meta: messages.Meta) -> Connection | None:
         """Who can say a delayed message again without hearing it."""

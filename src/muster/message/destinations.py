@@ -12,11 +12,11 @@ import functools
 from dataclasses import dataclass
 from typing import Final
 
-from muster.core import errors, topics
+from muster.core import errors, queues, topics
 from muster.message import faults
 
-TEMPORARY: Final = "temporary:"
-DEAD_LETTERS: Final = "dead-letters"
+TEMPORARY: Final = queues.TEMPORARY
+DEAD_LETTERS: Final = queues.DEAD_LETTERS
 QUEUE_NAME_BYTES_MAX: Final = 300
 
 

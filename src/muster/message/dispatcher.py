@@ -240,14 +240,18 @@ class Dispatcher:
             case protocol.DropQueue():
                 self._attaching.drop_queue(sender, asked.name, answer)
             case protocol.ListQueues():
-                answer(protocol.Answer(rows=self._caring.queue_rows()))
+                answer(protocol.Answer(rows=self._caring.queue_rows(sender)))
             case protocol.ListSubscriptions():
                 answer(protocol.Answer(rows=self._caring.subscription_rows()))
             case protocol.Browse():
+                if not self._desk.may_browse(sender, asked.queue):
+                    self._desk.check_queue(sender, "browse", asked.queue)
                 self._desk.answering(self._caring.browse(asked), answer)
             case protocol.Purge():
+                self._desk.check_queue(sender, "admin", asked.queue)
                 self._desk.answering(self._caring.purge(asked), answer)
             case protocol.Move():
+                self._desk.check_queue(sender, "admin", asked.queue)
                 self._desk.answering(self._caring.move(asked, sender), answer)
 
     # Connections.
@@ -411,9 +415,8 @@ class Dispatcher:
         consumes = set(connection.consumers.values())
         for key, sequences in work.acks.items():
             one = self._ledger.backlogs.get(key)
-            of = self._ledger.subscriptions.get(key)
-            if one is None or (of is not None and of.client_id not in (None, connection.client_id)):
-                mine = []  # what waits for a client of another id is none of its business
+            if one is None or not (key in consumes or self._may_consume(connection, key)):
+                mine = []
             elif key in consumes and not work.strict:
                 mine = [number for number in sequences if not one.is_done(number)]
             else:
@@ -425,6 +428,18 @@ class Dispatcher:
             if mine:
                 acked[key] = mine
         return acked
+
+    def _may_consume(self, connection: desk.Connection, key: str) -> bool:
+        """Whether it may acknowledge what it got when it still had a consumer there."""
+        if (subscription := self._ledger.subscriptions.get(key)) is not None:
+            return subscription.client_id in (None, connection.client_id) and all(
+                self._desk.may(connection.identity, "sub", subject)
+                for subject in subscription.pattern.subjects
+            )
+        queue = destinations.queue(key.removeprefix(ledger.QUEUE_MARK))
+        if queue.is_temporary:
+            return queue.owner == connection.name
+        return self._desk.may(connection.identity, "receive", queue.name)
 
     def _copy(self, connection: desk.Connection, send: protocol.Send) -> journal.Copy:
         destination = destinations.Destination.parse(send.destination)

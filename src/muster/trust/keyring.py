@@ -32,7 +32,18 @@ from dataclasses import dataclass
 import msgspec
 
 from muster.core import errors, subjects
-from muster.trust import accounts, credentials, files, grants, jwt, nkeys, passwords, roles, sealing
+from muster.trust import (
+    accounts,
+    credentials,
+    files,
+    grants,
+    jwt,
+    nkeys,
+    passwords,
+    queues,
+    roles,
+    sealing,
+)
 
 SYSTEM = "SYS"
 
@@ -43,6 +54,10 @@ CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 _LINE_MAX = 3600
 
 _RESTORE = "restore it from a backup"
+
+# Tags of a user's document.
+_TOPIC = "topic:"
+_QUEUE = "queue:"
 
 
 class Revocation(msgspec.Struct, frozen=True):
@@ -66,6 +81,7 @@ class Record:
     bearer: bool
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    queues: queues.Grants
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +171,12 @@ class Trust:
         domain: str | None = None,
         public_key: str | None = None,
         topics: tuple[str, ...] | None = None,
+        queue_grants: queues.Grants | None = None,
         bearer: bool = False,
     ) -> str:
         """The user JWT of a new identity (or of one that was revoked or has expired, with a new key).
 
+        ``queue_grants``: its rights on queues; None: its role's, or none at all if ``topics`` are narrowed.
         With ``public_key`` the key stays where it was made, and no credentials file is kept here.
         """
         domain = self._place(role, domain)
@@ -178,8 +196,9 @@ class Trust:
             key = None if public_key else nkeys.KeyPair.create(nkeys.Kind.USER)
             public = key.public if key else nkeys.require(public_key or "", nkeys.Kind.USER)
             now = self._clock()
+            expires_at = jwt.ends(now, lifetime_s)
             return self._sign(
-                domain, identity, role, public, now, jwt.ends(now, lifetime_s), topics, bearer, key
+                domain, identity, role, public, now, expires_at, topics, queue_grants, bearer, key
             )
 
     def renew(self, identity: str, *, lifetime_s: float | None = None, domain: str | None = None) -> str:
@@ -197,7 +216,7 @@ class Trust:
                 raise errors.Refused(f"{identity!r} would expire earlier than it does now", hint=anew)
             user = self._claims(record.domain, identity).nats
             assert isinstance(user, jwt.User)
-            topics = tuple(tag.removeprefix("topic:") for tag in user.tags if tag.startswith("topic:"))
+            topics = tuple(tag.removeprefix(_TOPIC) for tag in user.tags if tag.startswith(_TOPIC))
             path = self._user(record.domain, identity).with_suffix(".creds")
             key = None
             if path.exists():
@@ -210,6 +229,7 @@ class Trust:
                 now,
                 expires_at,
                 topics or None,
+                _queues_in(user),
                 record.bearer,
                 key,
             )
@@ -259,6 +279,7 @@ class Trust:
             bearer=user.bearer_token,
             publish=limits.pub.allow,
             subscribe=limits.sub.allow,
+            queues=_queues_of(user, role),
         )
 
     def records(self, *, domain: str | None = None) -> list[Record]:
@@ -377,10 +398,16 @@ class Trust:
         now: float,
         expires_at: int | None,
         topics: tuple[str, ...] | None,
+        granted: queues.Grants | None,
         bearer: bool,
         key: nkeys.KeyPair | None,
     ) -> str:
-        tags = (roles.tag(role), f"identity:{identity}", *(f"topic:{topic}" for topic in topics or ()))
+        tags = (
+            roles.tag(role),
+            f"identity:{identity}",
+            *(f"{_TOPIC}{topic}" for topic in topics or ()),
+            *(f"{_QUEUE}{grant}" for grant in granted or ()),
+        )
         if topics is None and not bearer:
             signer = self._role_key(domain, role)
             user = jwt.User(issuer_account=self._public(domain), tags=tags)
@@ -392,7 +419,7 @@ class Trust:
         if len(document) > _LINE_MAX and not bearer:
             raise errors.LimitExceeded(
                 f"the document of {identity!r} would have {len(document)} characters; at most {_LINE_MAX}",
-                hint="name fewer topics",
+                hint="name fewer topics or queues",
             )
         owner = self._account(domain) / "keys" / public
         if not owner.exists():
@@ -471,6 +498,20 @@ class Trust:
 
     def _user(self, domain: str, identity: str) -> pathlib.Path:
         return self._account(domain) / "users" / f"{identity}.jwt"
+
+
+def _queues_in(user: jwt.User) -> queues.Grants | None:
+    """The grants that the document itself names; None: it names none."""
+    found = [tag.removeprefix(_QUEUE) for tag in user.tags if tag.startswith(_QUEUE)]
+    return tuple(map(queues.Grant.parse, found)) or None
+
+
+def _queues_of(user: jwt.User, role: roles.Role | None) -> queues.Grants:
+    named = _queues_in(user)
+    if named is not None or role is None:
+        return named or ()
+    narrowed = any(tag.startswith(_TOPIC) for tag in user.tags)
+    return queues.of_role(role, narrowed=narrowed)
 
 
 def _domain_name(domain: str) -> None:

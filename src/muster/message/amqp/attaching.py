@@ -80,10 +80,17 @@ class Attaching:
 
     def check_may_send(self, destination: destinations.Destination) -> None:
         """Now, not with the first message: the broker would only be silent about it."""
-        if not destination.is_queue and not self._bridge.gateway.may(
-            self._bridge.jms.bus.identity, "pub", destination.subject
-        ):
-            raise errors.Forbidden(f"{self._bridge.jms.bus.identity} may not publish on {destination.name!r}")
+        identity, may = self._bridge.jms.bus.identity, self._bridge.gateway.may
+        if destination.is_queue and not may(identity, "send", destination.name):
+            raise errors.Forbidden(f"{identity} may not send to the queue {destination.name!r}")
+        if not destination.is_queue and not may(identity, "pub", destination.subject):
+            raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
+
+    def _check_may_browse(self, queue: destinations.Destination) -> None:
+        """When the link is attached: later, only the connection could be told."""
+        identity = self._bridge.jms.bus.identity
+        if not queue.is_temporary and not self._bridge.gateway.may(identity, "browse", queue.name):
+            raise errors.Forbidden(f"{identity} may not browse the queue {queue.name!r}")
 
     def _inlet(self, link: Any) -> None:
         """The client sends."""
@@ -142,6 +149,7 @@ class Attaching:
         )
         outlet: links.Outlet
         if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
+            self._check_may_browse(destination)
             outlet = links.Browser(self._bridge, self._bridge.running, link, destination.name, selector)
         elif destination.is_queue or durable:
             outlet = links.Fed(self._bridge, self._bridge.running, link, asked)

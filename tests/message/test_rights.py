@@ -1,0 +1,268 @@
+"""Rights on queues: what each role may, and what credentials of one's own change, at every way in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from muster.app import message as app_message
+from muster.bus import api
+from muster.bus.memory import network
+from muster.core import errors
+from muster.message import client, delivering, destinations, messages, protocol, service
+from muster.testing import fixtures
+from muster.trust import keyring, passwords, queues, roles
+from tests.message import conftest
+
+ORDERS = destinations.queue("orders")
+DEAD = destinations.queue(destinations.DEAD_LETTERS)
+RIGHTS = tuple(queues.Right)
+
+#: Identities: their role, topics and queues, and what follows for `ORDERS` and for the dead letters.
+WHO: dict[str, tuple[roles.Role, tuple[str, ...], tuple[str, ...], set[str], set[str]]] = {
+    "user": (roles.Role.USER, (), (), {"send", "receive", "browse"}, set()),
+    "meter": (roles.Role.USER, ("topic.meters.>",), (), set(), set()),
+    "sender": (roles.Role.USER, (), ("orders:send",), {"send"}, set()),
+    "worker": (roles.Role.USER, ("topic.meters.>",), ("or*:receive",), {"receive"}, set()),
+    "stranger": (roles.Role.USER, (), ("orders-2:send,receive,browse,admin",), set(), set()),
+    "keeper": (roles.Role.USER, (), ("orders:admin", "dead-letters:browse"), {"admin"}, {"browse"}),
+    "agent": (roles.Role.AGENT, (), (), set(), set()),
+    "viewer": (roles.Role.VIEWER, (), (), {"browse"}, {"browse"}),
+    "operator": (roles.Role.OPERATOR, (), (), set(RIGHTS), set(RIGHTS)),
+    "web": (roles.Role.WEB, (), (), set(RIGHTS), set(RIGHTS)),
+    "gateway": (roles.Role.GATEWAY, (), (), set(RIGHTS), set(RIGHTS)),
+    **{
+        role.value: (role, (), (), set(), set())
+        for role in roles.Role
+        if role
+        not in (
+            *(roles.Role.USER, roles.Role.AGENT, roles.Role.VIEWER, roles.Role.OPERATOR),
+            *(roles.Role.WEB, roles.Role.GATEWAY, roles.Role.SYSTEM),
+        )
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
+    made = keyring.Trust.create(tmp_path_factory.mktemp("trust") / "keys", "north")
+    for identity, (role, topics, granted, _, _) in WHO.items():
+        grants = tuple(map(queues.Grant.parse, granted)) or None
+        made.issue(identity, role, topics=topics or None, queue_grants=grants)
+    return made
+
+
+@contextlib.asynccontextmanager
+async def serving(net: network.Network, trust: keyring.Trust) -> AsyncIterator[None]:
+    may = app_message.Permissions(trust)
+    started = service.Service(await net.connect("dispatcher"), lease_ttl_s=2, may=may)
+    running = asyncio.create_task(started.run())
+    try:
+        await started.acting.wait()
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def _attempt(right: str, connection: client.Connection, queue: destinations.Destination) -> None:
+    session = connection.session()
+    match right:
+        case "send":
+            await session.producer(queue).send("mine")
+        case "receive":
+            await session.consumer(queue)
+        case "browse":
+            assert [one async for one in session.browse(queue)]
+        case "admin":
+            await connection.ask(protocol.Purge(queue.name))
+
+
+async def _outcomes(connection: client.Connection, queue: destinations.Destination) -> set[str]:
+    """Which rights it turns out to have."""
+    found = set()
+    for right in ("send", "browse", "receive", "admin"):
+        with contextlib.suppress(errors.Forbidden):
+            await _attempt(right, connection, queue)
+            found.add(right)
+    return found
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("identity", WHO)
+async def test_each_identity_may_what_its_credentials_say(
+    simulated_network: network.Network, trust: keyring.Trust, identity: str
+):
+    net = simulated_network
+    _, _, _, on_orders, on_the_dead = WHO[identity]
+    async with (
+        serving(net, trust),
+        client.Connection(await net.connect("operator")) as operator,
+        client.Connection(await net.connect(identity)) as connection,
+    ):
+        for queue in (ORDERS, DEAD):
+            await operator.session().producer(queue).send("theirs")
+        rows = (await connection.ask(protocol.ListQueues())).rows
+        seen = {str(row["queue"]) for row in rows}
+        assert seen == {name for name, has in (("orders", on_orders), (DEAD.name, on_the_dead)) if has}
+        assert await _outcomes(connection, ORDERS) == on_orders
+        assert await _outcomes(connection, DEAD) == on_the_dead
+
+
+@pytest.mark.virtual_time
+async def test_rights_are_not_got_by_a_detour(simulated_network: network.Network, trust: keyring.Trust):
+    net = simulated_network
+    async with (
+        serving(net, trust),
+        client.Connection(await net.connect("operator")) as operator,
+        client.Connection(await net.connect("keeper")) as keeper,
+        client.Connection(await net.connect("sender")) as sender,
+    ):
+        disguised = messages.TextMessage("theirs", properties={delivering.FROM: "queue:orders-2"})
+        await operator.session().producer(ORDERS).send(disguised)
+        (waiting,) = (await operator.ask(protocol.Browse("orders"))).messages
+        for to in ("queue:orders-2", "queue:dead-letters", None):
+            with pytest.raises(errors.Forbidden):  # it may administer the one, and not send to the other
+                await keeper.ask(protocol.Move("orders", to))
+        await sender.submit([], {"q:orders": [waiting.sequence]})
+        with pytest.raises(errors.Refused):
+            await sender.submit([], {"q:orders": [waiting.sequence]}, alone=True)
+        assert len((await operator.ask(protocol.Browse("orders"))).messages) == 1, "it was acknowledged"
+        transacted = sender.session(client.Mode.TRANSACTED)
+        await transacted.producer(ORDERS).send("mine")
+        await transacted.producer(destinations.queue("orders-2")).send("mine")
+        with pytest.raises(errors.Refused):
+            await transacted.commit()
+        assert len((await operator.ask(protocol.Browse("orders"))).messages) == 1, "half of it was done"
+
+
+@pytest.mark.virtual_time
+async def test_temporary_queues_are_for_those_who_have_queues_at_all(
+    simulated_network: network.Network, trust: keyring.Trust
+):
+    net = simulated_network
+    async with (
+        serving(net, trust),
+        client.Connection(await net.connect("worker")) as worker,
+        client.Connection(await net.connect("sender")) as sender,
+        client.Connection(await net.connect("agent")) as agent,
+    ):
+        session = worker.session()
+        replies = await session.temporary_queue()
+        consumer = await session.consumer(replies)
+        await sender.session().producer(replies).send("a reply")
+        with pytest.raises(errors.Forbidden):
+            await agent.session().producer(replies).send("none")
+        for connection in (sender, agent):
+            with pytest.raises(errors.Forbidden):
+                await connection.ask(protocol.Browse(replies.name))
+        assert len((await worker.ask(protocol.Browse(replies.name))).messages) == 1
+        message = await consumer.receive(5)
+        assert message is not None
+
+
+@pytest.mark.virtual_time
+async def test_a_consumer_whose_right_was_withdrawn_ends_with_its_dispatcher(
+    simulated_network: network.Network,
+):
+    net = simulated_network
+    allowed = {"receive"}
+    started = service.Service(
+        await net.connect("dispatcher"), lease_ttl_s=2, may=lambda _, right, __: right in allowed
+    )
+    running = asyncio.create_task(started.run())
+    await started.acting.wait()
+    told: list[errors.MusterError] = []
+    async with client.Connection(await net.connect("user")) as connection:
+        connection.on_error = told.append
+        consumer = await connection.session().consumer(ORDERS)
+        allowed.clear()
+        net.disconnect(connection.bus)  # type: ignore[arg-type]
+        assert await consumer.receive(20) is None
+        assert consumer.closed
+        assert [type(error) for error in told] == [errors.Forbidden]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def test_grants_are_written_as_they_are_read():
+    for text in ("orders:send", "or*:send,receive", "a:b:browse,admin", "*:admin"):
+        assert str(queues.Grant.parse(text)) == text
+    for text in ("orders", "orders:", "orders:write", ":send", "orders:send,", ""):
+        with pytest.raises(errors.InvalidInput):
+            queues.Grant.parse(text)
+
+
+def test_wildcards_stand_for_any_text_and_nothing_else():
+    grants = (queues.Grant.parse("a.*-c:send"), queues.Grant.parse("*:browse"))
+    assert queues.allows(grants, "a.b-c", "send")
+    assert not queues.allows(grants, "axb-c", "send")
+    assert not queues.allows(grants, "a.b-cd", "send")
+    assert queues.allows(grants, "a\nb", "browse")
+    assert not queues.allows(grants, destinations.DEAD_LETTERS, "browse"), "they are named, or not meant"
+
+
+def test_renewed_credentials_keep_their_queues(tmp_path: pathlib.Path):
+    made = keyring.Trust.create(tmp_path / "keys", "north")
+    grants = (queues.Grant.parse("orders:send"), queues.Grant.parse("x-*:browse"))
+    made.issue("shop", roles.Role.USER, queue_grants=grants, lifetime_s=60)
+    made.renew("shop", lifetime_s=3600)
+    assert made.show("shop").queues == grants
+
+
+# Over AMQP.
+
+
+@pytest.mark.parametrize("identity", ["user", "meter", "sender", "worker", "keeper", "agent", "operator"])
+async def test_amqp_clients_may_what_their_login_may(
+    connect: fixtures.Connect, trust: keyring.Trust, identity: str
+):
+    proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+    from muster.message.amqp import server
+    from tests.message import raw_client
+
+    may = app_message.Permissions(trust)
+    _, _, _, on_orders, on_the_dead = WHO[identity]
+
+    async def dial(login: passwords.Login) -> api.Bus:
+        return await connect(login.name)
+
+    def outcomes(port: int, queue: destinations.Destination) -> set[str]:
+        raw = raw_client.Raw(port, f"{identity}-{queue.name}")
+
+        def opened(link: object) -> bool:
+            closed = proton.Endpoint.REMOTE_CLOSED
+            link.open()  # type: ignore[attr-defined]
+            raw.until(lambda: link.state & (closed | proton.Endpoint.REMOTE_ACTIVE))  # type: ignore[attr-defined]
+            raw.session.receiver(f"after-{link.name}").open()  # type: ignore[attr-defined]
+            refused = link.remote_source.address is None and link.remote_target.address is None  # type: ignore[attr-defined]
+            if refused:
+                raw.until(lambda: link.state & closed)  # type: ignore[attr-defined]
+                assert link.remote_condition.name == "amqp:unauthorized-access"  # type: ignore[attr-defined]
+            return not refused
+
+        found = set()
+        sender = raw.session.sender("out")
+        sender.target.address = str(queue)
+        receiver, browser = raw.session.receiver("in"), raw.session.receiver("look")
+        for link in (receiver, browser):
+            link.source.address = str(queue)
+        browser.source.distribution_mode = proton.Terminus.DIST_MODE_COPY
+        for right, link in (("send", sender), ("receive", receiver), ("browse", browser)):
+            if opened(link):
+                found.add(right)
+        raw.socket.close()
+        return found
+
+    async with (
+        conftest.serving(connect, may=may) as dispatching,
+        server.Gateway(dial, None, anonymous=identity, may=may) as gateway,
+    ):
+        await dispatching.acting.wait()
+        for queue, has in ((ORDERS, on_orders), (DEAD, on_the_dead)):
+            found = await asyncio.to_thread(outcomes, gateway.port, queue)
+            assert found == has - {"admin"}

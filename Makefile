@@ -12,7 +12,7 @@ LOCK   := uv pip compile pyproject.toml --generate-hashes --universal --python-v
           --no-emit-index-url --no-emit-find-links --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench lock picture build clean
+.PHONY: help setup demo test test-all check format bench mutants lock picture build clean
 
 help: ## list these commands
 	@grep -hE '^[a-z][a-zA-Z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -71,6 +71,9 @@ bench-pipeline: $(VENV)/.spark
 
 bench-%: setup ## one benchmark: make bench-bus
 	@QUICK=$(QUICK) $(BIN)/python -m benchmarks.harness $*
+
+mutants: setup ## mutation tests of a package's deciding cores: make mutants PACKAGE=manage
+	@$(BIN)/python -m tools.mutants $(PACKAGE)
 
 lock: ## pin dependencies anew (needs uv)
 	@$(LOCK) --group dev --extra postgres --extra websocket --extra monitor --extra fast --extra web -o requirements.lock

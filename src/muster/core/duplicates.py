@@ -29,8 +29,10 @@ class Verdict(enum.Enum):
 def observe(high: int, bits: int, sequence: int) -> tuple[Verdict, int, int]:
     """Whether ``sequence`` is new within its boot, and what to remember then."""
     ahead = sequence - high
+    if ahead >= KEPT:  # equivalent: at exactly KEPT the line below gives the same
+        return Verdict.NEW, sequence, 1
     if ahead > 0:
-        return Verdict.NEW, sequence, (bits << ahead | 1) & _BITS if ahead < KEPT else 1
+        return Verdict.NEW, sequence, (bits << ahead | 1) & _BITS
     if -ahead >= KEPT:
         return Verdict.LATE, high, bits
     if bits >> -ahead & 1:

@@ -1,0 +1,1 @@
+"""Programs for working on Muster itself; nothing of the product imports them."""

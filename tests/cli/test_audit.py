@@ -22,7 +22,7 @@ WAIT_S = 60.0
 #: Their registry writes down what they do.
 RECORDED_BY_THE_SERVICE = {
     *("agent approve", "agent token", "chaos kill", "pipeline stop"),
-    *("alert ack", "alert maintenance", "alert silence", "alert unsilence"),
+    *("alert ack", "alert maintenance", "alert silence", "alert unsilence", "notify define"),
     *("broker link", "broker start", "broker stop", "broker unlink"),
     "agent forget",
     "apply",
@@ -48,7 +48,8 @@ NO_ACTS = {
     *("notify explain", "notify listen", "notify models", "notify parties", "notify who"),
     *("pipeline demand", "pipeline fit", "pipeline monthly", "pipeline replay", "pipeline run"),
     *("pipeline status", "plan", "profile add", "profile list", "profile delete", "profile show"),
-    *("profile use", "pub", "report", "request", "rollout list", "secret list", "sensor", "status"),
+    *("profile use", "pub", "report", "request", "rollout list", "rollout show"),
+    *("secret list", "sensor", "status"),
     *("simulate sensors", "sub", "targets", "top", "up", "version", "watch", "web logins", "web serve"),
 }
 

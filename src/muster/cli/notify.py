@@ -383,7 +383,6 @@ def check(invocation: base.Invocation, policy: str, to: connection.Options) -> N
 
 
 @notify.command(
-    acts=("define", "{file}"),
     examples=[("muster notify define web.yaml", "models in YAML, JSON, notation or XML")],
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import faults
 from muster.core import errors, messages, subjects
 from muster.notify import protocol
 
@@ -33,7 +34,7 @@ async def _everybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: 
         enough, timeout_s = None, min(timeout_s, SOON_S)
     for one in told:
         if one.fault is not None:
-            raise protocol.error_of(one.fault)
+            raise faults.error_of(one.fault)
     if not told:
         raise _nobody()
     return told
@@ -53,7 +54,7 @@ async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask) -> protocol.T
         raise _nobody() from error
     told = messages.decode(reply.data, protocol.Told)
     if told.fault is not None:
-        raise protocol.error_of(told.fault)
+        raise faults.error_of(told.fault)
     return told
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import server
 from muster.core import errors, messages, subjects
 from muster.notify import common as common_
 from muster.notify import engine as engines
@@ -44,6 +45,7 @@ class Believing:
         self._changed = asyncio.Event()
         self._next_end = float("inf")
         self.version = 0  # of the vocabulary
+        self._server: server.Server | None = None
 
     async def start(self, bucket: api.KeyValue) -> None:
         self._bucket = bucket
@@ -51,8 +53,22 @@ class Believing:
         self._common.spawn(self._watch(ready))
         await ready.wait()
         await self._common.listen(KNOWN, self._asked)
-        await self._common.listen(subjects.said_by(PART, "*", "define"), self._defined, group=PART)
-        await self._common.listen(subjects.said_by(PART, "*", "trust"), self._presented, group=PART)
+        operations = [
+            server.Operation(
+                "define", self._defined, decode=lambda data: messages.decode(data, protocol.Define)
+            ),
+            server.Operation(
+                "trust", self._presented, decode=lambda data: messages.decode(data, protocol.Present)
+            ),
+        ]
+        self._server = server.Server(
+            self._common.bus, PART, operations, codec=common_.Codec(), group=PART, at_once=1
+        )
+        await self._server.start()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.close()
 
     # -- what all notifiers know
 
@@ -85,30 +101,28 @@ class Believing:
         if holders:
             await self._believe_of(holders)
 
-    async def _defined(self, message: api.Message) -> None:
-        async def work() -> int:
-            define = messages.decode(message.data, protocol.Define)
-            value = messages.encode(define)
-            revision = await self._put(lambda: (self._common.known.model_key(define), value, None))
-            self._history.defined(define)
-            return revision
+    async def _defined(self, call: server.Call, define: protocol.Define) -> int:
+        call.target = f"{define.of}:{define.name}"
+        value = messages.encode(define)
+        revision = await self._put(lambda: (self._common.known.model_key(define), value, None))
+        self._history.defined(define)
+        await self._everybody_knows(revision)
+        return revision
 
-        await self._kept(message, work)
+    async def _presented(self, call: server.Call, present: protocol.Present) -> int:
+        knows = self._common.known
 
-    async def _presented(self, message: api.Message) -> None:
-        async def work() -> int:
-            knows = self._common.known
-            present = messages.decode(message.data, protocol.Present)
+        def judged() -> tuple[str, bytes, float | None]:
+            if present.revocations:
+                return knows.revocation_key(present.revocations), present.revocations.encode(), None
+            key, for_s = knows.grant_key(present.chain, now=time.time())
+            call.target = key
+            return key, _JSON.encode(present.chain), for_s
 
-            def judged() -> tuple[str, bytes, float | None]:
-                if present.revocations:
-                    return knows.revocation_key(present.revocations), present.revocations.encode(), None
-                key, for_s = knows.grant_key(present.chain, now=time.time())
-                return key, _JSON.encode(present.chain), for_s
-
-            return await self._put(judged)
-
-        await self._kept(message, work)
+        call.target = "revocations" if present.revocations else "grant"
+        revision = await self._put(judged)
+        await self._everybody_knows(revision)
+        return revision
 
     async def _put(self, judged: Callable[[], tuple[str, bytes, float | None]]) -> int:
         """Keep what was judged by what is known; if another notifier kept something since, it is again."""
@@ -121,17 +135,6 @@ class Believing:
             except (errors.AlreadyExists, errors.Conflict):
                 if (held := await self._bucket.get(key)) is not None:
                     await self._until_known(held.revision)
-
-    async def _kept(self, message: api.Message, work: Any) -> None:
-        process = subjects.sender_of(message.subject)
-        try:
-            revision = await work()
-            await self._everybody_knows(revision)
-        except errors.MusterError as error:
-            self._common.count(error.code)
-            await self._common.answer(message, process, common_.refusal(error))
-        else:
-            await self._common.answer(message, process, protocol.Answer(sequence=revision))
 
     async def _everybody_knows(self, revision: int) -> None:
         """Wait until this notifier and the others have seen a revision of the bucket."""

@@ -30,6 +30,7 @@ from typing import Self
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import faults
 from muster.core import errors, messages, subjects
 from muster.notify import asking, known, protocol, receipts
 from muster.notify import model as models
@@ -253,7 +254,7 @@ class Parties:
                 reply = await self._bus.request(subject, data, timeout_s=max(0.1, min(5.0, left_s)))
                 answer = messages.decode(reply.data, protocol.Answer)
                 for _, fault in answer.refused:
-                    raise protocol.error_of(fault)
+                    raise faults.error_of(fault)
                 return answer
             except errors.Overloaded:
                 raise

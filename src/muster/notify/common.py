@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from muster.bus import api
+from muster.bus.rpc import faults, requests
 from muster.core import errors, log, messages, metrics, subjects
 from muster.notify import engine as engines
 from muster.notify import holding, known, protocol
@@ -37,6 +38,7 @@ class Common:
         self.held: dict[protocol.Shard, holding.Holding] = {}
         self.moved = asyncio.Event()  # members or shards changed
         self.counts: collections.Counter[str] = collections.Counter()
+        self.refused: collections.Counter[str] = collections.Counter()  # messages that were no requests
         self._counter = measure.counter(
             "notify_events", "What happened to events and changes, by outcome.", ("outcome",)
         )
@@ -62,7 +64,21 @@ class Common:
             events.error("task-failed", error=error)
 
     async def listen(self, subject: str, handler: api.Handler, *, group: str | None = None) -> None:
-        self._subscriptions.append(await self.bus.subscribe(subject, handler=handler, group=group))
+        self._subscriptions.append(await self.subscribe(subject, handler, group=group))
+
+    async def subscribe(
+        self, subject: str, handler: api.Handler, *, group: str | None = None
+    ) -> api.Subscription:
+        """On a ``from`` subject, messages whose sender is certain (`requests.accept`) reach ``handler``."""
+
+        def checked(message: api.Message) -> Awaitable[None] | None:
+            if requests.accept(message, subject, self.refused, needs_reply=False) is None:
+                self.count("no-request")
+                return None
+            return handler(message)
+
+        from_others = subject.startswith(subjects.said_by(protocol.PART, "*", ""))
+        return await self.bus.subscribe(subject, handler=checked if from_others else handler, group=group)
 
     async def close_ears(self) -> None:
         for subscription in self._subscriptions:
@@ -76,14 +92,14 @@ class Common:
 
     # -- answers
 
-    async def answer(self, message: api.Message, process: str, answer: messages.Message) -> None:
-        if subjects.may_reply(message.subject, message.reply):
+    async def answer(self, message: api.Message, answer: messages.Message) -> None:
+        if message.reply:
             with contextlib.suppress(errors.Unavailable):
                 await message.respond(messages.encode(answer))
 
-    def reply(self, message: api.Message, process: str, answer: messages.Message) -> None:
+    def reply(self, message: api.Message, answer: messages.Message) -> None:
         if message.reply:
-            self.spawn(self.answer(message, process, answer))
+            self.spawn(self.answer(message, answer))
 
     # -- shards
 
@@ -92,7 +108,7 @@ class Common:
         held = self.held.get(int(message.subject.rpartition(".")[2]))
         if held is None or not held.lease.held:
             self.count("not-held")
-            self.reply(message, subjects.sender_of(message.subject), refusal(moving()))
+            self.reply(message, refusal(moving()))
             return None
         return held
 
@@ -109,4 +125,14 @@ def moving() -> errors.Unavailable:
 
 
 def refusal(error: errors.MusterError) -> protocol.Answer:
-    return protocol.Answer(refused=((-1, protocol.fault_of(error)),))
+    return protocol.Answer(refused=((-1, faults.fault_of(error)),))
+
+
+class Codec:
+    """Replies to what is served by `rpc.server`: see `protocol.Answer`."""
+
+    def result(self, value: int) -> bytes:
+        return messages.encode(protocol.Answer(sequence=value))
+
+    def error(self, error: errors.MusterError) -> bytes:
+        return messages.encode(refusal(error))

@@ -57,7 +57,7 @@ class Deciding:
             self._common.count("overloaded")
             waiting = self._common.settings.sender_pending
             error = errors.Overloaded(f"{process} has {waiting} events waiting already")
-            self._common.reply(message, process, common_.refusal(error))
+            self._common.reply(message, common_.refusal(error))
 
     async def admit_all(self) -> None:
         common = self._common
@@ -73,10 +73,10 @@ class Deciding:
                     await self._keep(message, process, event)
                 else:
                     await self._decide(event, address)
-                    common.reply(message, process, protocol.Answer())
+                    common.reply(message, protocol.Answer())
             except errors.MusterError as error:
                 common.count(error.code)
-                common.reply(message, process, common_.refusal(error))
+                common.reply(message, common_.refusal(error))
             else:
                 common.count("admitted")
             turn += 1

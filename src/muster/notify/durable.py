@@ -76,9 +76,9 @@ class Durable:
             sequence = int(sequence)  # an `api.Duplicate` cannot be encoded
         except errors.MusterError as error:
             self._common.count(error.code)
-            await self._common.answer(message, process, common_.refusal(error))
+            await self._common.answer(message, common_.refusal(error))
         else:
-            await self._common.answer(message, process, protocol.Answer(sequence=sequence))
+            await self._common.answer(message, protocol.Answer(sequence=sequence))
         finally:
             self._room.release()
 

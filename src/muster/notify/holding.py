@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from muster.bus import api, leases
+from muster.bus.rpc import faults
 from muster.core import errors, subjects
 from muster.notify import engine as engines
 from muster.notify import fair, known, pending, protocol, snapshots
@@ -98,15 +99,15 @@ class Checker:
 
     def check(
         self, said: Said, shard: protocol.Shard
-    ) -> tuple[list[protocol.Change], list[tuple[int, protocol.Fault]]]:
+    ) -> tuple[list[protocol.Change], list[tuple[int, faults.Fault]]]:
         accepted: list[protocol.Change] = []
-        refused: list[tuple[int, protocol.Fault]] = []
+        refused: list[tuple[int, faults.Fault]] = []
         for place, change in enumerate(said.changes):
             try:
                 accepted.append(self._check(said.process, change, shard))
             except errors.MusterError as error:
                 self._count(error.code)
-                refused.append((place, protocol.fault_of(error)))
+                refused.append((place, faults.fault_of(error)))
         return accepted, refused
 
     def _check(self, process: str, change: protocol.Change, shard: protocol.Shard) -> protocol.Change:

@@ -28,7 +28,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from muster.bus import api
-from muster.core import errors, ids, messages, subjects
+from muster.bus.rpc import faults
+from muster.core import ids, messages, subjects
 from muster.predicates import types
 
 PART: Final = "notify"
@@ -155,25 +156,15 @@ class Told(messages.Message, frozen=True, kw_only=True, tag="notify-told/1", omi
     count: int = 0
     parties: tuple[dict[str, Any], ...] = ()
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
-    fault: Fault | None = None
+    fault: faults.Fault | None = None
 
 
 # -- what notifiers answer
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A refusal, in words that can become the same error again at the other end."""
-
-    code: str
-    message: str
-    hint: str = ""
-    text: str = ""
-    position: int = -1
-
-
 class Answer(messages.Message, frozen=True, kw_only=True, tag="notify-answer/1", omit_defaults=True):
     sequence: int = 0  # under which a durable event, or the changes, are stored
-    refused: tuple[tuple[int, Fault], ...] = ()  # by the place in the message
+    refused: tuple[tuple[int, faults.Fault], ...] = ()  # by the place in the message
 
 
 class Within(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -302,30 +293,6 @@ def streams(*, max_bytes: int, replicas: int = 1) -> tuple[api.StreamSettings, .
             STREAM_HISTORY, (subjects.logged(PART, "history", ">"),), max_bytes=max_bytes, replicas=replicas
         ),
     )
-
-
-def fault_of(error: errors.MusterError) -> Fault:
-    at = error.position if isinstance(error, errors.ParseError) else -1
-    text = error.text[:4096] if isinstance(error, errors.ParseError) else ""
-    return Fault(code=error.code, message=error.message, hint=error.hint or "", text=text, position=at)
-
-
-def _codes(kind: type[errors.MusterError]) -> dict[str, type[errors.MusterError]]:
-    found = {kind.code: kind}
-    for below in kind.__subclasses__():
-        found = {**_codes(below), **found}
-    return found
-
-
-def error_of(fault: Fault) -> errors.MusterError:
-    """The same kind of error as was raised at the other end."""
-    hint = fault.hint or None
-    if fault.position >= 0:
-        return errors.ParseError(fault.message, text=fault.text, position=fault.position, hint=hint)
-    kind = _codes(errors.MusterError).get(fault.code, errors.Refused)
-    if kind is errors.StaleEpoch or issubclass(kind, errors.ParseError):
-        return errors.Refused(fault.message, hint=hint)
-    return kind(fault.message, hint=hint)
 
 
 def from_wire(values: Mapping[str, Value]) -> dict[str, types.Value]:

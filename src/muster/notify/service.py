@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from muster.bus import api, leases
+from muster.bus.rpc import faults
 from muster.core import errors, messages, metrics, subjects
 from muster.notify import believing, deciding, durable, history, known, members, plain, protocol, questions
 from muster.notify import common as common_
@@ -100,6 +101,7 @@ class Notifier:
     async def stop(self) -> None:
         with contextlib.suppress(errors.MusterError):
             await self.members.say(leaving=True)
+        await self.beliefs.close()
         await self.common.close_ears()
         await self.common.cancel_all()
         await self._shards.stop()
@@ -123,15 +125,14 @@ class Notifier:
         await self._shards.serving(shards)
 
     def _asked(self, message: api.Message) -> None:
-        process = subjects.sender_of(message.subject)
         question = message.subject.rpartition(".")[2]
         try:
             told = questions.answer(self, question, messages.decode(message.data, protocol.Ask))
             told = msgspec.structs.replace(told, shards=tuple(self.held))
             messages.encode(told)
         except errors.MusterError as error:
-            fault = protocol.fault_of(error)
+            fault = faults.fault_of(error)
             if isinstance(error, messages.TooLarge):
                 fault = msgspec.structs.replace(fault, hint="ask for fewer, or narrow the question down")
             told = protocol.Told(notifier=self.name, shards=tuple(self.held), fault=fault)
-        self.common.reply(message, process, told)
+        self.common.reply(message, told)

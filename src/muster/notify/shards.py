@@ -112,7 +112,7 @@ class Shards:
                 ("ack", self._durable.acknowledged),
             ):
                 held.subscriptions.append(
-                    await common.bus.subscribe(subjects.said_by(PART, "*", kind, str(shard)), handler=handler)
+                    await common.subscribe(subjects.said_by(PART, "*", kind, str(shard)), handler)
                 )
             await self._members.say(confirmed=True, also=(shard,))
             common.held[shard] = held
@@ -170,13 +170,13 @@ class Shards:
             changes = messages.decode(message.data, protocol.Changes)
         except errors.MusterError as error:
             common.count(error.code)
-            common.reply(message, process, common_.refusal(error))
+            common.reply(message, common_.refusal(error))
             return
 
         # Much may be slow. Who asks again hears of the first, and does not make it slower.
         key = (process, changes.id)
         if key in held.answered:
-            common.reply(message, process, held.answered[key])
+            common.reply(message, held.answered[key])
             return
         if changes.id:
             again = key in held.asking
@@ -187,7 +187,7 @@ class Shards:
         def done(answer: protocol.Answer) -> None:
             if changes.id and not answer.refused:
                 held.answer(key, answer)
-            common.reply(held.asking.pop(key, message), process, answer)
+            common.reply(held.asking.pop(key, message), answer)
 
         said = holding.Said(process, changes.changes, done, len(message.data))
         if not held.queue.put(process, said, said.size):

@@ -49,15 +49,17 @@ class Caller:
         return f"<{self.operation} of {self.identity}>"
 
 
-def accept(message: api.Message, pattern: str, refused: Counter[str]) -> Caller | None:
+def accept(
+    message: api.Message, pattern: str, refused: Counter[str], *, needs_reply: bool = True
+) -> Caller | None:
     """The request on a subscription to ``pattern`` (``muster.<part>.from.*.…``); None if it is not one, which
-    is counted in ``refused``."""
+    is counted in ``refused``.  Without ``needs_reply`` the sender need not name a reply subject."""
     parsed = _parse(pattern, message.subject)
     if parsed is None:
         refused["subject"] += 1
         return None
     sender, operation, prefix = parsed
-    if message.reply is None or not message.reply.startswith(prefix):
+    if needs_reply if message.reply is None else not message.reply.startswith(prefix):
         refused["reply"] += 1
         return None
     if message.header(_STORED_IN) is not None or message.header(_STORED_AS) is not None:

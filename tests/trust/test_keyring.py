@@ -292,7 +292,7 @@ def test_the_two_root_keys_can_be_taken_off_the_machine(trust):
 def test_a_new_table_of_roles_reaches_old_credentials(trust, monkeypatch):
     before = trust.broker()
     assert trust.broker() == before  # nothing changed, so nothing is signed anew
-    monkeypatch.setitem(roles.STREAMS, "notify", ("events", "parties", "receipts"))
+    monkeypatch.setitem(roles.DUTIES, roles.Role.NOTIFIER, roles.Duty("", streams=("receipts",)))
     after = trust.broker()
     (north,) = set(after.accounts) - {after.system_account}
     assert after.accounts[north] != before.accounts[north]

@@ -18,6 +18,7 @@ WHO = {
     "a1": roles.Role.AGENT,
     "a2": roles.Role.AGENT,
     "m1": roles.Role.MANAGER,
+    "r1": roles.Role.REGISTRY,
     "c1": roles.Role.CHANNEL,
     "p1": roles.Role.PIPELINE,
     "n1": roles.Role.NOTIFIER,
@@ -101,18 +102,34 @@ PUBLISH = {
             "muster.manage.to.a1.command",
             "muster.manage.from.m1.renew",
             "muster.manage.all.epoch",
-            "$KV.leases.manage.shard7",
-            "$KV.manage.x",
+            "_R.@manage.a1.x.1",
         ],
         [
             "muster.manage.from.a1.heartbeat",
+            "muster.manage.log.decision.apply",
             "muster.notify.to.a1.event",
             "muster.notify.all.x",
+            "$KV.leases.manage.shard7",
+            "$JS.API.STREAM.INFO.decisions",
+            "topic.orders",
+        ],
+    ),
+    "r1": (
+        [
+            "muster.manage.log.decision.apply",
+            "$KV.leases.manage.shard7",
+            "$JS.API.STREAM.CREATE.decisions",
+            "$JS.API.STREAM.UPDATE.decisions",
+        ],
+        [
             "$KV.leases.notify.shard7",  # a lease of another part
             "$KV.notify.x",
             "$JS.API.STREAM.DELETE.KV_leases",
+            "$JS.API.STREAM.DELETE.decisions",  # the audit
+            "$JS.API.STREAM.PURGE.decisions",
+            "$JS.API.STREAM.MSG.GET.decisions",
             "$JS.API.STREAM.CREATE.reports",
-            "topic.orders",
+            "$JS.API.STREAM.NAMES",
         ],
     ),
     "p1": (
@@ -181,7 +198,11 @@ SUBSCRIBE = {
         ],
     ),
     "m1": (
-        ["muster.manage.from.*.>", "muster.manage.to.m1.>", "muster.bus.all.connections.disconnect"],
+        ["muster.manage.from.*.beat.m1", "muster.manage.from.*.event.m1", "muster.manage.to.m1.>"],
+        ["muster.manage.from.*.>", "muster.manage.from.*.beat.m2", "muster.bus.all.connections.disconnect"],
+    ),
+    "r1": (
+        ["muster.manage.from.*.>", "muster.bus.all.connections.disconnect"],
         ["muster.monitor.from.*.>", "muster.manage.to.a1.>", "_INBOX.a1.>", "muster.notify.log.>", ">"],
     ),
     "p1": (["muster.monitor.from.*.>"], ["muster.manage.from.*.>"]),
@@ -211,7 +232,7 @@ async def test_each_role_does_its_own_and_no_other(tmp_path, trust, identity):
 
 
 async def test_a_heartbeat_carries_the_name_of_who_sent_it(tmp_path, trust):
-    async with fleet(tmp_path, trust, "a1", "a2", "m1") as ((a1, _), (a2, complaints), (manager, _)):
+    async with fleet(tmp_path, trust, "a1", "a2", "r1") as ((a1, _), (a2, complaints), (manager, _)):
         heard = await manager.subscribe("muster.manage.from.*.>")
         await servers.settle(manager)
         await a2.publish("muster.manage.from.a1.heartbeat", b"forged")
@@ -229,7 +250,7 @@ async def test_a_reply_goes_from_the_responder_to_the_requester_and_nowhere_else
             return await stack.enter_async_context(found)
 
         user, _ = await connect("u1", inbox_prefix="_R.@manage.u1")
-        manager, complaints = await connect("m1")
+        manager, complaints = await connect("r1")
         agent, refusals = await connect("a1")
         asked = await manager.subscribe("muster.manage.from.*.>")
         await servers.settle(manager)
@@ -241,9 +262,9 @@ async def test_a_reply_goes_from_the_responder_to_the_requester_and_nowhere_else
         assert (await question).data == b"answer"
         for reply in (
             "_INBOX.u1.unasked",
-            "_INBOX.m1.own",
+            "_INBOX.r1.own",
             "_R.@notify.u1.x",
-            "_R.u1.m1.x",
+            "_R.u1.r1.x",
             "_R.app.u1.x",
         ):
             await manager.publish(reply, b"")
@@ -297,7 +318,7 @@ async def test_a_late_reply_passes_after_the_broker_has_restarted(tmp_path, trus
             servers.connected(server, trust.credentials("u1"), inbox_prefix="_R.@manage.u1", **options)
         )
         manager, _ = await stack.enter_async_context(
-            servers.connected(server, trust.credentials("m1"), **options)
+            servers.connected(server, trust.credentials("r1"), **options)
         )
         asked = await manager.subscribe("muster.manage.from.*.>")
         await servers.settle(manager)
@@ -318,7 +339,7 @@ async def test_connection_events_reach_those_who_hold_leases_and_nobody_else(tmp
         def connect(identity: str) -> Any:
             return servers.connected(server, trust.credentials(identity))
 
-        async with connect("a1") as (agent, _), connect("m1") as (manager, _):
+        async with connect("a1") as (agent, _), connect("r1") as (manager, _):
             to_agent = await agent.subscribe("muster.*.all.>")
             to_manager = await manager.subscribe("muster.bus.all.connections.disconnect")
             await servers.settle(agent)
@@ -354,7 +375,7 @@ async def test_jetstream_belongs_to_the_part_that_serves_it(tmp_path, trust):
 
 
 async def test_leases_are_kept_by_part(tmp_path, trust):
-    async with fleet(tmp_path, trust, "m1", "n1") as ((manager, _), (notifier, complaints)):
+    async with fleet(tmp_path, trust, "r1", "n1") as ((manager, _), (notifier, complaints)):
         bucket = await manager.jetstream().create_key_value(bucket="leases", storage="memory")
         revision = await bucket.create("manage.shard", b"m1")
         assert await bucket.update("manage.shard", b"m1", revision) > revision
@@ -415,7 +436,7 @@ async def test_a_link_joins_two_brokers_and_is_no_client(tmp_path, trust):
         there = {"server_name": "leaf", "jetstream": False, "leafnodes": {"remotes": [remote]}}
         async with (
             servers.server(tmp_path / "leaf", trust, **there) as leaf,
-            servers.connected(hub, trust.credentials("m1")) as (manager, _),
+            servers.connected(hub, trust.credentials("r1")) as (manager, _),
             servers.connected(leaf, trust.credentials("a1"), inbox_prefix="_R.@manage.a1") as (agent, _),
         ):
             heard = await manager.subscribe("muster.manage.from.*.>")

@@ -124,9 +124,9 @@ async def storage(bus: api.Bus) -> Scene:
 async def takeover(running: domain.Domain) -> Scene:
     """Two want to be the one; the first is cut off without a word, and can do no harm afterwards."""
     name = "manage.demo"
-    first = await running.connect("worker-1", roles.Role.MANAGER)
+    first = await running.connect("worker-1", roles.Role.REGISTRY)
     async with (
-        await running.connect("worker-2", roles.Role.MANAGER) as second,
+        await running.connect("worker-2", roles.Role.REGISTRY) as second,
         await leases.Leases.open(second) as of_second,
     ):
         old = await (await leases.Leases.open(first)).acquire(name, timeout_s=5)

@@ -6,8 +6,11 @@ even to its own: only the broker sends there.  Names of parties or resources a p
 tokens after its identity, so the same rule covers them.  A role adds to that:
 
 - ``serves`` a part: it hears everyone's requests to that part and replies to them, may address anyone in it,
-  announces for it, keeps its log, its streams, its bucket and its leases;
-- ``hears`` a part: it listens to what is said to it and reads its streams;
+  announces for it, writes its log and the audit;
+- ``streams`` and ``buckets``: it creates, fills, reads and prunes these, and no others;
+- ``reads``: it reads these streams;
+- ``leases``: it holds leases of these parts, and so hears who is connected;
+- ``hears`` a part: it listens to what is said to it;
 - ``topics``: it publishes and receives users' own messages, and replies to requests on topics.
 
 What a part's processes say to each other (`OWN_WORDS`) nobody else may say, under no name.
@@ -36,16 +39,18 @@ PLACEHOLDER = "{{name()}}"  # the broker puts the user's name here
 
 LEASES = "leases"  # bucket; a lease's key starts with the part it belongs to
 
-# The streams of a part. Its bucket has the part's own name and needs no line.
+AUDIT = "decisions"  # the stream of the audit: every service adds to it, only an operator can remove from it
+
+# The streams of a part, for those who look for them.
 STREAMS = {
-    "manage": ("decisions",),
+    "manage": (AUDIT,),
     "monitor": ("reports", "summaries"),
-    "pipeline": ("alerts", "decisions", "system"),
+    "pipeline": ("alerts", AUDIT, "system"),
     "notify": ("events", "matches", "notifications", "parties"),
     "inform": ("contexts",),
     "message": ("messages",),
-    "web": ("decisions",),
-    "audit": ("decisions",),
+    "web": (AUDIT,),
+    "audit": (AUDIT,),
 }
 
 # Said to a part by its own processes alone: whoever else could say them would be taken for one of those.
@@ -96,10 +101,14 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """What a role adds to what everyone may."""
+    """What a role adds to what everyone may. ``<identity>`` in a subject stands for the role's holder."""
 
     why: str
     serves: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    buckets: tuple[str, ...] = ()
+    leases: tuple[str, ...] = ()
     hears: tuple[str, ...] = ()
     topics: bool = False
     speaks: str = ""  # the first token of all it says, where it may not say everything
@@ -108,32 +117,74 @@ class Duty:
     subscribe: tuple[str, ...] = ()
     connections: tuple[str, ...] = _CLIENT
 
+    @property
+    def is_service(self) -> bool:
+        """Whether it touches JetStream at all: no other role does, but the operator."""
+        return bool(self.serves or self.streams or self.reads or self.buckets or self.leases)
+
 
 DUTIES = {
     Role.AGENT: Duty("hosts adapters and the sensor of one machine"),
-    Role.MANAGER: Duty("manages resources through their adapters", serves=("manage",)),
-    Role.REGISTRY: Duty("keeps the system state", serves=("manage",), hears=("monitor",)),
+    Role.MANAGER: Duty(
+        "manages resources through their adapters",
+        speaks_as=("manage",),
+        publish=(
+            subjects.addressed_to("manage", ">"),
+            subjects.announced("manage", ">"),
+            f"{subjects.REPLY_PREFIX}.@manage.>",
+        ),
+        subscribe=tuple(subjects.said_by("manage", "*", kind, "<identity>") for kind in ("beat", "event")),
+    ),
+    Role.REGISTRY: Duty(
+        "keeps the system state",
+        serves=("manage",),
+        leases=("manage",),
+        publish=(f"$JS.API.STREAM.UPDATE.{AUDIT}",),
+    ),
     Role.BOOTSTRAP: Duty(
         "starts the domain and its brokers, watches budgets, and keeps the audit",
         serves=("manage", "bus", "audit"),
-        hears=("pipeline",),  # its responder turns alerts into notifications
-        publish=("$JS.API.STREAM.LIST", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.UPDATE.*"),
+        publish=(
+            "$JS.API.STREAM.LIST",
+            "$JS.API.STREAM.NAMES",
+            "$JS.API.STREAM.INFO.*",
+            "$JS.API.STREAM.UPDATE.*",
+        ),
     ),
-    Role.NOTIFIER: Duty("matches events with receivers", serves=("notify",)),
-    Role.CHANNEL: Duty("merges reports and passes them on", serves=("monitor",)),
+    Role.NOTIFIER: Duty(
+        "matches events with receivers",
+        serves=("notify",),
+        streams=STREAMS["notify"],
+        buckets=("notify",),
+        leases=("notify",),
+    ),
+    Role.CHANNEL: Duty(
+        "merges reports and passes them on",
+        serves=("monitor",),
+        streams=STREAMS["monitor"],
+        buckets=("monitor",),
+    ),
     Role.PIPELINE: Duty(
         "rolls reports up and raises alerts",
         serves=("pipeline",),
+        streams=("alerts", "system"),
+        reads=STREAMS["monitor"],
         hears=("monitor",),
         speaks_as=("monitor",),  # its tick, among the reports
     ),
-    Role.GATEWAY: Duty("speaks a foreign protocol", serves=("message",), topics=True),
-    Role.INFORMATION_NODE: Duty("holds copies of contexts", serves=("inform",)),
-    Role.RESPONDER: Duty("turns alerts into notifications", hears=("pipeline",)),
-    Role.AUTHORITY: Duty("grants restricted attributes", serves=("trust",)),
+    Role.GATEWAY: Duty(
+        "carries messages (JMS), also for foreign protocols",
+        serves=("message",),
+        streams=STREAMS["message"],
+        leases=("message",),
+        topics=True,
+    ),
+    Role.INFORMATION_NODE: Duty("holds copies of contexts", serves=("inform",), streams=STREAMS["inform"]),
+    Role.RESPONDER: Duty("turns alerts into notifications", reads=("alerts",)),
+    Role.AUTHORITY: Duty("grants restricted attributes"),
     Role.USER: Duty("an application", topics=True),
     Role.OPERATOR: Duty(
-        "a person who runs the domain",
+        "a person who runs the domain, and may do everything in it",
         topics=True,
         speaks_as=("monitor",),  # simulated fleets
         publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$JS.SNAPSHOT.>", "$KV.>", _CONNECTED),
@@ -143,8 +194,13 @@ DUTIES = {
     Role.WEB: Duty(
         "shows the domain to people, and keeps the audit of what they do there",
         serves=("web",),
-        publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", _CONNECTED),
-        subscribe=("muster.>",),
+        reads=(*STREAMS["monitor"], "alerts", "system", AUDIT, "KV_monitor"),
+        publish=("$JS.API.STREAM.CREATE.KV_monitor", "$JS.API.STREAM.UPDATE.KV_monitor", _CONNECTED),
+        subscribe=(
+            subjects.logged("*", "decision", ">"),
+            subjects.said_by("monitor", "*", "batch", "root", ">"),
+            *(subjects.said_by("pipeline", "*", word) for word in OWN_WORDS["pipeline"]),
+        ),
     ),
     Role.LINK: Duty(
         "a leaf link between two brokers", publish=(">",), subscribe=(">",), connections=("LEAFNODE",)
@@ -180,9 +236,9 @@ def limits(
     for part in duty.serves:
         publish += [_replies(f"@{part}"), *_service(part)]
         subscribe += [subjects.said_by(part, "*", ">"), subjects.logged(part, ">")]
-    for part in duty.hears:
-        publish += [api for stream in STREAMS.get(part, ()) for api in _reading(stream)]
-        subscribe += [subjects.said_by(part, "*", ">")]
+    publish += _storage(duty)
+    subscribe += [subjects.said_by(part, "*", ">") for part in duty.hears]
+    subscribe = [one.replace("<identity>", identity) for one in subscribe]
     if bearer:
         subscribe += ["$MQTT.sub.>", "$MQTT.deliver.pubrel.>"]  # where the broker puts what it kept for it
     return jwt.Limits(
@@ -215,11 +271,19 @@ def _topics(role: Role, topics: tuple[str, ...] | None) -> tuple[str, ...]:
 
 def _service(part: str) -> list[str]:
     said = [subjects.addressed_to(part, ">"), subjects.announced(part, ">"), subjects.logged(part, ">")]
-    kept = [f"$KV.{part}.>", f"$KV.{LEASES}.{part}.>"]
-    owned = [api for stream in (*STREAMS.get(part, ()), f"KV_{part}") for api in _owning(stream)]
-    leases = [*_reading(f"KV_{LEASES}"), *_creating(f"KV_{LEASES}")]
-    general = ["$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", _CONNECTED]
-    return [*said, *kept, *owned, *leases, *general]
+    audit = [f"$JS.API.STREAM.INFO.{AUDIT}", f"$JS.API.STREAM.CREATE.{AUDIT}"]
+    return [*said, *audit]
+
+
+def _storage(duty: Duty) -> list[str]:
+    found = [api for stream in duty.reads for api in _reading(stream)]
+    found += [api for stream in duty.streams for api in _owning(stream)]
+    for bucket in duty.buckets:
+        found += [f"$KV.{bucket}.>", *_reading(f"KV_{bucket}"), *_creating(f"KV_{bucket}")]
+    if duty.leases:
+        found += [f"$KV.{LEASES}.{part}.>" for part in duty.leases]
+        found += [*_reading(f"KV_{LEASES}"), *_creating(f"KV_{LEASES}"), _CONNECTED]
+    return found
 
 
 def _reading(stream: str) -> list[str]:
@@ -241,7 +305,8 @@ def _creating(stream: str) -> list[str]:
 
 
 def _owning(stream: str) -> list[str]:
-    verbs = ("DELETE", "PURGE", "MSG.DELETE")
+    """All but to delete the stream itself."""
+    verbs = ("PURGE", "MSG.DELETE")
     return [*_reading(stream), *_creating(stream), *(f"$JS.API.STREAM.{verb}.{stream}" for verb in verbs)]
 
 
@@ -259,7 +324,7 @@ def _not_its_words(role: Role) -> tuple[str, ...]:
 
 def sees_connections(role: Role) -> bool:
     """Whether it hears of the account's connections, and may ask for them."""
-    return bool(DUTIES[role].serves) or role in (Role.OPERATOR, Role.LINK)
+    return bool(DUTIES[role].leases) or role in (Role.OPERATOR, Role.LINK)
 
 
 def tag(role: Role) -> str:

@@ -36,7 +36,7 @@ def test_what_a_viewer_and_an_agent_may_say_follows_from_the_roles():
     assert wire.speakers("muster.manage.from.<user>.read.<verb>") == "everyone, as itself"
     assert wire.speakers("muster.manage.from.<user>.request.<verb>") == "everyone but a viewer, as itself"
     assert wire.speakers("muster.notify.to.<process>.event") == "notifier"
-    assert wire.hearers("muster.monitor.from.<sensor>.report.<channel>") == "registry, channel, pipeline"
+    assert wire.hearers("muster.monitor.from.<sensor>.report.<channel>") == "channel, pipeline"
     assert wire.hearers("muster.manage.all.state.<resource>") == "everyone"
 
 

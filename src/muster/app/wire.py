@@ -55,11 +55,10 @@ says whose it is:
 | `_R.app.<identity>.…` | replies to that identity's requests on users' topics: sent by any role with topics |
 | `_INBOX.<identity>.…` | what the broker itself sends to that identity: published by no identity |
 
-In the tables, *hears* leaves out the addressee of a `to` subject, who always hears it, operators and the
-dashboard, who may listen to everything, and links between brokers, which carry everything. Messages are JSON
-objects whose `kind` carries a version, or the same in MessagePack, unless a line says that they are arrays:
-then fields stand in this order. Within a version fields are only ever added, with a default; readers ignore
-those they do not know.
+In the tables, *hears* leaves out the addressee of a `to` subject, who always hears it, operators, who may
+listen to everything, and links between brokers, which carry everything. Messages are JSON objects whose `kind`
+carries a version, or the same in MessagePack, unless a line says that they are arrays: then fields stand in
+this order. Within a version fields are only ever added, with a default; readers ignore those they do not know.
 """
 
 _LINE = re.compile(r"^ {4}.*?(muster\.(?:<[^>]*>|\{[^}]*\}|\[[^\]]*\]|[^\s<>{}\[\]])+)\s*(.*)$")
@@ -102,14 +101,14 @@ def speakers(pattern: str) -> str:
 
 
 def hearers(pattern: str) -> str:
-    sample = _sample(pattern)
+    said, sample = ".from." in pattern, _sample(pattern)
     able = set()
     for role in _roles():
-        limits = roles.limits(role, _OTHER).sub
+        limits = roles.limits(role, "x" if said else _OTHER).sub
         heard = any(subjects.matches(one, sample) for one in limits.allow)
         if heard and not any(subjects.matches(one, sample) for one in limits.deny):
             able.add(role)
-    return "everyone" if able == set(_roles()) else _listed(able - {roles.Role.OPERATOR, roles.Role.WEB})
+    return "everyone" if able == set(_roles()) else _listed(able - {roles.Role.OPERATOR})
 
 
 def structs_of(module: ModuleType) -> Iterator[type[msgspec.Struct]]:

@@ -30,7 +30,7 @@ HEARD = [
     (8, b"c", b"back", b"", b"NATS/1.0\r\n\r\n"),
     {"a": 1},
     "pong",
-    "'some trouble'",
+    "'Some Trouble'",
     (7, b"a.b", b"", b"MSG 1\r\n2", None),
 ]
 

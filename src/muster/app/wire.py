@@ -56,9 +56,10 @@ says whose it is:
 | `_INBOX.<identity>.…` | what the broker itself sends to that identity: published by no identity |
 
 In the tables, *hears* leaves out the addressee of a `to` subject, who always hears it, operators, who may
-listen to everything, and links between brokers, which carry everything. Messages are JSON objects whose `kind`
-carries a version, or the same in MessagePack, unless a line says that they are arrays: then fields stand in
-this order. Within a version fields are only ever added, with a default; readers ignore those they do not know.
+listen to everything, and links between brokers, which carry everything. Messages are JSON objects whose
+`kind` carries a version, or the same in MessagePack, unless a line says that they are arrays: then fields
+stand in this order. Within a version fields are only ever added, with a default; readers ignore those they do
+not know.
 """
 
 _LINE = re.compile(r"^ {4}.*?(muster\.(?:<[^>]*>|\{[^}]*\}|\[[^\]]*\]|[^\s<>{}\[\]])+)\s*(.*)$")

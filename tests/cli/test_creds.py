@@ -51,3 +51,20 @@ def test_rights_on_queues_are_issued_and_shown(muster, home):
     wrong = muster("creds", "issue", "other", "--queue", "orders:write", "--home", home)
     assert wrong.code == 2
     assert "send, receive, browse, admin" in wrong.err
+
+
+def test_what_the_doctor_recommends_for_credentials_that_end_works(muster, home, tmp_path):
+    to = tmp_path / "ann.creds"
+    assert muster("creds", "issue", "ann", "--lifetime", "1d", "--to", to, "--home", home).code == 0
+    before = to.read_text()
+    ending = {one["check"]: one for one in muster("doctor", "-o", "json", "--home", home).json()}["keys"]
+    assert "ann" in ending["found"]
+    assert "muster creds renew NAME" in ending["advice"]
+    assert muster("creds", "renew", "ann", "--lifetime", "90d", "--to", to, "--home", home).code == 0
+    renewed = to.read_text()
+    assert renewed != before
+    assert renewed[renewed.index("SEED") :] == before[before.index("SEED") :]  # the same key
+    after = {one["check"]: one for one in muster("doctor", "-o", "json", "--home", home).json()}["keys"]
+    assert "ann" not in after["found"]
+    assert muster("creds", "revoke", "ann", "--home", home).code == 0
+    assert muster("creds", "renew", "ann", "--home", home).code == 3

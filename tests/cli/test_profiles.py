@@ -51,3 +51,13 @@ def test_a_profile_keeps_no_password(muster):
         assert "--creds" in answer.err
         assert "hunter2" not in answer.err
     assert muster("profile", "list", "-o", "json").json() == []
+
+
+def test_a_home_that_is_typed_counts_more_than_a_profile_of_the_environment(muster, monkeypatch, tmp_path):
+    place = tmp_path / "home"
+    assert muster("init", "--home", place).code == 0
+    monkeypatch.setenv("MUSTER_PROFILE", "absent")
+    assert "no profile 'absent'" in muster("get").err
+    for line in (("get", "--home", place), ("--home", place, "get")):
+        assert "is not running" in muster(*line).err
+    assert "no profile 'typed'" in muster("--profile", "typed", "get", "--home", place).err

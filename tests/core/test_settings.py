@@ -277,3 +277,17 @@ def test_a_service_adds_its_section_by_subclassing() -> None:
     loaded = settings.load(Whole, flags={"engine.cylinders": 2, "bus.port": 4222})
     assert (loaded.engine.cylinders, loaded.bus.port) == (2, 4222)
     assert "## `[engine]`" in settings.reference(Whole)
+
+
+class Ports(settings.Section, frozen=True, kw_only=True):
+    open: Annotated[tuple[int, ...], settings.doc("Where it listens.")] = ()
+
+
+class Listening(settings.Section, frozen=True, kw_only=True):
+    ports: Ports = Ports()
+
+
+def test_a_list_of_numbers_can_be_set_by_the_environment():
+    assert settings.load(Listening, env={"MUSTER_PORTS__OPEN": "5000, 5001"}).ports.open == (5000, 5001)
+    with pytest.raises(settings.InvalidSettings, match="a list of whole numbers"):
+        settings.load(Listening, env={"MUSTER_PORTS__OPEN": "5000,x"})

@@ -43,6 +43,9 @@ def test_a_wrong_question_is_answered_with_what_is_wrong(root):
     assert answer.code == errors.InvalidInput.exit_code
     assert "cpu_percent" in answer.err
     assert "^" in answer.err
+    both = driver.quick("history", "TRUE", "--last", "1h", "--from", "2026-01-01", "--dir", root)
+    assert both.code == 2
+    assert "--last or --from" in both.err
     missing = driver.quick("history", "TRUE", "--dir", root / "nowhere")
     assert missing.code == errors.NotFound.exit_code
 

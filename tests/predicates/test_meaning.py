@@ -345,3 +345,9 @@ def test_sets_of_many_words() -> None:
     assert vectors.evaluate(parser.parse("NOT s CONTAINS 'w62'"), table).tolist() == [False, True, False]
     with pytest.raises(errors.LimitExceeded):
         columns.Column.of(types.set_of(*words, "more"), [])
+
+
+def test_findings_stand_in_the_text_that_was_parsed_not_in_an_equal_one():
+    for written in ("x = 1 AND y = 2", "     x=1   AND    y=2"):
+        told = explain.explain(parser.parse(written), {})
+        assert [written[slice(*each.span)].replace(" ", "") for each in told.because] == ["x=1", "y=2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import itertools
 import json
@@ -298,6 +299,14 @@ def test_who_is_reached_and_why_not_and_sending(lab, olga):
     sent = olga.post("/notify/events", json=question)
     assert sent.status_code == 202, sent.text
     assert olga.get("/models").json()["total"] == 2
+    with browsing(lab, "olga") as browser:  # the playground reads a policy as notifiers do
+        for policy, words in (
+            ("event: (alert AND level >= 4)", "It accepts this event."),
+            ("alert AND event.level >= 5", "It does not accept this event."),
+            ("alert AND sender: (load > 0.5)", "It accepts this event if the sender is right."),
+        ):
+            tried = {"type": "alert", "content": "level=4", "policy": policy}
+            assert words in browser.get("/playground", params=tried).text
 
 
 def test_a_queue_is_browsed_moved_and_emptied(lab, olga):
@@ -331,6 +340,16 @@ def test_every_message_of_a_queue_is_browsed_though_an_answer_holds_few(lab, olg
     assert olga.delete("/queues/large/messages").json()["purged"] == 7
 
 
+@contextlib.contextmanager
+def browsing(lab: Running, name: str) -> Iterator[httpx.Client]:
+    """A browser in which somebody is logged in."""
+    origin = {"Origin": lab.url}
+    with httpx.Client(base_url=lab.url, timeout=60, follow_redirects=True, headers=origin) as browser:
+        given = {"name": name, "password": PASSWORDS[name]}
+        assert browser.post("/login", data=given).status_code == 200
+        yield browser
+
+
 def form_of(browser: httpx.Client, path: str, act: str) -> dict[str, str]:
     """The fields of a page's form, as a browser would send them."""
     page: Any = lxml.html.fromstring(browser.get(path).text)
@@ -346,10 +365,7 @@ def test_writing_a_context_anew_keeps_what_is_not_changed(lab, olga):
     }
     for _ in range(30):
         assert olga.put("/contexts/kept-anew", json=body).status_code == 200
-    origin = {"Origin": lab.url}
-    with httpx.Client(base_url=lab.url, timeout=60, follow_redirects=True, headers=origin) as browser:
-        given = {"name": "olga", "password": PASSWORDS["olga"]}
-        assert browser.post("/login", data=given).status_code == 200
+    with browsing(lab, "olga") as browser:
         form = form_of(browser, "/contexts/one?key=kept-anew", "put-context")
         assert form["value"] == "\nfirst line"
         page = browser.get("/contexts/one?key=kept-anew").text

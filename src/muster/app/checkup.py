@@ -191,7 +191,7 @@ async def keys(patient: Patient) -> Answer:
         return (
             WARNING,
             f"ended, or end within 14 days: {', '.join(ending[:8])}",
-            "`muster creds issue NAME` renews one",
+            "`muster creds renew NAME --to FILE`, for each",
         )
     return OK, f"{len(records)} credentials, none near its end", ""
 

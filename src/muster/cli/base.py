@@ -7,7 +7,7 @@ The common options stand on ``muster`` itself and on every command, so ``muster 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ class Invocation:
     home: Path | None = None
     profile: str | None = None
     debug: bool = False
+    typed: set[str] = field(default_factory=set)  # the common options that were typed
 
     @property
     def printer(self) -> output_.Printer:
@@ -44,8 +45,13 @@ def _remember(context: click.Context, option: click.Parameter, value: object) ->
     """Only ``muster`` itself looks at the environment: a command's own option counts when it was typed."""
     name = option.name or ""
     typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    invocation = context.ensure_object(Invocation)
     if value is not None and (typed or context.parent is None):
-        setattr(context.ensure_object(Invocation), name, value)
+        setattr(invocation, name, value)
+        if typed:
+            invocation.typed.add(name)
+    if "home" in invocation.typed and "profile" not in invocation.typed:
+        invocation.profile = None  # what was typed counts more than MUSTER_PROFILE
 
 
 class Duration(click.ParamType[float]):

@@ -106,7 +106,7 @@ def issue(
 
     The file holds a secret: hand it to the process it is for and to nobody else.
     """
-    from muster.core import files, topics
+    from muster.core import topics
     from muster.trust import queues, roles
 
     settings = config_.load(invocation)
@@ -120,7 +120,16 @@ def issue(
         topics=allowed or None,
         queue_grants=tuple(map(queues.Grant.parse, grants)) or None,
     )
+    _hand_over(invocation, trust, identity, to)
+
+
+def _hand_over(invocation: base.Invocation, trust: keyring.Trust, identity: str, to: Path | None) -> None:
+    """Copy the credentials where they are wanted, and describe them."""
+    from muster.core import errors, files
+
     path = trust.credentials_path(identity)
+    if to is not None and not path.exists():
+        raise errors.NotFound(f"the key of {identity} is not kept here", hint="renew it where its key is")
     if to == Path("-"):
         sys.stdout.write(path.read_text())
         return
@@ -132,6 +141,27 @@ def issue(
     invocation.printer.done(
         {**_plain(record), "file": file}, f"{identity} may connect as {record.role}{until} with {file}"
     )
+
+
+@creds.command(
+    acts=("renew", "{identity}"),
+    examples=[("muster creds renew alice --to alice.creds", "the same key, valid for longer")],
+)
+@click.argument("identity")
+@base.duration("--lifetime", None, "How long they hold (30d, 12h); default: the settings'.")
+@click.option(
+    "--to", type=click.Path(dir_okay=False, path_type=Path), help="Also copy the file there ('-': stdout)."
+)
+@base.pass_invocation
+def renew(invocation: base.Invocation, identity: str, lifetime_s: float | None, to: Path | None) -> None:
+    """Extend the credentials of an identity, with the same key and permissions.
+
+    The process that uses them needs the new file. Credentials that were revoked have to be issued anew.
+    """
+    settings = config_.load(invocation)
+    trust = _trust(invocation)
+    trust.renew(identity, lifetime_s=lifetime_s or settings.trust.credential_lifetime_s or None)
+    _hand_over(invocation, trust, identity, to)
 
 
 @creds.command(

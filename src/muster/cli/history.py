@@ -80,6 +80,8 @@ def history(
         root = Path(settings.pipeline.history_dir or settings.domain.folder / "history")
     if not root.is_dir():
         raise errors.NotFound(f"there is no history in {root}", hint="`muster pipeline run` writes it")
+    if last_s and from_:
+        raise click.UsageError("give --last or --from, one of them")
     from_ms = alert.moment_ms(from_) if from_ else None
     if last_s:
         from_ms = int((time.time() - last_s) * 1000)

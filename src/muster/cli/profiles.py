@@ -4,10 +4,11 @@ They lie in ``$XDG_CONFIG_HOME/muster/profiles`` (default ``~/.config``); the fi
 names the one in use when none is given.  A command connects with the first of these that is there:
 
 1. ``--server`` or ``--locator`` (and ``--creds``, ``--ca``, which override those of the rest)
-2. ``--profile`` or ``MUSTER_PROFILE``
-3. ``--home`` or ``MUSTER_HOME``: the domain that runs there, as its administrator
-4. the current profile (``muster profile use``)
-5. the default home
+2. ``--profile``
+3. ``--home``: the domain that runs there, as its administrator
+4. ``MUSTER_PROFILE``, then ``MUSTER_HOME``
+5. the current profile (``muster profile use``)
+6. the default home
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ when it needs it (`read_secret`).
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import math
@@ -355,13 +356,17 @@ def _from_text(field: Field, text: str) -> Any:
         return int(seconds) if bare is int and seconds == int(seconds) else seconds
     if bare is bool:
         return _TRUTH.get(text.strip().lower(), text)
-    if bare in (int, float):
-        try:
-            return bare(text)
-        except ValueError:
-            return text
     if typing.get_origin(bare) is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        item = _bare(typing.get_args(bare)[0])
+        return tuple(_number(item, part.strip()) for part in text.split(",") if part.strip())
+    return _number(bare, text)
+
+
+def _number(kind: Any, text: str) -> Any:
+    """``text`` as a number where ``kind`` is one and it can be read as one."""
+    if kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
     return text
 
 
@@ -393,7 +398,7 @@ def _type_words(bare: Any) -> str:
     if origin is Literal:
         return " | ".join(f'"{option}"' for option in typing.get_args(bare))
     if origin is tuple:
-        return f"a list of {_type_words(_bare(typing.get_args(bare)[0]))}s"
+        return f"a list of {_type_words(_bare(typing.get_args(bare)[0])).removeprefix('a ')}s"
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_type_words(_bare(part)) for part in typing.get_args(bare))
     return {str: "text", int: "a whole number", float: "a number", bool: "true | false"}.get(bare, str(bare))

@@ -38,7 +38,7 @@ class Explanation:
 
 
 def explain(condition: ast.Condition, attributes: Mapping[str, object]) -> Explanation:
-    truth, because = _explain(normal.negation_normal(condition), attributes.get)
+    truth, because = _explain(normal.located(condition), attributes.get)
     return Explanation(truth, tuple(because))
 
 
@@ -64,7 +64,7 @@ def nearest(condition: ast.Condition, attributes: Mapping[str, object]) -> tuple
 
     Of an OR these are the clauses of the part that lacks least, so they tell what to change.
     """
-    return tuple(_nearest(normal.negation_normal(condition), attributes.get))
+    return tuple(_nearest(normal.located(condition), attributes.get))
 
 
 def _nearest(condition: ast.Condition, get: Callable[[str], object]) -> list[Finding]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from muster.notify import model as models_
 from muster.notify import protocol
-from muster.predicates import explain, parser, types
+from muster.predicates import explain, types
 from muster.web.pages import doing, view, widgets
 from muster.web.pages.html import Child, Markup, join, tag
 from muster.web.rest import notify
@@ -72,10 +73,18 @@ def playground(seen: view.View) -> view.Page:
         made = event()
         if made is not None:
             attributes: dict[str, types.Value] = {made.type: True, **protocol.from_wire(made.content)}
-            found = explain.explain(parser.parse(policy), attributes)
-            words = "accepts this event" if found.truth is True else "does not accept this event"
-            parts.append(tag("p", tag("b", f"It {words}."), " What the sender is was not looked at."))
-            parts.append(tag("ul", *(tag("li", str(one)) for one in found.because)))
+            condition = models_.parse_policy(policy)
+            missing = explain.nearest(condition, attributes)
+            of_sender = [one for one in missing if any(key.startswith("sender.") for key, _ in one.found)]
+            if len(of_sender) < len(missing):
+                words = "does not accept this event"
+            elif missing:
+                words = "accepts this event if the sender is right"
+            else:
+                words = "accepts this event"
+            because = missing or explain.explain(condition, attributes).because
+            parts.append(tag("p", tag("b", f"It {words}."), " The sender's attributes are not known here."))
+            parts.append(tag("ul", *(tag("li", str(one)) for one in because)))
         return join(*parts)
 
     async def explained() -> Markup:

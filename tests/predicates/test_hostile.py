@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
 import time
@@ -178,6 +179,20 @@ def test_sql_keeps_strings_and_names_apart_from_code(dialect: dialects.Dialect) 
     connection.execute("INSERT INTO t VALUES (?), (?), (?)", [evil, "other", "\0"])
     assert connection.execute(f"SELECT count(*) FROM t WHERE {where}").fetchone() == (2,)
     connection.close()
+
+
+@given(
+    st.lists(st.text("a\0\ufffd\ufffe\uffff*[", max_size=4), min_size=1, max_size=8),
+    st.text("a\0\ufffd\uffff*[%_", min_size=1, max_size=4),
+)
+def test_sqlite_matches_every_character(values: list[str], pattern: str) -> None:
+    tree = ast.Like(ast.Name("a"), pattern)
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE t (a TEXT)")
+        connection.executemany("INSERT INTO t VALUES (?)", [(value,) for value in values])
+        where = sql.write(tree, {"a": types.STRING}, dialects.SQLITE)
+        found = [value for (value,) in connection.execute(f"SELECT a FROM t WHERE {where} ORDER BY rowid")]
+    assert found == [value for value in values if like.matcher(pattern)(value)]
 
 
 def test_postgresql_cannot_hold_nul() -> None:

@@ -72,7 +72,7 @@ def _postgresql_string(word: str) -> str:
 
 
 def _sqlite_string(word: str) -> str:
-    return f"CAST(X'{word.encode().hex()}' AS TEXT)" if "\0" in word else _doubled(word)
+    return _sqlite_text(word.encode()) if "\0" in word else _doubled(word)
 
 
 def _like(string: Callable[[str], str]) -> Callable[[str, like.Shape], str]:
@@ -88,6 +88,15 @@ def _like(string: Callable[[str], str]) -> Callable[[str, like.Shape], str]:
     return matches
 
 
+# SQLite's GLOB stops at NUL, and takes U+FFFE and U+FFFF for U+FFFD.  For the comparison they become
+# characters beyond Unicode, which no value holds.
+_STAND_INS: Final = {
+    "\0": b"\xf7\xbf\xbf\xbf",
+    "\ufffe": b"\xf7\xbf\xbf\xbe",
+    "\uffff": b"\xf7\xbf\xbf\xbd",
+}
+
+
 def _glob(column: str, form: like.Shape) -> str:
     # SQLite's LIKE ignores case; its GLOB does not.
     pattern = like.write(
@@ -96,7 +105,33 @@ def _glob(column: str, form: like.Shape) -> str:
         any_run="*",
         quote=lambda character: f"[{character}]" if character in "*?[" else character,
     )
-    return f"{column} GLOB {_sqlite_string(pattern)}"
+    value = _without_nul(column)
+    if any(character in pattern for character in "\ufffd\ufffe\uffff"):
+        for character in "\ufffe\uffff":
+            value = f"replace({value}, '{character}', {_sqlite_text(_STAND_INS[character])})"
+    return f"{value} GLOB {_sqlite_pattern(pattern)}"
+
+
+def _without_nul(column: str) -> str:
+    """Its value with a stand-in for each NUL. (`replace` takes a NUL for an empty text.)"""
+    nul = _sqlite_text(_STAND_INS["\0"])
+    cut = (
+        f"WITH RECURSIVE cut(done, rest) AS (SELECT '', CAST({column} AS BLOB) UNION ALL"
+        f" SELECT done || CAST(substr(rest, 1, instr(rest, X'00') - 1) AS TEXT) || {nul},"
+        " substr(rest, instr(rest, X'00') + 1) FROM cut WHERE instr(rest, X'00') > 0)"
+        " SELECT done || CAST(rest AS TEXT) FROM cut WHERE instr(rest, X'00') = 0"
+    )
+    return f"CASE WHEN instr(CAST({column} AS BLOB), X'00') > 0 THEN ({cut}) ELSE {column} END"
+
+
+def _sqlite_pattern(pattern: str) -> str:
+    if not any(character in pattern for character in _STAND_INS):
+        return _doubled(pattern)
+    return _sqlite_text(b"".join(_STAND_INS.get(character) or character.encode() for character in pattern))
+
+
+def _sqlite_text(data: bytes) -> str:
+    return f"CAST(X'{data.hex()}' AS TEXT)"
 
 
 SPARK: Final = Dialect(

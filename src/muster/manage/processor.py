@@ -370,6 +370,8 @@ class Processor:
             raise errors.NotFound(f"no resource {name!r}")
         if to in self.resources:
             raise errors.AlreadyExists(f"there is a resource {to!r} already")
+        if any(one.formerly == to and other != name for other, one in self.resources.items()):
+            raise errors.Conflict(f"{to!r} is being renamed", hint="rename again when it has moved")
         if resource.deleting or (resource.formerly and resource.formerly != to):
             hint = None if resource.deleting else f"only back to {resource.formerly!r} until that is done"
             being = "deleted" if resource.deleting else "renamed"

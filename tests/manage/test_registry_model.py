@@ -1,0 +1,459 @@
+"""The registry's core against a naive model, on a real store.
+
+Random operations, commits that fail, are cancelled or are in doubt, crashes, restores from a backup, managers
+that lose answers and clocks that jump.  Checked: what is stored is the state before a decision or the state
+after it, never a part; memory is what is stored; a manager that has asked knows what it owns; a resource's
+epoch rises; and in the end every resource is obeyed by its agent under its owner's epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+from hypothesis import stateful
+from hypothesis import strategies as st
+
+from muster.core import errors, health
+from muster.manage import processor, protocol, records
+from muster.store import api as store_api
+from muster.store import database, portable
+
+TTL_S = 15.0
+AGENTS = ["a", "b"]
+MANAGERS = ["m1", "m2", "m3"]
+NAMES = [f"r{number}" for number in range(4)]
+BULK = [f"bulk-{number:04}" for number in range(1_100)]  # in one decision
+
+names = st.sampled_from(NAMES)
+few = st.lists(names, min_size=1, max_size=3, unique=True)
+some_names = st.one_of(few, few, st.just(BULK))
+agents = st.sampled_from(AGENTS)
+managers = st.sampled_from(MANAGERS)
+#: What becomes of a commit, and at which of the engine's transactions.
+fates = st.sampled_from(["stored"] * 3 + ["refused", "cancelled", "in doubt"])
+turns = st.sampled_from([1, 2])
+
+
+class Manager:
+    """Knows what it was granted, and nothing else."""
+
+    def __init__(self, boot: int) -> None:
+        self.asked = protocol.Renew(boot=boot)
+        self.known: dict[str, protocol.Assignment] = {}
+        self.named: set[str] | None = None
+
+    def take(self, granted: protocol.Granted) -> None:
+        if granted.anew:
+            self.named = set()
+        for name in granted.released:
+            self.known.pop(name, None)
+        for assignment in granted.assigned:
+            self.known[assignment.spec.name] = assignment
+            if self.named is not None:
+                self.named.add(assignment.spec.name)
+        if not granted.more and self.named is not None:
+            self.known = {name: one for name, one in self.known.items() if name in self.named}
+            self.named = None
+        self.asked = protocol.Renew(
+            boot=self.asked.boot, term=granted.term, session=granted.session, revision=granted.revision
+        )
+
+
+class Model:
+    """What a user expects of the registry."""
+
+    def __init__(self) -> None:
+        self.agents: dict[str, bool] = {}  # whether it is drained
+        self.resources: dict[str, dict[str, Any]] = {}
+
+    def seen(self) -> tuple[dict[str, bool], dict[str, dict[str, Any]]]:
+        return self.agents, self.resources
+
+
+def seen(core: processor.Processor) -> tuple[dict[str, bool], dict[str, dict[str, Any]]]:
+    return (
+        {name: agent.cordoned for name, agent in core.agents.items()},
+        {
+            name: {
+                "agent": resource.spec.agent,
+                "wanted": resource.spec.wanted,
+                "generation": resource.generation,
+                "deleting": resource.deleting,
+                "formerly": resource.formerly,
+            }
+            for name, resource in core.resources.items()
+        },
+    )
+
+
+def whole(core: processor.Processor) -> tuple[Any, ...]:
+    return core.resources, core.owners, core.statuses, core.agents, core.epoch
+
+
+class Registries(stateful.RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.stack = contextlib.AsyncExitStack()
+        self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        self.store = self.run(self._open("sqlite::memory:"))
+        self.records = records.Records(self.store)
+        self.term = 0
+        self.now = 1_000.0
+        self.model = Model()
+        self.managers: dict[str, Manager] = {}
+        self.boots = 0
+        self.obeyed: dict[str, int] = {}  # by agents, of a resource: the highest epoch
+        self.epochs: dict[str, int] = {}  # of each resource that is there: the last given
+        self.backups: list[tuple[Path, Model]] = []
+        self.interruptions: list[tuple[str, int]] = []
+        self.core: processor.Processor
+        self.act()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    async def _open(self, url: str) -> Any:
+        store: Any = await self.stack.enter_async_context(await database.open(url))
+        commit = store.engine.commit
+
+        async def interrupted(batch: Any) -> Any:
+            if not self.interruptions:
+                return await commit(batch)
+            fate, turn = self.interruptions[0]
+            self.interruptions[0] = (fate, turn - 1)
+            if turn > 1:
+                return await commit(batch)
+            self.interruptions.clear()
+            if fate == "refused":
+                raise errors.Unavailable("the disk is away")
+            outcome = await commit(batch)
+            if fate == "in doubt":
+                raise store_api.OutcomeUnknown("the connection broke")
+            return outcome
+
+        store.engine.commit = interrupted
+        return store
+
+    def act(self) -> None:
+        """A registry begins a term."""
+        self.term += 1
+        self.core = processor.Processor(term=self.term, ttl_s=TTL_S, session=self.term * 1_000_000)
+        self.run(self.records.load(self.core))
+        self.core.invariants()
+
+    def commit(self, changes: processor.Changes, after: Model, fate: str = "stored", turn: int = 1) -> bool:
+        """Whether it was stored, as far as the registry knows."""
+        if not changes:
+            return True
+        before = self.model
+        if fate != "stored":
+            self.interruptions = [(fate, turn)]
+        try:
+            self.run(self._commit(changes, cancelled=fate == "cancelled"))
+        except store_api.OutcomeUnknown:
+            self._read_again(before, after)
+            return False
+        except errors.Unavailable:
+            assert fate == "refused"
+            self._read_again(before, after)
+            return False
+        except asyncio.CancelledError:
+            pass  # and it was stored all the same
+        finally:
+            self.interruptions = []
+        self._accepted(after)
+        return True
+
+    async def _commit(self, changes: processor.Changes, *, cancelled: bool) -> None:
+        work = asyncio.ensure_future(records.finish(self.records.commit(self.core, changes)))
+        if cancelled:
+            await asyncio.sleep(0)
+            work.cancel()
+        await work
+
+    def _read_again(self, before: Model, after: Model) -> None:
+        """The process ends; another reads what is stored: all of the decision, or nothing of it."""
+        self.act()
+        assert seen(self.core) in (before.seen(), after.seen()), "a part of a decision is stored"
+        self._accepted(before if seen(self.core) == before.seen() else after)
+
+    def _accepted(self, after: Model) -> None:
+        self.model = after
+        assert seen(self.core) == after.seen()
+        self.core.invariants()
+        for name, owner in self.core.owners.items():
+            assert owner.epoch >= self.epochs.get(name, 0), f"the epoch of {name} fell"
+        self.epochs = {name: owner.epoch for name, owner in self.core.owners.items()}
+
+    def next_model(self) -> Model:
+        after = Model()
+        after.agents = dict(self.model.agents)
+        after.resources = {name: dict(one) for name, one in self.model.resources.items()}
+        return after
+
+    # Users
+
+    @stateful.rule(agent=agents, fate=fates)
+    def enrol(self, agent: str, fate: str) -> None:
+        after = self.next_model()
+        after.agents.setdefault(agent, False)
+        if agent not in self.model.agents:
+            self.commit(processor.Changes(agents={agent: processor.Agent()}), after, fate)
+
+    @stateful.rule(
+        some=some_names, agent=agents, wanted=st.sampled_from(["up", "down"]), fate=fates, turn=turns
+    )
+    def apply(self, some: list[str], agent: str, wanted: str, fate: str, turn: int) -> None:
+        after = self.next_model()
+        formerly = {one["formerly"] for one in self.model.resources.values()}
+        specs = [
+            protocol.Spec(name=name, type="memory", agent=agent, wanted=protocol.Wanted(wanted))
+            for name in some
+        ]
+        there = [self.model.resources[name] for name in some if name in self.model.resources]
+        refused = formerly & {*some} or any(one["deleting"] or one["agent"] != agent for one in there)
+        try:
+            changes = self.core.apply(specs, "ann")
+        except errors.Conflict:
+            assert refused
+            return
+        assert not refused
+        for spec in specs:
+            before = after.resources.get(spec.name)
+            if before is None or before["wanted"] is not spec.wanted:
+                after.resources[spec.name] = {
+                    "agent": agent,
+                    "wanted": spec.wanted,
+                    "generation": before["generation"] + 1 if before else 1,
+                    "deleting": False,
+                    "formerly": before["formerly"] if before else "",
+                }
+        self.commit(changes, after, fate, turn)
+
+    @stateful.rule(some=some_names, force=st.booleans(), fate=fates, turn=turns)
+    def delete(self, some: list[str], force: bool, fate: str, turn: int) -> None:
+        after = self.next_model()
+        try:
+            changes = self.core.delete(some, "ann", force=force)
+        except errors.NotFound:
+            assert not {*some} <= self.model.resources.keys()
+            return
+        for name in some:
+            if force:
+                del after.resources[name]
+            elif not after.resources[name]["deleting"]:
+                after.resources[name]["deleting"] = True
+                after.resources[name]["generation"] += 1
+        self.commit(changes, after, fate, turn)
+
+    @stateful.rule(name=names, to=names, fate=fates)
+    def rename(self, name: str, to: str, fate: str) -> None:
+        after = self.next_model()
+        before = self.model.resources.get(name)
+        taken = to in self.model.resources or any(
+            other != name and one["formerly"] == to for other, one in self.model.resources.items()
+        )
+        allowed = before is not None and not taken and not before["deleting"]
+        allowed = allowed and before is not None and before["formerly"] in ("", to)
+        try:
+            changes = self.core.rename(name, to, "ann")
+        except (errors.Refused, errors.NotFound, errors.AlreadyExists):
+            assert not allowed
+            return
+        assert allowed
+        moved = after.resources.pop(name)
+        after.resources[to] = {**moved, "generation": moved["generation"] + 1, "formerly": name}
+        self.commit(changes, after, fate)
+
+    @stateful.rule(name=st.one_of(names, agents), drain=st.booleans(), fate=fates)
+    def drain(self, name: str, drain: bool, fate: str) -> None:
+        after = self.next_model()
+        up, drained = protocol.Wanted.UP, protocol.Wanted.DRAINED
+        try:
+            changes = self.core.want(name, drained if drain else up, "ann")
+        except errors.NotFound:
+            assert name not in self.model.resources
+            assert name not in self.model.agents
+            return
+        except errors.Conflict:
+            assert not drain
+            assert self.model.agents[self.model.resources[name]["agent"]]
+            return
+        if name in after.resources:
+            one = after.resources[name]
+            if not one["deleting"] and one["wanted"] is (up if drain else drained):
+                one["wanted"], one["generation"] = drained if drain else up, one["generation"] + 1
+        else:
+            after.agents[name] = drain
+        self.commit(changes, after, fate)
+
+    @stateful.rule(agent=agents, fate=fates, turn=turns)
+    def forget(self, agent: str, fate: str, turn: int) -> None:
+        after = self.next_model()
+        try:
+            changes = self.core.forget(agent)
+        except errors.NotFound:
+            assert agent not in self.model.agents
+            return
+        del after.agents[agent]
+        after.resources = {name: one for name, one in after.resources.items() if one["agent"] != agent}
+        self.commit(changes, after, fate, turn)
+
+    # Managers
+
+    @stateful.rule(name=managers, again=st.booleans())
+    def start_manager(self, name: str, again: bool) -> None:
+        if again or name not in self.managers:
+            self.boots += 1
+            self.managers[name] = Manager(self.boots)
+            self.core.renew(name, self.managers[name].asked, self.now)
+
+    @stateful.rule(name=managers, pages=st.integers(0, 3), lost=st.booleans())
+    def renew(self, name: str, pages: int, lost: bool) -> None:
+        """Some pages; the last answer may be lost."""
+        manager = self.managers.get(name)
+        if manager is None:
+            return
+        self.core.renew(name, manager.asked, self.now)
+        for page in range(pages):
+            granted = self.core.granted(name, manager.asked)
+            if not (lost and page == pages - 1):
+                manager.take(granted)
+            if not granted.more:
+                break
+
+    @stateful.rule(fate=fates, turn=turns)
+    def assign(self, fate: str, turn: int) -> None:
+        changes = self.core.assign()
+        self.commit(changes, self.next_model(), fate, turn)
+
+    @stateful.rule(step_s=st.sampled_from([-3600.0, 1.0, TTL_S + 1, 3600.0]))
+    def clock_steps(self, step_s: float) -> None:
+        self.now += step_s
+        for name in self.core.expire(self.now):
+            self.managers.pop(name, None) if step_s == 3600.0 else None
+
+    @stateful.rule(name=managers, data=st.data(), gone=st.booleans(), again=st.booleans(), fate=fates)
+    def checkpoint(self, name: str, data: st.DataObject, gone: bool, again: bool, fate: str) -> None:
+        """Of what a manager knows, which may be long out of date; perhaps sent twice."""
+        manager = self.managers.get(name)
+        if manager is None or not manager.known:
+            return
+        some = data.draw(
+            st.lists(st.sampled_from(sorted(manager.known)), min_size=1, max_size=3, unique=True)
+        )
+        items = {}
+        for one in some:
+            known = manager.known[one]
+            if (higher := self.claim(one, known.epoch)) is not None:
+                status = protocol.Status(superseded_by=higher)
+            else:
+                status = protocol.Status(
+                    state=health.State.UP, generation=known.generation, gone=gone and known.deleting
+                )
+            items[one] = (known.epoch, status)
+        for _ in range(2 if again else 1):
+            changes, refused = self.core.checkpointed(name, items)
+            after = self.next_model()
+            for one, resource in changes.resources.items():
+                assert one not in refused
+                if resource is None:
+                    assert after.resources.pop(one)["deleting"]
+                else:
+                    assert after.resources[one]["formerly"]
+                    after.resources[one]["formerly"] = ""
+            self.commit(changes, after, fate)
+
+    def claim(self, name: str, epoch: int) -> int | None:
+        """An agent obeys the highest epoch; that, where it is above this one."""
+        if epoch < self.obeyed.get(name, 0):
+            return self.obeyed[name]
+        self.obeyed[name] = epoch
+        return None
+
+    # Ends and beginnings
+
+    @stateful.rule()
+    def crash(self) -> None:
+        before = whole(self.core)
+        self.act()
+        assert whole(self.core) == before, "memory was not what is stored"
+
+    @stateful.precondition(lambda self: len(self.backups) < 2)
+    @stateful.rule()
+    def back_up(self) -> None:
+        path = self.folder / f"backup-{len(self.backups)}"
+        self.run(portable.backup(self.store, path))
+        self.backups.append((path, self.model))
+
+    @stateful.precondition(lambda self: self.backups)
+    @stateful.rule(noticed=st.booleans())
+    def restore(self, noticed: bool) -> None:
+        path, model = self.backups.pop()
+        self.backups.clear()
+        url = f"sqlite:{self.folder / f'restored-{self.term}.db'}"
+        self.run(portable.restore(url, path))
+        given = max(self.core.epoch, 0)
+        self.store = self.run(self._open(url))
+        self.records = records.Records(self.store)
+        if not noticed:  # as where files of the database were copied back
+
+            def hide(tx: Any) -> None:
+                tx.put(records.META, records.IDENTITY, self.store.identity.encode())
+
+            self.run(self.records.write(self.term, hide))
+        self.act()
+        self.epochs = {}
+        self._accepted(model)
+        assert not noticed or self.core.epoch >= given, "a restored registry goes on beyond what was given"
+
+    def teardown(self) -> None:
+        try:
+            self.crash()
+            self._settle()
+        finally:
+            self.run(self.stack.aclose())
+            self.runner.close()
+
+    def _settle(self) -> None:
+        """Everybody asks until nothing is new: what is owned is known, and obeyed."""
+        self.managers = {name: self.managers.get(name) or Manager(900 + n) for n, name in enumerate(MANAGERS)}
+        for name, manager in self.managers.items():
+            self.core.renew(name, manager.asked, self.now)
+        for _ in range(3):
+            self.commit(self.core.assign(), self.next_model())
+            for name, manager in self.managers.items():
+                while True:
+                    granted = self.core.granted(name, manager.asked)
+                    manager.take(granted)
+                    if not granted.more:
+                        break
+                owned = {one for one, owner in self.core.owners.items() if owner.manager == name}
+                assert manager.known.keys() == owned
+                items = {}
+                for one, known in manager.known.items():
+                    if (higher := self.claim(one, known.epoch)) is not None:
+                        items[one] = (known.epoch, protocol.Status(superseded_by=higher))
+                changes, refused = self.core.checkpointed(name, items)
+                assert not refused
+                self.commit(changes, self.next_model())
+        for name in self.core.resources:
+            assert self.obeyed[name] == self.core.owners[name].epoch
+
+
+TestRegistries = Registries.TestCase
+TestRegistries.settings = hypothesis.settings(
+    max_examples=25,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+    derandomize=True,
+    database=None,
+)

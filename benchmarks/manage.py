@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -18,14 +19,14 @@ import time
 from typing import Any
 
 from benchmarks import harness, measure
-from muster.app import catalogue, domain, identities
+from muster.app import catalogue, domain, identities, managing
 from muster.bus import client as bus_client
 from muster.bus.brokers import broker, config
 from muster.bus.rpc import client as rpc
 from muster.core import messages, settings
 from muster.manage import agent, client, manager, protocol, service
 from muster.store import database
-from muster.trust import roles
+from muster.trust import keyring, roles
 
 WORKER = "benchmarks.manage_worker"
 ON_A_CONNECTION = 1_000
@@ -307,7 +308,9 @@ async def _topologies(place: pathlib.Path) -> list[harness.Row]:
         store = await stack.enter_async_context(await database.open(f"sqlite:{place / 'registry.db'}"))
         await stack.enter_async_context(service.Registry(await connect("registry-1"), store))
         await stack.enter_async_context(manager.Manager(await connect("manager-1")))
-        host = agent.Agent(await connect("host-a"), place / "agent")
+        trust = await asyncio.to_thread(keyring.Trust.create, place / "trust", "bench")
+        access = functools.partial(asyncio.to_thread, managing.broker_access, trust.folder)
+        host = agent.Agent(await connect("host-a"), place / "agent", broker_access=access)
         await stack.enter_async_context(host)
         fleet = client.Client(await connect("ann"))
         rows += await _table_1(host)

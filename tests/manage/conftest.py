@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from muster.app import managing
 from muster.manage import agent, client, manager, service
+from muster.manage.adapters import base
 from muster.store import database
+from muster.trust import keyring
 
 
 class Fleet:
@@ -42,6 +46,17 @@ async def _clear(host: agent.Agent) -> None:
     for one in host.hosted.values():
         if one.adapter is not None:
             await one.adapter.delete()
+
+
+@pytest.fixture
+def trust(tmp_path) -> keyring.Trust:
+    return keyring.Trust.create(tmp_path / "trust", "north")
+
+
+@pytest.fixture
+def broker_access(trust) -> Callable[[], Awaitable[base.BrokerAccess]]:
+    """What an agent needs to make brokers."""
+    return lambda: asyncio.to_thread(managing.broker_access, trust.folder)
 
 
 @pytest.fixture

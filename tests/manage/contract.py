@@ -32,8 +32,14 @@ class Contract:
         return False
 
     @pytest.fixture
-    async def host(self, connect: Any, tmp_path: Any) -> Any:
-        async with agent.Agent(await connect("host"), tmp_path / "hosted", beat_s=0.2) as made:
+    def broker_access(self) -> Any:
+        return None
+
+    @pytest.fixture
+    async def host(self, connect: Any, tmp_path: Any, broker_access: Any) -> Any:
+        async with agent.Agent(
+            await connect("host"), tmp_path / "hosted", beat_s=0.2, broker_access=broker_access
+        ) as made:
             yield made
             for one in made.hosted.values():
                 if one.adapter is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from muster.app import managing
 from muster.bus import http
 from muster.core import errors, health, messages
 from muster.manage.adapters import base, catalogue, process, systemd
@@ -204,6 +205,10 @@ class TestMemory(contract.Contract):
 
 class TestBroker(contract.Contract):
     type_name = "broker"
+
+    @pytest.fixture
+    def broker_access(self, trust):
+        return lambda: asyncio.to_thread(managing.broker_access, trust.folder)
 
     @pytest.fixture
     def config(self):

@@ -13,7 +13,7 @@ import pytest
 from muster.app import managing
 from muster.bus import api
 from muster.bus.rpc import client as rpc
-from muster.core import errors, health, messages
+from muster.core import errors, health, messages, tls
 from muster.manage import agent, direct, manager, protocol
 from muster.testing.eventually import eventually, throughout
 from muster.trust import certificates, keyring, roles
@@ -25,7 +25,7 @@ async def lines(fleet, tmp_path):
     made = certificates.Certificates.create(tmp_path / "tls", "north", lifetime_s=86400.0)
     made.ensure("manager", ["127.0.0.1", "localhost"])
     pair = made.pair("manager")
-    fleet.server_tls = managing._for_servers(str(pair.path), str(pair.path))
+    fleet.server_tls = tls.for_server(pair.path)
     fleet.tls = ssl.create_default_context(cafile=str(made.bundle))
     fleet.trust = keyring.Trust.create(tmp_path / "keys", "north")
     for name, role in (("host-b", roles.Role.AGENT), ("eve", roles.Role.USER)):

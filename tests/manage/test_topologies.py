@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from muster.bus import client as bus_client
-from muster.core import errors
-from muster.manage import manifest, topologies
+from muster.core import errors, messages
+from muster.manage import manifest, protocol, topologies
 from muster.manage.adapters import catalogue
 from muster.testing.eventually import eventually
+from muster.trust import roles
 
 
 def shape(kind: str, size: int, **more: Any) -> topologies.Topology:
@@ -54,13 +55,17 @@ def test_a_manifest_unfolds_it():
     ]
 
 
-async def test_a_ring_is_deployed_mended_and_torn_down(fleet):
+async def test_a_ring_is_deployed_mended_and_torn_down(fleet, trust, broker_access):
     await fleet.registry()
     await fleet.manager()
-    host = await fleet.agent()
+    host = await fleet.agent(broker_access=broker_access)
     await fleet.client.apply("topologies: [{name: t, shape: ring, size: 4, agent: host-a}]")
     for number in range(1, 5):
         await fleet.client.wait(f"t-{number}", "up")
+
+    for name in ("a", "b"):
+        trust.issue(name, roles.Role.USER)
+    creds = {name: trust.credentials(name) for name in ("a", "b")}
 
     def url(number: int) -> Any:
         return host.hosted[f"t-{number}"].seen.properties.get("url", "nats://127.0.0.1:1")
@@ -69,8 +74,8 @@ async def test_a_ring_is_deployed_mended_and_torn_down(fleet):
         """Whether a message goes from one broker to the other."""
         try:
             async with (
-                await bus_client.connect([url(one)], identity="a", audit_s=0) as near,
-                await bus_client.connect([url(other)], identity="b", audit_s=0) as far,
+                await bus_client.connect([url(one)], creds=creds["a"], audit_s=0) as near,
+                await bus_client.connect([url(other)], creds=creds["b"], audit_s=0) as far,
                 await far.subscribe("topic.x") as heard,
             ):
                 await near.publish("topic.x", b"hello")
@@ -79,6 +84,8 @@ async def test_a_ring_is_deployed_mended_and_torn_down(fleet):
             return False
 
     await eventually(lambda: passes(1, 4))
+    with pytest.raises(errors.Unauthorized):
+        await bus_client.connect([url(1)], identity="a", audit_s=0)
     first = host.hosted["t-1"].adapter
     assert not first._observed().properties["reserve_closed"]
     await eventually(lambda: first.place.runtime.get("armed"))  # it has seen the ring whole
@@ -94,10 +101,10 @@ async def test_a_ring_is_deployed_mended_and_torn_down(fleet):
     await fleet.client.wait_gone(*(f"t-{number}" for number in range(1, 5)))
 
 
-async def test_a_network_is_changed_made_smaller_and_torn_down_by_manifest(fleet):
+async def test_a_network_is_changed_made_smaller_and_torn_down_by_manifest(fleet, broker_access):
     await fleet.registry()
     await fleet.manager()
-    host = await fleet.agent()
+    host = await fleet.agent(broker_access=broker_access)
 
     def text(shape: str, size: int) -> str:
         return f"topologies: [{{name: t, shape: {shape}, size: {size}, agent: host-a}}]"
@@ -132,3 +139,27 @@ async def test_a_network_is_changed_made_smaller_and_torn_down_by_manifest(fleet
     await fleet.client.delete_manifest(text("star", 2))
     await fleet.client.wait_gone("t-1", "t-2")
     assert not links()
+
+
+async def test_an_agent_without_the_domain_s_documents_makes_no_broker(fleet):
+    host = await fleet.agent()
+    made = await host.obey(
+        protocol.Operation(id="1", verb=protocol.Verb.CREATE, resource="t", epoch=1, type="broker", config={})
+    )
+    assert made.outcome is not messages.Outcome.DONE
+    assert "may not make brokers" in made.reason
+
+
+async def test_a_revocation_reaches_the_brokers_of_a_network(fleet, trust, broker_access):
+    host = await fleet.agent(broker_access=broker_access)
+    await host.obey(
+        protocol.Operation(id="1", verb=protocol.Verb.CREATE, resource="t", epoch=1, type="broker", config={})
+    )
+    trust.issue("a", roles.Role.USER)
+    creds, adapter = trust.credentials("a"), host.hosted["t"].adapter
+    async with await bus_client.connect([adapter.broker.url], creds=creds, audit_s=0):
+        pass
+    trust.revoke("a")
+    await adapter.refresh_trust()
+    with pytest.raises(errors.Unauthorized):
+        await bus_client.connect([adapter.broker.url], creds=creds, audit_s=0)

@@ -17,8 +17,6 @@ from muster.bus.brokers import broker, config, network, supervision
 from muster.core import errors, ground, hosts, metrics, subjects
 from muster.trust import jwt, keyring, roles
 
-LINK = "link"  # the identity under which our brokers hang on others
-
 
 class Brokers:
     def __init__(self, settings: ground.Ground, folder: home.Folder) -> None:
@@ -50,7 +48,9 @@ class Brokers:
         self._on_failure = on_failure
         self._restarts = measure.gauge("broker_restarts", "Times a broker fell and came back.", ("broker",))
         self._trusted = await asyncio.to_thread(self._gather, trust)
-        self._link_creds = await asyncio.to_thread(identities.credentials_file, trust, LINK, roles.Role.LINK)
+        self._link_creds = await asyncio.to_thread(
+            identities.credentials_file, trust, identities.LINK, roles.Role.LINK
+        )
         system = await asyncio.to_thread(identities.system_credentials, trust)
         bus = self._settings.bus
         self._network = network.Network(

@@ -19,6 +19,7 @@ from muster.trust import credentials as credentials_
 from muster.trust import keyring, roles
 
 SELF = "bootstrap"  # the domain's own process
+LINK = "link"  # the identity under which our brokers hang on others
 SYSTEM = "system"  # tells brokers of changed accounts
 ADMINISTRATOR = "admin"  # whoever has the home
 

@@ -19,14 +19,16 @@ from typing import Any, TextIO, cast
 
 import msgspec
 
-from muster.app import logs
+from muster.app import identities, logs
 from muster.bus import api, client, pages
+from muster.bus.brokers import config
 from muster.core import errors, ground, health, log, metrics, settings
 from muster.core import tls as tls_
 from muster.manage import agent, direct, manager, protocol, service
+from muster.manage.adapters import base
 from muster.store import api as store_api
 from muster.store import database
-from muster.trust import certificates, credentials, keyring, nkeys, roles
+from muster.trust import certificates, credentials, jwt, keyring, nkeys, roles
 
 ROLE_CACHE_S = 5.0
 END_S = 5.0
@@ -128,7 +130,12 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
                 part = manager.Manager(road)
             case "agent":
                 part = agent.Agent(
-                    bus, pathlib.Path(task.folder), zone=task.zone, beat_s=task.beat_s, machine=machine_id()
+                    bus,
+                    pathlib.Path(task.folder),
+                    zone=task.zone,
+                    beat_s=task.beat_s,
+                    machine=machine_id(),
+                    broker_access=lambda: asyncio.to_thread(broker_access, pathlib.Path(task.keys)),
                 )
             case _:
                 raise errors.InvalidInput(f"no process of kind {task.kind!r}")
@@ -140,6 +147,23 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
 
 def _starting() -> pages.Told:
     return pages.Told(health.State.STARTING)
+
+
+def broker_access(keys: pathlib.Path) -> base.BrokerAccess:
+    """For brokers that an agent on the domain's own machine makes. Blocks."""
+    trust = keyring.Trust.open(keys)
+    documents = trust.broker()
+    named = {jwt.read(document).name: key for key, document in documents.accounts.items()}
+    return base.BrokerAccess(
+        trust=config.OperatorTrust(
+            operator_jwt=documents.operator_jwt,
+            system_account=documents.system_account,
+            accounts=documents.accounts,
+            resolver=config.Resolver.MEMORY,
+        ),
+        account=named[trust.domain],
+        link_credentials=identities.credentials_file(trust, identities.LINK, roles.Role.LINK),
+    )
 
 
 class Doorkeeper:

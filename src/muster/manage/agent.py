@@ -13,7 +13,7 @@ import pathlib
 import platform
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -65,8 +65,10 @@ class Agent(household.Household):
         adapters: Callable[[str], type[base.Adapter]] = catalogue.find,
         types: Sequence[str] | None = None,
         clock: Callable[[], float] = time.time,
+        broker_access: Callable[[], Awaitable[base.BrokerAccess]] | None = None,
     ) -> None:
         super().__init__(name or bus.identity, folder, adapters)
+        self.broker_access = broker_access
         self._bus = bus
         self._zone = zone
         self._labels = dict(labels or {})

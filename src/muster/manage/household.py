@@ -12,7 +12,7 @@ import asyncio
 import functools
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -83,6 +83,7 @@ class Household(abc.ABC):
         self.hosted: dict[str, Hosted] = {}
         self._folder = folder
         self._adapters = adapters
+        self.broker_access: Callable[[], Awaitable[base.BrokerAccess]] | None = None
         self._boot = int(time.time() * 1000)
 
     @abc.abstractmethod
@@ -305,6 +306,7 @@ class Household(abc.ABC):
                 neighbour=self._neighbour,
                 stored=functools.partial(self._stored_secret, one),
                 save=functools.partial(self._save, one),
+                broker_access=self.broker_access,
             )
         return one
 

@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from muster.bus.brokers import config
 from muster.core import errors, settings
 from muster.manage import protocol
 
@@ -33,6 +34,15 @@ OPERATION_PREFIX = "do_"
 
 
 async def _nothing_to_save() -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAccess:
+    """What a broker needs to admit the domain's identities and no others, and to join other brokers."""
+
+    trust: config.OperatorTrust
+    account: str  # the public key of the domain's
+    link_credentials: pathlib.Path
 
 
 @dataclass(slots=True)
@@ -48,6 +58,7 @@ class Place:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     stored: Callable[[str], Awaitable[str]] | None = None  # the secret of this name in the domain's store
     save: Callable[[], Awaitable[None]] = _nothing_to_save
+    broker_access: Callable[[], Awaitable[BrokerAccess]] | None = None  # None: no brokers are made here
     generation: int = 0  # of the wish that the call under way, or the last one, is to bring about
 
     async def secret(self, reference: Mapping[str, str]) -> str:

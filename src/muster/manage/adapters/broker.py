@@ -7,6 +7,9 @@ The first broker of a ring holds a link in reserve (`muster.manage.topologies`):
 links, and closes its own when one of them is down.  If that one comes back, the brokers notice the circle and
 keep it down: from then on it is the reserve.
 
+It admits the domain's identities only: an agent that does not hold the documents for that makes no brokers.
+When those change (a revocation), the broker reads them again.
+
 The broker ends with its agent, which is told to start it again.
 """
 
@@ -28,6 +31,7 @@ from muster.manage.adapters import base
 WATCH_S = 0.25
 LINK_TIMEOUT_S = 5.0
 RESERVE = "reserve"
+TRUST_S = 30.0  # between two looks whether the domain's documents have changed
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -51,6 +55,8 @@ class Broker(base.Adapter):
         super().__init__(place)
         self._config: Config | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._trusting: asyncio.Task[None] | None = None
+        self._access: base.BrokerAccess | None = None
         self.broker: broker.Broker | None = None
 
     async def create(self, config: Config, *, start: bool) -> None:
@@ -93,8 +99,9 @@ class Broker(base.Adapter):
         if self.broker is not None and self.broker.state is broker.State.RUNNING:
             return
         await self.do_stop()
+        self._access = access = await self._broker_access()
         made = broker.Broker(
-            self._settings(self._config), supervise=supervision.NO_RESTART, listener=self._changed
+            self._settings(self._config, access), supervise=supervision.NO_RESTART, listener=self._changed
         )
         self.broker = made
         try:
@@ -105,13 +112,15 @@ class Broker(base.Adapter):
             await self.do_stop()
             raise
         self._watch_anew()
+        self._trusting = asyncio.create_task(self._keep_trust(), name=f"trust {self.place.name}")
         self._tell()
 
     async def do_stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-            self._watching = None
+        ending = [task for task in (self._watching, self._trusting) if task is not None]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        self._watching = self._trusting = None
         if self.broker is not None:
             made, self.broker = self.broker, None
             await made.stop()
@@ -146,7 +155,26 @@ class Broker(base.Adapter):
 
     # The broker
 
-    def _settings(self, wanted: Config) -> config.BrokerConfig:
+    async def _broker_access(self) -> base.BrokerAccess:
+        if self.place.broker_access is None:
+            raise errors.Refused(
+                f"{self.place.name}: this agent may not make brokers, which would admit everybody",
+                hint="use the agent on the domain's own machine: it holds the domain's documents",
+            )
+        return await self.place.broker_access()
+
+    async def _keep_trust(self) -> None:
+        while True:
+            await asyncio.sleep(TRUST_S)
+            with contextlib.suppress(errors.MusterError):
+                await self.refresh_trust()
+
+    async def refresh_trust(self) -> None:
+        access = await self._broker_access()
+        if self.broker is not None and access.trust != self.broker.config.trust:
+            await self.broker.apply(dataclasses.replace(self.broker.config, trust=access.trust))
+
+    def _settings(self, wanted: Config, access: base.BrokerAccess) -> config.BrokerConfig:
         ports = self.place.runtime.get("ports", {})
         return config.BrokerConfig(
             name=self.place.name,
@@ -157,6 +185,7 @@ class Broker(base.Adapter):
             leaf=config.Listener(port=ports.get("leaf", 0)),
             storage=config.Storage(domain=self.place.name) if wanted.storage else None,
             connections_max=wanted.connections_max,
+            trust=access.trust,
         )
 
     def _remember(self, made: broker.Broker) -> None:
@@ -201,13 +230,15 @@ class Broker(base.Adapter):
             await self.broker.link(self._remote(id, far))
 
     def _remote(self, id: str, far: str) -> config.LeafRemote:
+        assert self._access is not None
+        account, creds = self._access.account, self._access.link_credentials
         if "://" in far:
-            return config.LeafRemote(id=id, urls=(far,))
+            return config.LeafRemote(id=id, urls=(far,), account=account, credentials_file=creds)
         other = self.place.neighbour(far)
         url = other.broker.leaf_url if isinstance(other, Broker) and other.broker is not None else None
         if url is None:
             raise errors.Unavailable(f"{self.place.name}: the broker {far!r} does not run on this machine")
-        return config.LeafRemote(id=id, urls=(url,), far=far)
+        return config.LeafRemote(id=id, urls=(url,), far=far, account=account, credentials_file=creds)
 
     # A ring's reserve
 

@@ -123,7 +123,9 @@ def _light(url: str, quick: bool) -> list[harness.Row]:
                 _row("non-persistent end to end, Python", best["rate"], "/s", "higher", 60_000),
                 _row("CPU to send one, Python", best["send"], "µs", "lower"),
                 _row("CPU to receive one, Python", best["receive"], "µs", "lower"),
-                _row("CPU to send and receive one, Python", best["send"] + best["receive"], "µs", "lower"),
+                _row(
+                    "CPU to send and receive one, Python", best["send"] + best["receive"], "µs", "lower", 15
+                ),
             ]
     return rows
 

@@ -9,8 +9,9 @@ Beside our figure stand, for the same receivers, events and addresses:
 - the time that one core needs merely to read the bytes that a match touches.
 
 Events to 0.01 % and 1 % come as they are drawn, those to 50 % only as far as up to 2.5 % of the receivers'
-policies accept them; rows of their own, with the same goals, show those that many accept.  Wall-clock figures suffer from
-neighbours: each is taken at several moments of the run, in turns with the others, and the best one counts.
+policies accept them; rows of their own, with the same goals, show those that many accept.  Wall-clock figures
+suffer from neighbours: each is taken at several moments of the run, in turns with the others, and the best
+one counts.
 The 99th percentiles, and rates of CPU time, are of CPU time.
 
 Memory is what the process of a notifier has more, as the system counts it, when a running one that held

@@ -1,8 +1,8 @@
 """Where management's processes come from: one process that has imported everything, and forks.
 
 A registry endpoint, a manager or an agent is then a matter of milliseconds, and they share the memory of the
-program.  The nursery reads a task a line and answers with the number of the process that has it; that process
-says when it is ready.  It does nothing else, and has no threads: forking is safe.
+program.  The nursery reads a task a line; the process that has it says its number, and when it is ready.  The
+nursery does nothing else, and has no threads: forking is safe.
 
 What it bore lives on without it, and ends with the bootstrap node: all of them hold the reading end of a pipe
 (the leash), whose other end the bootstrap node has.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -26,11 +27,16 @@ START_S = 20.0
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line from the nursery (``pid``) or from one that it bore (``ready``)."""
+    """A line from a process that the nursery bore: first its ``pid``, later that it is ``ready``."""
 
-    name: str
+    number: int  # of the request
     pid: int = 0
     ready: bool = False
+
+
+class Request(msgspec.Struct, frozen=True):
+    number: int
+    task: msgspec.Raw
 
 
 class Nursery:
@@ -40,7 +46,10 @@ class Nursery:
         self._on_ready = on_ready
         self._process: asyncio.subprocess.Process | None = None
         self._listening: set[asyncio.Task[None]] = set()
-        self._born: dict[str, asyncio.Future[int]] = {}
+        self._requests = itertools.count(1)
+        # By the number of the request: those that are waited for, and the names of those not ready yet.
+        self._born: dict[int, asyncio.Future[int]] = {}
+        self._names: dict[int, str] = {}
         self._leash = os.pipe()
 
     @property
@@ -48,26 +57,32 @@ class Nursery:
         return self._process.pid if self._process is not None else None
 
     async def bear(self, name: str, task: msgspec.Struct) -> int:
-        """The number of the process that has this task. A nursery that has died is replaced."""
+        """The number of the process that has this task. A nursery that has died is replaced.
+
+        A process that is born after its request was given up is ended: another one has its task by then.
+        """
         if self._process is None or self._process.returncode is not None:
             await self._start()
         assert self._process is not None
         assert self._process.stdin is not None
         born: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._born[name] = born
-        self._process.stdin.write(msgspec.json.encode(task) + b"\n")
+        number = next(self._requests)
+        self._born[number] = born
+        self._names = {other: known for other, known in self._names.items() if known != name} | {number: name}
+        request = Request(number, msgspec.Raw(msgspec.json.encode(task)))
+        self._process.stdin.write(msgspec.json.encode(request) + b"\n")
         ended = asyncio.ensure_future(self._process.wait())
         try:
-            async with asyncio.timeout(START_S):
-                await asyncio.wait([born, ended], return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            raise errors.TimedOut(f"{name} was not started in {START_S:g} s") from None
+            await asyncio.wait([born, ended], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            if born.done():
+                return born.result()
         finally:
+            del self._born[number]
             ended.cancel()
-            del self._born[name]
-        if not born.done():
+        self._names.pop(number, None)
+        if ended.done():
             raise errors.Unavailable(f"the nursery ended while {name} was being started")
-        return born.result()
+        raise errors.TimedOut(f"{name} was not started in {START_S:g} s")
 
     async def close(self) -> None:
         """Let go of the leash: everything that was born here ends."""
@@ -101,10 +116,15 @@ class Nursery:
     async def _listen(self, lines: asyncio.StreamReader) -> None:
         while line := await lines.readline():
             said = msgspec.json.decode(line, type=Said)
+            born = self._born.get(said.number)
             if said.ready:
-                self._on_ready(said.name)
-            elif (born := self._born.get(said.name)) is not None and not born.done():
+                if (name := self._names.pop(said.number, None)) is not None:
+                    self._on_ready(name)
+            elif born is not None and not born.done():
                 born.set_result(said.pid)
+            else:  # too late
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(said.pid, signal.SIGKILL)
 
 
 def _say(said: Said) -> None:
@@ -121,21 +141,21 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # they are others' to wait for
     gc.freeze()
     for line in sys.stdin.buffer:
-        task = msgspec.json.decode(line, type=managing.Task)
-        pid = os.fork()
-        if pid == 0:
-            _live(task, leash)
-        _say(Said(task.known_as, pid=pid))
+        request = msgspec.json.decode(line, type=Request)
+        task = msgspec.json.decode(request.task, type=managing.Task)
+        if os.fork() == 0:
+            _live(request.number, task, leash)
 
 
-def _live(task: Any, leash: int) -> None:
-    """The rest of a process's life."""
+def _live(number: int, task: Any, leash: int) -> None:
+    """The rest of a process's life. It says itself that it lives: the nursery may end at any moment."""
     from muster.app import managing
 
     code = 1
+    _say(Said(number, pid=os.getpid()))
     try:
-        for number in (signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        for signal_number in (signal.SIGINT, signal.SIGCHLD):
+            signal.signal(signal_number, signal.SIG_DFL)
         for path, fd, how in (
             (os.devnull, 0, os.O_RDONLY),
             (task.log_file, 2, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
@@ -143,7 +163,7 @@ def _live(task: Any, leash: int) -> None:
             opened = os.open(path, how, 0o600)
             os.dup2(opened, fd)
             os.close(opened)
-        asyncio.run(managing.live(task, leash, lambda: _say(Said(task.known_as, ready=True))))
+        asyncio.run(managing.live(task, leash, lambda: _say(Said(number, ready=True))))
         code = 0
     except BaseException:  # noqa: BLE001  (whatever it was: it is written down, and the process ends)
         sys.excepthook(*sys.exc_info())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 PAUSE_S_MIN = 0.2
 PAUSE_S_MAX = 15.0
+DOUBLINGS_MAX = 16  # of the pause, which has its own bound
 STEADY_S = 30.0  # after so long a process counts as sound again
 
 
@@ -77,7 +78,8 @@ class Care:
             ward.falls = 0
         ward.falls += 1
         ward.phase, ward.reason = Phase.MISSING, reason
-        pause_s = 0.0 if ward.falls == 1 else min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** (ward.falls - 2))
+        doublings = min(ward.falls - 2, DOUBLINGS_MAX)
+        pause_s = 0.0 if ward.falls == 1 else min(PAUSE_S_MAX, PAUSE_S_MIN * 2**doublings)
         ward.due_at = now + pause_s
 
     def next_at(self) -> float | None:

@@ -7,33 +7,29 @@ again soon, in the same words.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, TypeVar
-
-from muster.core import errors
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class UnderWay(Generic[T]):
     def __init__(self) -> None:
-        self._outcomes: dict[Hashable, asyncio.Future[T]] = {}
+        self._outcomes: dict[Hashable, asyncio.Task[T]] = {}
+        self._waiting: dict[Hashable, int] = {}
 
-    async def once(self, what: Hashable, do: Callable[[], Awaitable[T]]) -> T:
-        """The outcome of ``do``, or of the one that was begun for the same ``what`` and has not ended."""
-        known = self._outcomes.get(what)
-        if known is not None:
-            return await asyncio.shield(known)
-        outcome = self._outcomes[what] = asyncio.get_running_loop().create_future()
+    async def once(self, what: Hashable, do: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The outcome of ``do``, or of the one that was begun for the same ``what`` and has not ended.
+
+        It belongs to all who asked: it is cancelled when the last of them is.
+        """
+        if (task := self._outcomes.get(what)) is None:
+            task = self._outcomes[what] = asyncio.create_task(do())
+        self._waiting[what] = self._waiting.get(what, 0) + 1
         try:
-            result = await do()
-        except errors.MusterError as error:
-            outcome.set_exception(error)
-            outcome.exception()  # nobody else may have asked
-            raise
-        else:
-            outcome.set_result(result)
-            return result
+            return await asyncio.shield(task)
         finally:
-            del self._outcomes[what]
-            outcome.cancel()
+            self._waiting[what] -= 1
+            if not self._waiting[what]:
+                del self._waiting[what], self._outcomes[what]
+                task.cancel()

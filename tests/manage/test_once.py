@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from muster.manage import bootstrap, once
+
+
+async def test_all_who_asked_are_told_whatever_becomes_of_the_first():
+    done, gate = 0, asyncio.Event()
+
+    async def work() -> int:
+        nonlocal done
+        await gate.wait()
+        done += 1
+        return done
+
+    under_way = once.UnderWay[int]()
+    first, second = (asyncio.create_task(under_way.once("x", work)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    third = asyncio.create_task(under_way.once("x", work))
+    await asyncio.sleep(0)
+    gate.set()
+    assert [await second, await third] == [1, 1]
+    assert await under_way.once("x", work) == 2, "it has ended, so it is done anew"
+
+
+async def test_an_error_of_any_kind_is_told_to_all():
+    gate = asyncio.Event()
+
+    async def work() -> int:
+        await gate.wait()
+        raise KeyError("oops")
+
+    under_way = once.UnderWay[int]()
+    asked = [asyncio.create_task(under_way.once("x", work)) for _ in range(2)]
+    await asyncio.sleep(0)
+    gate.set()
+    for task in asked:
+        with pytest.raises(KeyError):
+            await task
+
+
+async def test_it_is_cancelled_with_the_last_who_asked():
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    under_way = once.UnderWay[None]()
+    task = asyncio.create_task(under_way.once("x", work))
+    await asyncio.sleep(0)
+    task.cancel()
+    await ended.wait()
+
+
+def test_a_process_that_fell_thousands_of_times_is_started_again():
+    care = bootstrap.Care(["a"])
+    for number in range(2_000):
+        care.ended("a", float(number), "it ended")
+    assert care.next_at() == 1_999.0 + bootstrap.PAUSE_S_MAX

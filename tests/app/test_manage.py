@@ -18,7 +18,7 @@ from muster.bus.rpc import client as rpc
 from muster.core import errors, messages, settings
 from muster.manage import agent, client, protocol
 from muster.testing.eventually import eventually
-from muster.trust import credentials, nkeys, roles, sealing
+from muster.trust import credentials, roles, sealing
 
 MANIFEST = """
 resources:
@@ -106,13 +106,33 @@ async def nursery_is_replaced(admin: Any) -> None:
 
 async def enrol(text: str, folder: Path) -> str:
     token = enrolment.Token.parse(text)
-    key = nkeys.KeyPair.create(nkeys.Kind.USER)
+    key = await asyncio.to_thread(enrolment.machine_key, folder)
     creds = credentials.Credentials.parse(token.creds)
     tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
     async with await connecting.connect(token.servers, creds=creds, tls=tls) as bus:
         answer = await manage.ask(bus, "enrol", timeout_s=5, public_key=key.public)
-    await asyncio.to_thread(enrolment.write_credentials, folder / "agent.creds", key, answer["jwt"])
+    await asyncio.to_thread(enrolment.write_credentials, folder, key, answer["jwt"])
     return (folder / "agent.creds").read_text()
+
+
+async def nothing_but_to_ask(text: str) -> None:
+    """What an agent may do, its token may not: it hears nothing, and nothing that it says arrives."""
+    token = enrolment.Token.parse(text)
+    tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
+    creds = credentials.Credentials.parse(token.creds)
+    async with await connecting.connect(token.servers, creds=creds, tls=tls) as bus:
+        me = bus.identity
+        hello = messages.encode(protocol.Hello(boot=1))
+        for subject in (
+            *(protocol.hello(me), protocol.hello("host-b"), protocol.request(me, "get")),
+            *(f"muster.manage.from.{me}.domain.token", "topic.news", f"muster.inform.from.{me}.read.get"),
+        ):
+            with pytest.raises((errors.Forbidden, errors.Unavailable)):
+                await bus.request(subject, hello, timeout_s=0.5)
+        for subject in ("muster.manage.all.>", f"muster.manage.to.{me}.>", "topic.>", "_INBOX.>"):
+            with pytest.raises(errors.Forbidden):
+                async with await bus.subscribe(subject, handler=lambda _: None):
+                    await bus.flush()
 
 
 async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running, tmp_path):
@@ -122,8 +142,8 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
         made = await manage.ask(admin, "token", name="host-b")
         first = credentials.Credentials.parse(await enrol(made["token"], tmp_path / "one"))
         assert first.identity == "host-b"
-        with pytest.raises((errors.Forbidden, errors.Unauthorized, errors.Unavailable)):
-            await enrol(made["token"], tmp_path / "two")  # spent, and soon its identity is revoked
+        with pytest.raises(errors.Forbidden, match="is spent"):
+            await enrol(made["token"], tmp_path / "two")
         async with await connecting.connect(running.servers, creds=first) as bus:
             async with agent.Agent(bus, tmp_path / "hosted", beat_s=0.5):
 
@@ -172,6 +192,9 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
         again = await manage.ask(admin, "token", name="host-b", approval=True)
         with pytest.raises(errors.Unavailable, match="approval"):
             await enrol(again["token"], tmp_path / "three")
+        await nothing_but_to_ask(again["token"])
+        with pytest.raises(errors.Forbidden, match="another machine"):
+            await enrol(again["token"], tmp_path / "thief")
         await manage.ask(admin, "approve", name="host-b")
         second = credentials.Credentials.parse(await enrol(again["token"], tmp_path / "three"))
         assert second.claims.sub != first.claims.sub

@@ -24,4 +24,4 @@ def test_every_error_of_the_tree_has_its_exit_code_on_the_page():
 
 
 def test_the_roles_offered_are_those_there_are():
-    assert set(creds.ROLES) == set(roles.Role) - {roles.Role.SYSTEM}
+    assert set(creds.ROLES) == set(roles.Role) - {roles.Role.SYSTEM, roles.Role.JOINING}

@@ -83,6 +83,41 @@ async def agent(folder: Path, *words: str) -> Any:
         await process.communicate()
 
 
+async def test_three_machines_join_at_once_with_tokens_that_ps_does_not_show(domain, tmp_path):
+    tokens = [(await domain("agent", "token", name))["token"] for name in ("host-c", "host-d", "host-e")]
+    (tmp_path / "token").write_text(tokens[0])
+    ways: list[tuple[tuple[str, ...], dict[str, str], bytes | None]] = [
+        (("--join-file", str(tmp_path / "token")), {}, None),
+        (("--join", "-"), {}, tokens[1].encode()),
+        ((), {"MUSTER_JOIN_TOKEN": tokens[2]}, None),
+    ]
+    async with contextlib.AsyncExitStack() as stack:
+        joining = []
+        for number, (words, variables, stdin) in enumerate(ways):
+            folder = tmp_path / f"agent-{number}"
+            line = driver.command_line("-o", "json", "agent", "--folder", folder, *words)
+            process = await asyncio.create_subprocess_exec(
+                *line,
+                env=driver.environment(tmp_path) | variables,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            stack.push_async_callback(process.communicate)
+            stack.callback(process.terminate)
+            assert process.stdin is not None
+            process.stdin.write(stdin or b"")
+            process.stdin.close()
+            joining.append(process)
+        async with asyncio.timeout(PATIENCE_S):
+            lines = [await process.stdout.readline() for process in joining if process.stdout is not None]
+    assert [json.loads(line)["agent"] for line in lines] == ["host-c", "host-d", "host-e"]
+    again = await asyncio.to_thread(
+        driver.run, "agent", "--folder", tmp_path / "other", "--join", tokens[0], home=domain.home
+    )
+    assert again.code != 0
+    assert "this token is spent" in again.err
+
+
 async def test_through_a_proxy_by_websocket_then_without_any_broker(domain, tmp_path):
     folder, manifest = tmp_path / "agent", tmp_path / "fleet.yaml"
     manifest.write_text(MANIFEST)

@@ -226,17 +226,17 @@ class Manage:
 
     async def _enrol(self, call: server.Call, public_key: str, machine: str = "") -> dict[str, str]:
         try:
-            answer = await self._desk.enrol(call.identity, public_key, machine)
+            admitted = await self._desk.enrol(call.identity, public_key, machine)
         except errors.Unavailable:  # it waits for approval, and asks again and again
             call.audited = False
             raise
         running = await asyncio.to_thread(self._context.folder.running)
-        if running is not None:
+        if running is not None and admitted.replaced:
             tls = None
             if running.ca:
                 tls = await asyncio.to_thread(certificates.for_clients, self._context.settings)
             self._context.spawn(_tell(self._context, running.servers, tls))
-        return answer
+        return {"name": admitted.name, "jwt": admitted.jwt}
 
 
 async def _heard(place: pages.Place) -> str:
@@ -249,8 +249,7 @@ async def _heard(place: pages.Place) -> str:
 
 
 async def _tell(context: context_.Context, servers: Sequence[str], tls: Any) -> None:
-    """After the answer is out: the token's own connection is among those that are cut off."""
-    await asyncio.sleep(0.5)
+    """That a former key was revoked."""
     try:
         await identities.tell_brokers(context.trust, servers, tls=tls)
     except errors.MusterError as error:

@@ -64,7 +64,7 @@ not know.
 
 _LINE = re.compile(r"^ {4}.*?(muster\.(?:<[^>]*>|\{[^}]*\}|\[[^\]]*\]|[^\s<>{}\[\]])+)\s*(.*)$")
 _OTHER = "somebody-else"
-_APART = (roles.Role.LINK, roles.Role.SYSTEM)
+_APART = (roles.Role.LINK, roles.Role.SYSTEM, roles.Role.JOINING)
 
 
 class Subject(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,26 @@ RETRY_S = 2.0
     cls=base.Group,
     invoke_without_command=True,
     examples=[
-        ("muster agent --join TOKEN", "the first time; the machine's key stays on the machine"),
+        ("muster agent --join-file TOKEN.txt", "the first time; the machine's key stays on the machine"),
+        ("muster agent --join - < TOKEN.txt", "… with the token from stdin; `ps` shows no part of it"),
         ("muster agent", "from then on"),
         ("muster agent token host-b", "on the domain's machine: let host-b in"),
     ],
 )
-@click.option("--join", "token", metavar="TOKEN", help="Enrol with this one-time token.")
+@click.option(
+    "--join",
+    "token",
+    metavar="TOKEN",
+    envvar="MUSTER_JOIN_TOKEN",
+    show_envvar=True,
+    help="Enrol with this one-time token; '-' reads it from stdin. Other users of the machine see arguments.",
+)
+@click.option(
+    "--join-file",
+    "token_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Enrol with the one-time token in this file.",
+)
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -59,6 +74,7 @@ RETRY_S = 2.0
 def agent(
     context: click.Context,
     token: str | None,
+    token_file: Path | None,
     folder: Path,
     proxy: str | None,
     managers: tuple[str, ...],
@@ -75,6 +91,10 @@ def agent(
         return
     invocation = context.ensure_object(base.Invocation)
     given = monitoring.pairs(labels, "--label")
+    if token_file is not None:
+        token = token_file.read_text()
+    elif token == "-":
+        token = sys.stdin.read()
     base.run(_run(invocation, token, folder.expanduser(), proxy, managers, zone, given, beat_s))
 
 
@@ -126,7 +146,7 @@ async def _run(
 
 
 async def _enrol(invocation: base.Invocation, text: str, folder: Path, proxy: str | None) -> None:
-    """Spend the token: a key is made here, and its public half is all that leaves."""
+    """Spend the token: the machine's key is made here, and only its public half leaves."""
     import ssl
 
     import msgspec
@@ -135,28 +155,32 @@ async def _enrol(invocation: base.Invocation, text: str, folder: Path, proxy: st
     from muster.app import enrolment, manage
     from muster.app import managing as app_managing
     from muster.core import errors
-    from muster.trust import credentials, nkeys
+    from muster.trust import credentials
 
     token = enrolment.Token.parse(text)
     tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
-    key = nkeys.KeyPair.create(nkeys.Kind.USER)
+    key = await asyncio.to_thread(enrolment.machine_key, folder)
+    machine = await asyncio.to_thread(app_managing.machine_id)
     creds = credentials.Credentials.parse(token.creds)
     answer: dict[str, str] | None = None
-    told = False
-    async with await connecting.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
-        while answer is None:
-            try:
-                answer = await manage.ask(
-                    bus, "enrol", public_key=key.public, machine=app_managing.machine_id()
-                )
-            except errors.TimedOut:
-                raise
-            except errors.Unavailable as error:
-                if not told:
-                    invocation.printer.note(f"{error.message}; {error.hint or ''}")
-                    told = True
-                await asyncio.sleep(RETRY_S)
-    await asyncio.to_thread(enrolment.write_credentials, folder / "agent.creds", key, answer["jwt"])
+    noted = ""
+    try:
+        async with await connecting.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
+            while answer is None:
+                try:
+                    answer = await manage.ask(bus, "enrol", public_key=key.public, machine=machine)
+                except errors.Unavailable as error:  # also in doubt: it is asked again with the same key
+                    if token.has_expired:
+                        raise
+                    if error.message != noted:
+                        noted = error.message
+                        invocation.printer.note(f"{error.message}; {error.hint or 'asking again'}")
+                    await asyncio.sleep(RETRY_S)
+    except (errors.Unauthorized, errors.Unavailable) as error:
+        if token.has_expired:
+            raise errors.Forbidden("this token has expired", hint=enrolment.ANOTHER) from error
+        raise
+    await asyncio.to_thread(enrolment.write_credentials, folder, key, answer["jwt"])
     where = {"servers": list(token.servers), "ca": token.ca, "locator": token.locator, "proxy": proxy}
     await asyncio.to_thread((folder / "domain.json").write_bytes, msgspec.json.encode(where))
 

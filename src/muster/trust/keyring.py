@@ -290,6 +290,11 @@ class Trust:
     def credentials(self, identity: str, *, domain: str | None = None) -> credentials.Credentials:
         return credentials.Credentials.load(self.credentials_path(identity, domain=domain))
 
+    def document(self, identity: str, *, domain: str | None = None) -> str:
+        """The user JWT as it was last issued."""
+        domain = domain or self.domain
+        return files.read_text(self._user(domain, subjects.token(identity)), "a user's document")
+
     def credentials_path(self, identity: str, *, domain: str | None = None) -> pathlib.Path:
         return self._user(domain or self.domain, subjects.token(identity)).with_suffix(".creds")
 

@@ -74,6 +74,7 @@ _SUBJECT = re.compile(r"[^\s.]+(\.[^\s.]+)*\Z")
 
 class Role(enum.StrEnum):
     AGENT = "agent"
+    JOINING = "joining"
     MANAGER = "manager"
     REGISTRY = "registry"
     BOOTSTRAP = "bootstrap"
@@ -112,6 +113,7 @@ class Duty:
     hears: tuple[str, ...] = ()
     topics: bool = False
     speaks: str = ""  # the first token of all it says, where it may not say everything
+    asks_only: tuple[str, ...] = ()  # a part and one request to it: all that it may do is to ask for that
     speaks_as: tuple[str, ...] = ()  # parts whose own words it may say besides those it serves
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
@@ -125,6 +127,9 @@ class Duty:
 
 DUTIES = {
     Role.AGENT: Duty("hosts adapters and the sensor of one machine"),
+    Role.JOINING: Duty(
+        "the holder of an enrolment token: asks to be admitted", asks_only=("manage", "domain", "enrol")
+    ),
     Role.MANAGER: Duty(
         "manages resources through their adapters",
         speaks_as=("manage",),
@@ -239,6 +244,10 @@ def limits(
     publish += _storage(duty)
     subscribe += [subjects.said_by(part, "*", ">") for part in duty.hears]
     subscribe = [one.replace("<identity>", identity) for one in subscribe]
+    if duty.asks_only:
+        part, *request = duty.asks_only
+        publish = [subjects.said_by(part, identity, *request)]
+        subscribe = [_replies("*", identity), f"{subjects.inbox(identity)}.>"]
     if bearer:
         subscribe += ["$MQTT.sub.>", "$MQTT.deliver.pubrel.>"]  # where the broker puts what it kept for it
     return jwt.Limits(

@@ -1,0 +1,156 @@
+"""Enrolment tokens: one machine each, however often it asks and whatever crashes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from muster.app import enrolment
+from muster.core import errors
+from muster.store import database
+from muster.trust import credentials, keyring, nkeys, roles
+
+pytestmark = pytest.mark.may_block(reason="keys are written as the desk does in a thread")
+
+
+def new_key() -> str:
+    return nkeys.KeyPair.create(nkeys.Kind.USER).public
+
+
+class Office:
+    def __init__(self, store: database.Store, trust: keyring.Trust) -> None:
+        self.trust = trust
+        self.desk = enrolment.Desk(store, trust)
+
+    async def token(self, name: str = "host-b", *, approval: bool = False, lifetime_s: float = 60.0) -> str:
+        """The identity of a new token."""
+        text = await self.desk.make("ann", name, ("nats://x",), "", approval=approval, lifetime_s=lifetime_s)
+        return credentials.Credentials.parse(enrolment.Token.parse(text).creds).identity
+
+
+@pytest.fixture
+async def office(tmp_path):
+    async with await database.open("sqlite::memory:") as store:
+        yield Office(store, keyring.Trust.create(tmp_path / "keys", "work"))
+
+
+async def test_a_request_that_is_repeated_gets_the_same_answer(office):
+    token, key = await office.token(), new_key()
+    first = await office.desk.enrol(token, key, "m")
+    assert not first.replaced
+    assert await office.desk.enrol(token, key, "m") == first
+    with pytest.raises(errors.Forbidden, match="is spent"):
+        await office.desk.enrol(token, new_key(), "m")
+
+
+async def test_the_desk_may_end_at_any_moment(office, monkeypatch):
+    """After the token is spent, after the key is issued: the same key is admitted, and no other."""
+    for when in ("before", "after"):
+        token, key = await office.token(f"host-{when}"), new_key()
+        issue = office.trust.issue
+
+        def crash(*arguments: Any, when: str = when, issue: Any = issue, **options: Any) -> str:
+            if when == "after":
+                issue(*arguments, **options)
+            raise RuntimeError("power cut")
+
+        monkeypatch.setattr(office.trust, "issue", crash)
+        with pytest.raises(RuntimeError):
+            await office.desk.enrol(token, key, "m")
+        monkeypatch.setattr(office.trust, "issue", issue)
+        with pytest.raises(errors.Forbidden, match="is spent"):
+            await office.desk.enrol(token, new_key(), "m")
+        assert (await office.desk.enrol(token, key, "m")).name == f"host-{when}"
+
+
+async def test_many_machines_join_at_once(office):
+    tokens = [await office.token(f"host-{number}") for number in range(8)]
+    admitted = await asyncio.gather(*(office.desk.enrol(token, new_key(), "m") for token in tokens))
+    assert sorted(one.name for one in admitted) == [f"host-{number}" for number in range(8)]
+
+
+async def test_a_machine_that_was_replaced_does_not_come_back_with_its_old_token(office):
+    old, old_key = await office.token(), new_key()
+    await office.desk.enrol(old, old_key, "m")
+    new, key = await office.token(), new_key()
+    assert (await office.desk.enrol(new, key, "m")).replaced
+    with pytest.raises(errors.Forbidden, match="is spent"):
+        await office.desk.enrol(old, old_key, "m")
+    assert office.trust.show("host-b").public_key == key
+    assert office.trust.show("host-b").status == "valid"
+    office.trust.revoke("host-b")
+    with pytest.raises(errors.Forbidden, match="is spent"):
+        await office.desk.enrol(new, key, "m")
+
+
+async def test_what_is_approved_is_the_machine_that_asked(office):
+    token, key = await office.token(approval=True), new_key()
+    assert await office.desk.waiting() == []
+    with pytest.raises(errors.Unavailable, match="approval"):
+        await office.desk.enrol(token, key, "machine-1")
+    assert await office.desk.waiting() == [{"token": token, "name": "host-b", "machine": "machine-1"}]
+    with pytest.raises(errors.Forbidden, match="another machine"):
+        await office.desk.enrol(token, new_key(), "machine-2")
+    assert await office.desk.approve("host-b") == {"approved": "host-b"}
+    with pytest.raises(errors.Forbidden):
+        await office.desk.enrol(token, new_key(), "machine-2")
+    assert (await office.desk.enrol(token, key, "machine-1")).name == "host-b"
+    with pytest.raises(errors.NotFound):
+        await office.desk.approve("host-b")
+
+
+async def test_of_two_that_ask_under_one_name_the_operator_names_one(office):
+    tokens, keys = [await office.token(approval=True) for _ in range(3)], [new_key(), new_key()]
+    for token, key in zip(tokens, keys, strict=False):
+        with pytest.raises(errors.Unavailable):
+            await office.desk.enrol(token, key, "m")
+    with pytest.raises(errors.Conflict) as raised:
+        await office.desk.approve("host-b")
+    assert tokens[1] in (raised.value.hint or "")
+    await office.desk.approve(tokens[1])
+    assert (await office.desk.enrol(tokens[1], keys[1], "m")).name == "host-b"
+    with pytest.raises(errors.Unavailable):
+        await office.desk.enrol(tokens[0], keys[0], "m")
+
+
+async def test_a_token_says_why_it_is_not_accepted(office, monkeypatch):
+    token, key = await office.token(lifetime_s=60.0), new_key()
+    assert office.trust.show(token).role == roles.Role.JOINING
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 61.0)
+    with pytest.raises(errors.Forbidden, match="has expired"):
+        await office.desk.enrol(token, key, "m")
+    with pytest.raises(errors.Forbidden, match="not known"):
+        await office.desk.enrol("join-0", key, "m")
+    monkeypatch.setattr(time, "time", lambda: now + 62.0 + enrolment.ANSWERED_S)
+    await office.token("host-c")
+    with pytest.raises(errors.Forbidden, match="not known"):
+        await office.desk.enrol(token, key, "m")
+
+
+async def test_a_name_of_another_role_is_not_given_away(office):
+    office.trust.issue("boss", roles.Role.OPERATOR)
+    token = await office.token("boss")
+    with pytest.raises(errors.Conflict, match="role operator"):
+        await office.desk.enrol(token, new_key(), "m")
+    assert office.trust.show("boss").status == "valid"
+
+
+def test_the_key_of_a_machine_lasts_until_it_has_credentials(tmp_path):
+    key = enrolment.machine_key(tmp_path)
+    assert enrolment.machine_key(tmp_path).public == key.public
+    assert (tmp_path / "joining.seed").stat().st_mode & 0o777 == 0o600
+    trust = keyring.Trust.create(tmp_path / "keys", "work")
+    document = trust.issue("host-b", roles.Role.AGENT, public_key=key.public)
+    enrolment.write_credentials(tmp_path, key, document)
+    assert credentials.Credentials.load(tmp_path / "agent.creds").identity == "host-b"
+    assert enrolment.machine_key(tmp_path).public != key.public
+
+
+def test_what_joins_may_ask_to_be_admitted_and_nothing_else():
+    limits = roles.limits(roles.Role.JOINING, "join-1")
+    assert limits.pub.allow == ("muster.manage.from.join-1.domain.enrol",)
+    assert limits.sub.allow == ("_R.*.join-1.>", "_INBOX.join-1.>")

@@ -41,7 +41,7 @@ async def end_of(pid: int, born: str = "") -> int | None:
 
 
 async def _readable(fd: int) -> bool:
-    """Wait until the pidfd says that its process has ended; False where it cannot be waited for now."""
+    """Wait until the pidfd says that its process has ended; False where the loop cannot watch it."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     try:

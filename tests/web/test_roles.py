@@ -1,0 +1,109 @@
+"""Each role at each operation of REST, against the web process of a domain.
+
+A new operation has no line in the table, and fails here until somebody decides who may call it.  Requests are
+made so that they change nothing where they are allowed: of things that do not exist, or of another version.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from muster.app import identities
+from muster.trust import roles
+from muster.web import server
+from tests.web.conftest import Api, Running
+
+VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
+PEOPLE = {VIEWER: "vera", OPERATOR: "olga", ADMIN: "admin"}
+EVENT = {"type": "none", "content": {}}
+STALE = {"If-Match": '"999999"'}
+
+#: What may call an operation that is not a plain GET, which a viewer may, and what it is sent.
+TABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "GET /logins": (ADMIN, {}),
+    "PUT /logins/{name}": (ADMIN, {"json": {"password": "long enough"}}),
+    "DELETE /logins/{name}": (ADMIN, {}),
+    "POST /brokers": (ADMIN, {"json": {"name": "b-9", "below": "none"}}),
+    "DELETE /brokers/{name}": (ADMIN, {}),
+    "POST /links": (ADMIN, {"json": {"near": "none", "far": "none"}}),
+    "DELETE /links": (ADMIN, {"params": {"id": "none"}}),
+    "PUT /resources/{name}": (OPERATOR, {"json": {"type": "memory", "agent": "none"}, "headers": STALE}),
+    "DELETE /resources/{name}": (OPERATOR, {}),
+    "POST /resources/{name}/executions": (OPERATOR, {"json": {"operation": "restart"}}),
+    "POST /resources/{name}/drain": (OPERATOR, {}),
+    "POST /resources/{name}/undrain": (OPERATOR, {}),
+    "POST /manifests": (OPERATOR, {"json": {"manifest": "resources: {}"}}),
+    "POST /alerts/acknowledgements": (OPERATOR, {"json": {"rule": "none", "about": "none"}}),
+    "POST /silences": (OPERATOR, {"json": {"covers": "rule = 'none'", "for_s": 1}}),
+    "DELETE /silences/{id}": (OPERATOR, {}),
+    "POST /contexts": (OPERATOR, {"json": {"value": "", "lease_s": 1}}),
+    "PUT /contexts/{key}": (OPERATOR, {"json": {"value": ""}, "headers": STALE}),
+    "DELETE /contexts/{key}": (OPERATOR, {}),
+    "PUT /services/{id}": (OPERATOR, {"json": {"name": "none"}, "headers": STALE}),
+    "DELETE /services/{id}": (OPERATOR, {}),
+    "POST /notify/events": (OPERATOR, {"json": {"event": EVENT}}),
+    "DELETE /queues/{name}/messages": (OPERATOR, {}),
+    "POST /queues/{name}/moves": (OPERATOR, {"json": {"to": "queue:none"}}),
+    "POST /plans": (VIEWER, {"json": {"manifest": "resources: {}"}}),
+    "POST /notify/who": (VIEWER, {"json": {}}),
+    "POST /notify/explain": (VIEWER, {"json": {"event": EVENT, "receiver": "a/b"}}),
+    "POST /notify/check": (VIEWER, {"json": {"policy": "TRUE"}}),
+    "DELETE /tokens/current": (VIEWER, {}),
+}
+OPEN = {"POST /tokens"}  # it is the login
+
+
+def operations() -> dict[str, tuple[str, dict[str, Any]]]:
+    found = {}
+    for path, methods in server.rest().openapi()["paths"].items():
+        for method in methods:
+            name = f"{method.upper()} {path.removeprefix(server.API)}"
+            if name not in OPEN:
+                found[name] = TABLE.get(name, (VIEWER, {})) if method == "get" else TABLE[name]
+    return found
+
+
+def call(client: httpx.Client, name: str, given: dict[str, Any]) -> int:
+    """The status alone: some answers have no end."""
+    method, _, path = name.partition(" ")
+    for parameter in ("name", "id", "key", "service", "kind", "what"):
+        path = path.replace(f"{{{parameter}}}", "none")
+    with client.stream(method, path, **given) as answer:
+        return answer.status_code
+
+
+def test_the_table_has_every_operation_that_changes_something():
+    assert set(TABLE) <= set(operations())
+
+
+def test_nobody_calls_anything_without_a_login(lab: Running):
+    with httpx.Client(base_url=f"{lab.url}{server.API}", timeout=60) as client:
+        statuses = {name: call(client, name, given) for name, (_, given) in operations().items()}
+    assert statuses == dict.fromkeys(operations(), 401)
+
+
+@pytest.mark.parametrize("role", PEOPLE)
+def test_each_role_may_do_what_the_table_says(lab: Running, role: str):
+    rank = list(PEOPLE)
+    wrong = {}
+    with Api(lab, PEOPLE[role]) as client:
+        for name, (needed, given) in operations().items():
+            if name == "DELETE /tokens/current":
+                given = {"headers": {"Authorization": f"Bearer {lab.token(PEOPLE[role])}"}}
+            status = call(client, name, given)
+            allowed = rank.index(role) >= rank.index(needed)
+            if status == 401 or (status == 403) == allowed:
+                wrong[name] = status
+    assert wrong == {}
+
+
+def test_logins_of_other_roles_have_no_place(lab: Running):
+    trust = identities.open_(lab.settings)
+    for role in (roles.Role.USER, roles.Role.AGENT):
+        trust.passwords().set(f"a-{role}", role, "a long secret")
+        given = {"name": f"a-{role}", "password": "a long secret"}
+        assert httpx.post(f"{lab.url}{server.API}/tokens", json=given, timeout=30).status_code == 403
+        trust.passwords().remove(f"a-{role}")

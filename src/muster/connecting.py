@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import os
 import ssl
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from muster.bus import client
 from muster.bus import locator as locators
 from muster.core import errors, metrics
 from muster.trust import credentials
+
+if TYPE_CHECKING:
+    from muster.cli import connection
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 
@@ -31,7 +37,9 @@ async def connect(
     ``servers``: addresses of brokers (``nats://``, ``tls://``, ``ws://``, ``wss://``); one that answers is
     taken, and the others are turned to when it fails.  ``locator``: addresses of locators (``http://``,
     ``https://``), the first of which to answer says which brokers are best for us; if none does, ``servers``
-    are what is left.  With neither, the broker at nats://127.0.0.1:4222 is meant.  ``creds``: credentials,
+    are what is left.  With neither, the domain is found as the command line finds it: by ``MUSTER_PROFILE``,
+    ``MUSTER_HOME``, the current profile or the home here or in the user's folder, with its credentials; where
+    there is none of these, the broker at nats://127.0.0.1:4222 is meant.  ``creds``: credentials,
     or their file, which is read again for each new connection.  ``identity``: the name to go by; otherwise
     the one in the credentials.
     ``tls``: whom to believe, where the system's certificate authorities are not meant.  ``proxy``: an HTTP
@@ -39,6 +47,11 @@ async def connect(
     drops, refuses and renews.  ``echo``: whether its subscriptions hear what it publishes itself.
     """
     addresses = [servers] if isinstance(servers, str) else list(servers or ())
+    if not addresses and locator is None:
+        found = await asyncio.to_thread(_find)
+        if found is not None:
+            addresses, locator, creds = list(found.servers), found.locator, creds or found.creds
+            tls = tls or (ssl.create_default_context(cafile=str(found.ca)) if found.ca else None)
     if locator is not None:
         try:
             addresses = [*await locators.locate(locator, tls=tls), *addresses]
@@ -56,6 +69,21 @@ async def connect(
         proxy=proxy,
         echo=echo,
     )
+
+
+def _find() -> connection.Options | None:
+    """The domain that a command without options would use; None where there is neither profile nor home."""
+    from muster.app import home
+    from muster.cli import base, connection, profiles
+
+    place = os.environ.get("MUSTER_HOME")
+    invocation = base.Invocation(
+        home=Path(place) if place else None, profile=os.environ.get("MUSTER_PROFILE") or None
+    )
+    chosen = invocation.profile or invocation.home or profiles.current()
+    if not chosen and not home.Home.find().settings_file.is_file():
+        return None
+    return connection.resolve(invocation, connection.Options())
 
 
 def _read(path: Path) -> credentials.Credentials:

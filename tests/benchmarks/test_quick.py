@@ -19,10 +19,15 @@ def test_only_a_full_run_changes_results_and_texts(
     example = types.ModuleType("benchmarks.example", "An example.")
     example.__dict__["run"] = lambda _: [row]
     filled: list[bool] = []
+
+    def fill_all() -> list[Path]:
+        filled.append(True)
+        return []
+
     monkeypatch.setitem(sys.modules, "benchmarks.example", example)
     monkeypatch.setattr(harness, "RESULTS", tmp_path / "benchmarks" / "results")
     monkeypatch.setattr(harness, "QUICK_RESULTS", tmp_path / "benchmarks" / "quick")
-    monkeypatch.setattr(markers, "fill_all", lambda: filled.append(True) or [])
+    monkeypatch.setattr(markers, "fill_all", fill_all)
     monkeypatch.setattr(plots, "draw", lambda *_: None)
     (tmp_path / "benchmarks").mkdir()
     harness.run_one("example", quick)

@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -163,15 +164,16 @@ async def test_a_command_that_left_its_session_is_stopped_as_well(house):
 
 
 async def test_a_start_that_is_cancelled_while_it_spawns_is_seen_through(house, monkeypatch):
-    spawn = process.Process._spawn
+    spawn, go_on = process.Process._spawn, threading.Event()
 
     def slow(self: Any, *arguments: Any) -> int:
-        time.sleep(0.2)
+        assert go_on.wait(30)
         return spawn(self, *arguments)
 
     monkeypatch.setattr(process.Process, "_spawn", slow)
     config = {"command": ["sleep", mark()]}
     first = await house.do("create", config=config, timeout_s=0.05)
+    go_on.set()
     assert first.outcome is messages.Outcome.IN_DOUBT
     await house.do("create", config=config)
     await house.do("execute", operation="start")

@@ -23,7 +23,7 @@ WAIT_S = 60.0
 RECORDED_BY_THE_SERVICE = {
     *("agent approve", "agent token", "chaos kill", "pipeline stop"),
     *("alert ack", "alert maintenance", "alert silence", "alert unsilence", "notify define"),
-    *("broker link", "broker start", "broker stop", "broker unlink"),
+    *("broker link", "broker start", "broker stop", "broker unlink", "message move", "message purge"),
     "agent forget",
     "apply",
     "delete",

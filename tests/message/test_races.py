@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -15,10 +15,12 @@ import pytest
 from muster.bus import api
 from muster.bus.memory import network, streams
 from muster.core import errors
+from muster.core import messages as core_messages
 from muster.message import (
     backlog,
     client,
     consuming,
+    desk,
     destinations,
     dispatcher,
     faults,
@@ -66,8 +68,12 @@ async def disk(monkeypatch: pytest.MonkeyPatch, wall_clock: None) -> Disk:
 
 
 @contextlib.asynccontextmanager
-async def serving(net: network.Network, **wanted: Any) -> AsyncIterator[service.Service]:
-    started = service.Service(await net.connect("dispatcher"), settings.Message(**wanted), lease_ttl_s=2)
+async def serving(
+    net: network.Network, *, may: desk.May = desk.anything, **wanted: Any
+) -> AsyncIterator[service.Service]:
+    started = service.Service(
+        await net.connect("dispatcher"), settings.Message(**wanted), lease_ttl_s=2, may=may
+    )
     running = asyncio.create_task(started.run())
     try:
         await started.acting.wait()
@@ -78,9 +84,12 @@ async def serving(net: network.Network, **wanted: Any) -> AsyncIterator[service.
 
 
 async def act(
-    net: network.Network, name: str, epoch: int
+    net: network.Network,
+    name: str,
+    epoch: int,
+    change: Callable[[dispatcher.Dispatcher], None] = lambda made: None,
 ) -> tuple[dispatcher.Dispatcher, asyncio.Task[None]]:
-    """A dispatcher without a lease."""
+    """A dispatcher without a lease; ``change`` it before it begins."""
     bus = await net.connect(name)
     stream = await bus.stream(
         api.StreamSettings(
@@ -88,6 +97,7 @@ async def act(
         )
     )
     made = dispatcher.Dispatcher(bus, stream, epoch, settings.Message())
+    change(made)
     running = asyncio.create_task(made.run())
     await asyncio.sleep(0.3)
     return made, running
@@ -350,17 +360,22 @@ async def test_a_deposed_dispatcher_that_answers_first_starves_nobody(
 ):
     net = simulated_network
 
-    first, running = await act(net, "first", 1)
+    loop = asyncio.get_running_loop()
+
+    def deaf(made: dispatcher.Dispatcher) -> None:
+        made._other_began = lambda message: None  # type: ignore[method-assign]
+
+    def late(made: dispatcher.Dispatcher) -> None:
+        answer = made._deliver.answer
+        made._deliver.answer = lambda *found: loop.call_later(0.02, answer, *found)  # type: ignore[method-assign,assignment]
+
+    _, running = await act(net, "first", 1, deaf)
     async with (
         client.Connection(await net.connect("c")) as connection,
         client.Connection(await net.connect("p")) as writer,
     ):
         consumer = await connection.session().consumer(JOBS, prefetch=5)
-        first._other_began = lambda message: None  # type: ignore[method-assign] # it has not heard
-        second, running_too = await act(net, "second", 2)
-        answer = second._deliver.answer
-        loop = asyncio.get_running_loop()
-        second._deliver.answer = lambda *found: loop.call_later(0.02, answer, *found)  # type: ignore[method-assign,assignment]
+        _, running_too = await act(net, "second", 2, late)
         await asyncio.sleep(0.5)
         for number in range(8):
             await writer.session().producer(JOBS).send(f"{number}")
@@ -485,21 +500,65 @@ async def test_one_unstorable_item_takes_no_other_with_it(
         assert [type(one) for one in found] == [type(None), errors.InvalidInput, type(None)]
 
 
-async def test_a_move_whose_answer_stays_away_is_not_done_again(
+async def _moving(
+    net: network.Network, disk: Disk
+) -> tuple[client.Connection, asyncio.Task[protocol.Answer]]:
+    """A move of three of ten messages that is not answered as long as one question waits for its answer."""
+    connection = client.Connection(await net.connect("admin"))
+    for number in range(10):
+        await connection.session().producer(JOBS).send(f"{number}")
+    disk.ready.clear()
+    moving = asyncio.create_task(connection.ask(protocol.Move("jobs", to=str(OTHER), limit=3)))
+    await asyncio.sleep(8)
+    return connection, moving
+
+
+async def test_a_move_that_is_asked_again_is_done_once(simulated_network: network.Network, disk: Disk):
+    async with serving(simulated_network):
+        connection, moving = await _moving(simulated_network, disk)
+        disk.ready.set()
+        assert (await moving).count == 3
+        assert len([one async for one in connection.session().browse(OTHER)]) == 3
+        await connection.close()
+
+
+async def test_a_move_that_a_new_dispatcher_knows_nothing_of_is_in_doubt(
     simulated_network: network.Network, disk: Disk
 ):
-    net = simulated_network
-    async with serving(net), client.Connection(await net.connect("a")) as connection:
-        for number in range(10):
-            await connection.session().producer(JOBS).send(f"{number}")
-        disk.ready.clear()
-        moving = asyncio.create_task(connection.ask(protocol.Move("jobs", to=str(OTHER), limit=3)))
-        await asyncio.sleep(8)  # longer than one question waits for its answer
-        disk.ready.set()
+    async with serving(simulated_network):
+        connection, moving = await _moving(simulated_network, disk)
+    disk.ready.set()
+    async with serving(simulated_network):
         with pytest.raises(errors.TimedOut, match="may have been done"):
             await moving
-        await asyncio.sleep(8)
-        assert len([one async for one in connection.session().browse(OTHER)]) == 3
+        assert len([one async for one in connection.session().browse(OTHER)]) == 0
+        await connection.close()
+
+
+async def test_acts_on_queues_are_in_the_audit_whatever_their_outcome(simulated_network: network.Network):
+    net = simulated_network
+    may: desk.May = lambda identity, right, queue: (identity, right) != ("user", "admin")  # noqa: E731
+    async with (
+        serving(net, may=may),
+        client.Connection(await net.connect("admin")) as admin,
+        client.Connection(await net.connect("user")) as user,
+    ):
+        await admin.session().producer(JOBS).send("job")
+        with pytest.raises(errors.Forbidden) as refused:
+            await user.ask(protocol.Purge("jobs"))
+        assert "creds" in (refused.value.hint or ""), "what to do about it reaches the caller"
+        await admin.ask(protocol.Move("jobs", to=str(OTHER)))
+        await admin.ask(protocol.Purge("other"))
+        stream = await (await net.connect("reader")).open_stream(core_messages.DECISIONS_STREAM)
+        found = [
+            core_messages.decode(one.data, core_messages.Decision)
+            async for one in stream.read(1, (await stream.state()).last_sequence)
+        ]
+        assert [(one.who, one.what, one.target, one.outcome) for one in found] == [
+            ("user", "purge", "queue:jobs", core_messages.Outcome.REFUSED),
+            ("admin", "move", "queue:jobs", core_messages.Outcome.DONE),
+            ("admin", "purge", "queue:other", core_messages.Outcome.DONE),
+        ]
 
 
 def test_a_consumer_that_crashes_again_and_again_buries_what_it_fails_with_and_nothing_else():

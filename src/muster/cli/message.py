@@ -284,7 +284,6 @@ def unsubscribe(
 
 
 @message.command(
-    acts=("purge", "queue:{queue}"),
     examples=[("muster message purge orders --where \"region = 'north'\"", "")],
 )
 @click.argument("queue")
@@ -318,7 +317,6 @@ def dead_letters(
 
 
 @message.command(
-    acts=("move", "queue:{queue}"),
     examples=[
         ("muster message move dead-letters", "each back to where it came from"),
         ("muster message move orders --to queue:later --where 'amount > 100'", ""),

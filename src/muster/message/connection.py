@@ -12,7 +12,11 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, Self
 
+import msgspec
+
 from muster.bus import api
+from muster.bus.rpc import faults as rpc_faults
+from muster.bus.rpc import requests
 from muster.core import errors, log
 from muster.message import faults, listening, outbox, protocol, slowing
 
@@ -23,7 +27,6 @@ ASK_S = 5.0
 CLOSE_S = 3.0  # closing waits no longer than that for a dispatcher
 #: What is not asked anew only because another dispatcher has begun: it would find nothing to do any more.
 _ONCE = (protocol.Unsubscribe, protocol.DropQueue, protocol.Purge, protocol.Move)
-_NEVER_TWICE = (protocol.Purge, protocol.Move)  # each time it does more
 IN_DOUBT_S = 60.0  # how long a work is repeated before its sender hears that it is in doubt
 
 
@@ -290,32 +293,37 @@ class Connection:
     async def ask(self, asked: protocol.Ask, *, timeout_s: float | None = None) -> protocol.Answer:
         """Ask until there is an answer: a dispatcher that dies has a successor.
 
-        What must not be done twice is asked once; `errors.TimedOut` then says that it may have been done.
+        What must not be done twice is repeated to the same dispatcher only, which recognises it; with another
+        one `errors.TimedOut` says that it may have been done.
         """
         deadline = self._loop.time() + (self.in_doubt_s if timeout_s is None else timeout_s)
         pause_s = 0.05
         times = 0
+        id = secrets.token_hex(16) if isinstance(asked, protocol.Purge | protocol.Move) else None
         while True:
             try:
                 if not self._known and not isinstance(asked, protocol.READS):
                     await self.greet()
+                if isinstance(asked, protocol.Purge | protocol.Move) and not times:
+                    asked = msgspec.structs.replace(asked, epoch=self._epoch)
                 times += 1
-                return await self._ask_once(asked)
+                return await self._ask_once(asked, id)
+            except errors.StaleEpoch as error:
+                if times > 1:
+                    raise errors.TimedOut(f"it may have been done: {error.message}") from error
+                times = 0
+                self._known = False
             except faults.InvalidDestination:
                 if times > 1 and isinstance(asked, protocol.Unsubscribe):
                     return protocol.Answer()  # it was done the first time
                 raise
-            except errors.Unavailable as error:
-                if times and isinstance(asked, _NEVER_TWICE):
-                    raise errors.TimedOut(
-                        f"no answer came: it may have been done ({error.message})"
-                    ) from error
+            except errors.Unavailable:
                 if self.closed or self._loop.time() + pause_s > deadline:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(1.0, 2 * pause_s)
 
-    async def _ask_once(self, asked: protocol.Ask) -> protocol.Answer:
+    async def _ask_once(self, asked: protocol.Ask, id: str | None = None) -> protocol.Answer:
         identity = self.bus.identity
         looks = isinstance(asked, protocol.READS)  # which those may who may do nothing else
         subject = protocol.read_subject(identity) if looks else protocol.ask_subject(identity)
@@ -324,7 +332,12 @@ class Connection:
             async with until:
                 if not isinstance(asked, _ONCE):
                     self._asking[until] = self._epoch
-                answered = await self.bus.request(subject, protocol.encode(asked), timeout_s=ASK_S)
+                answered = await self.bus.request(
+                    subject,
+                    protocol.encode(asked),
+                    headers={requests.REQUEST_ID: id} if id else None,
+                    timeout_s=ASK_S,
+                )
         except TimeoutError:
             raise errors.NotConnected("another dispatcher has begun, and has to be asked anew") from None
         except errors.Forbidden as forbidden:
@@ -339,7 +352,7 @@ class Connection:
             raise errors.NotConnected("a dispatcher that has been replaced answered: ask its successor")
         self._heard_of(answer.epoch)
         if answer.error is not None:
-            error = faults.named(answer.error, answer.message)
+            error = rpc_faults.error_of(answer.error)
             if isinstance(error, errors.NotConnected):
                 self._known = False
             raise error

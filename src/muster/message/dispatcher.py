@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
+from collections import Counter
 from typing import Final
 
 from muster.bus import api, leases
+from muster.bus.rpc import requests
 from muster.core import errors, log, subjects, topics
 from muster.message import (
+    administrating,
     attaching,
     capturing,
     caring,
@@ -34,6 +38,7 @@ from muster.message import (
 events = log.Events("message")
 
 RECORDS_BYTES: Final = 64 << 20  # a checkpoint after so many bytes, so that a successor reads no more
+TELL: Final = ("tell",)
 WATCH_S = 1.0
 SWEEP_S = 30.0  # between looks at a full log for what has expired
 
@@ -54,6 +59,8 @@ class Dispatcher:
         self._capture = capturing.Capturing(self._desk, self._deliver)
         self._attaching = attaching.Attaching(self._desk, self._deliver, self._capture)
         self._caring = caring.Caring(self._desk, self._deliver)
+        self._administrating = administrating.Administrating(self._desk, self._caring)
+        self.refused: Counter[str] = Counter()  # messages that are no requests, by reason
         self._settings = wanted
         self._checkpoint_bytes = 0  # the log's size after the last checkpoint
         self._working: dict[tuple[str, int], list[desk.Answer]] = {}
@@ -84,10 +91,10 @@ class Dispatcher:
         await self._deliver.delays.recover()
         self._deliver.tail.start = self._ledger.end
         self._capture.wanted.set()
-        hearing = [
-            await bus.subscribe(subjects.said_by(protocol.PART, "*", *kind), handler=self._hear)
-            for kind in (("ask",), ("tell",), protocol.READ)
-        ]
+        hearing = []
+        for kind in (("ask",), TELL, protocol.READ):
+            pattern = subjects.said_by(protocol.PART, "*", *kind)
+            hearing.append(await bus.subscribe(pattern, handler=functools.partial(self._hear, pattern, kind)))
         hearing.append(await bus.subscribe(protocol.BEGAN, handler=self._other_began))
         try:
             hearing.append(await bus.subscribe(leases.DISCONNECTED, handler=self._closed))
@@ -117,6 +124,7 @@ class Dispatcher:
             self._deliver.delays.stop()
             await self._capture.stop()
             await self._desk.stop()
+            await self._administrating.server.close()
 
     def _other_began(self, message: api.Message) -> None:
         """A successor: before our lease or the log says so, clients would go on getting answers from us."""
@@ -164,21 +172,24 @@ class Dispatcher:
 
     # Requests.
 
-    def _hear(self, message: api.Message) -> None:
-        sender = subjects.sender_of(message.subject)
+    def _hear(self, pattern: str, kind: tuple[str, ...], message: api.Message) -> None:
+        caller = requests.accept(message, pattern, self.refused, needs_reply=kind != TELL)
+        if caller is None:
+            return
         reply = message.reply
-        if reply is not None and not subjects.may_reply(message.subject, reply):
-            return  # an answer there would be forged
 
         def answer(found: protocol.Answer) -> None:
-            if reply is not None:
+            if reply is not None and kind != TELL:
                 self._deliver.answer(reply, found)
 
         try:
             asked = protocol.decode_ask(message.data)
-            if message.subject == protocol.read_subject(sender) and not isinstance(asked, protocol.READS):
+            if kind == protocol.READ and not isinstance(asked, protocol.READS):
                 raise errors.Forbidden("that changes something: ask, do not read")
-            self._handle(sender, asked, answer)
+            if isinstance(asked, protocol.Purge | protocol.Move):
+                self._administrating.submit(caller, asked)
+            else:
+                self._handle(caller.identity, asked, answer)
         except errors.MusterError as error:
             answer(protocol.failed(error))
 
@@ -247,12 +258,6 @@ class Dispatcher:
                 if not self._desk.may_browse(sender, asked.queue):
                     self._desk.check_queue(sender, "browse", asked.queue)
                 self._desk.answering(self._caring.browse(asked), answer)
-            case protocol.Purge():
-                self._desk.check_queue(sender, "admin", asked.queue)
-                self._desk.answering(self._caring.purge(asked), answer)
-            case protocol.Move():
-                self._desk.check_queue(sender, "admin", asked.queue)
-                self._desk.answering(self._caring.move(asked, sender), answer)
 
     # Connections.
 

@@ -44,15 +44,3 @@ class LogFull(errors.LimitExceeded):
 
 class InvalidDestination(errors.NotFound):
     code = "invalid-destination"
-
-
-def _tree(kind: type[errors.MusterError]) -> list[type[errors.MusterError]]:
-    return [kind, *(found for below in kind.__subclasses__() for found in _tree(below))]
-
-
-def named(code: str, message: str) -> errors.MusterError:
-    """The error that a dispatcher's answer names by its code."""
-    for kind in _tree(errors.MusterError):
-        if kind.code == code and kind not in (errors.ParseError, errors.StaleEpoch):
-            return kind(message)
-    return errors.InvalidInput(message) if code == errors.ParseError.code else errors.MusterError(message)

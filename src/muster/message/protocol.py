@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
+from muster.bus.rpc import faults as rpc_faults
 from muster.core import errors, subjects
 from muster.message import destinations
 
@@ -244,17 +245,24 @@ class ListSubscriptions(_Ask, frozen=True, tag="subscriptions"):
 
 
 class Purge(_Ask, frozen=True, tag="purge"):
+    """``epoch``: only the dispatcher of this epoch does it; 0: any.
+
+    So a repetition that finds another dispatcher is not carried out a second time.
+    """
+
     queue: str
     selector: str | None = None
+    epoch: int = 0
 
 
 class Move(_Ask, frozen=True, tag="move"):
-    """``to`` None: each back to where it came from before it died."""
+    """``to`` None: each back to where it came from before it died. ``epoch``: as with `Purge`."""
 
     queue: str
     to: str | None = None
     selector: str | None = None
     limit: int = 100
+    epoch: int = 0
 
 
 Ask = (
@@ -283,14 +291,13 @@ READS: Final = (Browse, ListQueues, ListSubscriptions)
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
-    """``error`` is the code of one in the tree of errors, and then ``message`` says why.
+    """``error``: it was not done, for this reason.
 
     ``epoch``: of the dispatcher that answers.  One that has been replaced may not know it yet, and answer
     first; its answers do not count.
     """
 
-    error: str | None = None
-    message: str = ""
+    error: rpc_faults.Fault | None = None
     epoch: int = 0
     key: str = ""  # of the backlog attached to
     count: int = 0
@@ -299,7 +306,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
 
 
 def failed(error: errors.MusterError) -> Answer:
-    return Answer(error=error.code, message=error.message)
+    return Answer(error=rpc_faults.fault_of(error))
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True):

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import faults as rpc_faults
 from muster.core import errors, messages, reports
 from muster.inform import client as inform_client
 from muster.inform import protocol as inform_protocol
 from muster.inform import services
 from muster.manage import client as manage_client
-from muster.message import faults
 from muster.message import protocol as message_protocol
 from muster.monitor import client as monitor_client
 from muster.monitor import model
@@ -414,7 +414,7 @@ async def dispatch(
         ) from error
     answer = message_protocol.decode_answer(told.data)
     if answer.error is not None:
-        raise faults.named(answer.error, answer.message)
+        raise rpc_faults.error_of(answer.error)
     return answer
 
 

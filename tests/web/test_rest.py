@@ -7,6 +7,7 @@ import http.client
 import itertools
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -642,3 +643,37 @@ def test_no_soap_endpoint_is_served_on_the_port_of_the_dashboard(lab, path):
     answer = httpx.post(f"{lab.url}{path}", content=b"<x/>", headers={"Content-Type": "text/xml"})
     assert answer.status_code == 404, answer.text[:200]
     assert httpx.get(f"{lab.url}{path}?wsdl").status_code == 404
+
+
+def test_wrong_passwords_are_throttled_whatever_address_a_client_claims(lab):
+    """uvicorn believes X-Forwarded-For of loopback peers unless it is told not to."""
+    statuses = []
+    for number in range(8):
+        answer = httpx.post(
+            f"{lab.url}/api/v1/tokens",
+            json={"name": "guessed", "password": f"guess {number}"},
+            headers={"X-Forwarded-For": f"192.0.2.{number}"},
+            timeout=30,
+        )
+        statuses.append(answer.status_code)
+    assert statuses[:5] == [401] * 5
+    assert set(statuses[5:]) == {429}
+    assert int(answer.headers["Retry-After"]) > 0
+    assert lab.token("vera")  # who has logged in from there before goes on
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+        b"GET /login HTTP/1.1\nHost: localhost\n\n",
+    ],
+)
+def test_an_ambiguous_request_ends_the_connection(lab, start):
+    with socket.create_connection(("127.0.0.1", httpx.URL(lab.url).port), timeout=10) as client:
+        client.sendall(start + b"GET /login HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b""
+        while piece := client.recv(65536):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1 ") == 1

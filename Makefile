@@ -12,7 +12,7 @@ LOCK   := uv pip compile pyproject.toml --generate-hashes --universal --python-v
           --no-emit-index-url --no-emit-find-links --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench mutants lock picture build clean
+.PHONY: help setup demo test test-all check format bench mutants lock picture build audit clean
 
 help: ## list these commands
 	@grep -hE '^[a-z][a-zA-Z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -83,8 +83,14 @@ lock: ## pin dependencies anew (needs uv)
 picture: setup $(VENV)/.spark ## the README's picture of the dashboard, anew (needs Chromium)
 	@$(BIN)/python -m tests.web.picture docs/pictures/overview.png
 
-build: setup ## the wheel, in dist/
+build: setup ## the wheel, a list of its parts (SBOM) and what a container installs, in dist/
 	@$(BIN)/python -m build --no-isolation --wheel
+	@$(BIN)/python -m tools.supply sbom dist/sbom.cdx.json "$$(ls -t dist/muster_fabric-*.whl | head -1)"
+	@$(BIN)/python -m tools.supply subset dist/requirements.lock
+
+audit: setup ## compare pinned versions with known vulnerabilities: make audit ADVISORIES=all.zip
+	@test -n "$(ADVISORIES)" || { echo "name OSV's advisories for PyPI: make audit ADVISORIES=all.zip (see SECURITY.md)"; exit 2; }
+	@$(BIN)/python -m tools.supply audit "$(ADVISORIES)"
 
 clean: ## remove what set-up and tests made
 	@rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

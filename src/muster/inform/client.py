@@ -98,7 +98,15 @@ class Client:
         while True:
             try_s = min(TRY_S, max(0.1, until_s - now_s()))
             try:
-                message = await self._exchange(verb, asked, try_s)
+                message = await rpc.exchange(
+                    self._bus,
+                    protocol.asked(self._bus.identity, verb, self._node),
+                    protocol.encode(asked),
+                    timeout_s=try_s,
+                    waits=False,
+                    absent=_ABSENT,
+                    is_named=True,
+                )
             except errors.TimedOut:
                 if now_s() >= until_s:
                     raise
@@ -195,22 +203,16 @@ class Client:
     async def _ask(
         self, verb: str, asked: object, answer: type[protocol.T], timeout_s: float | None = None
     ) -> protocol.T:
-        message = await self._exchange(verb, asked, timeout_s or self._timeout_s, TRY_S)
-        return protocol.result_of(message.data, answer)
-
-    async def _exchange(
-        self, verb: str, asked: object, timeout_s: float, try_s: float | None = None
-    ) -> api.Message:
-        return await rpc.exchange(
+        message = await rpc.exchange(
             self._bus,
             protocol.asked(self._bus.identity, verb, self._node),
             protocol.encode(asked),
-            timeout_s=timeout_s,
-            try_s=try_s,
+            timeout_s=timeout_s or self._timeout_s,
+            try_s=TRY_S,
             waits=False,
             absent=_ABSENT,
-            is_named=True,
         )
+        return protocol.result_of(message.data, answer)
 
 
 _ABSENT = errors.Unavailable(

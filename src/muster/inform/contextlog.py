@@ -19,6 +19,7 @@ from muster.inform import protocol
 
 MAX_BYTES = 1 << 30
 DUPLICATE_WINDOW_S = 120.0  # longer than an initiator repeats a write
+DUPLICATE_WINDOW_S_MIN = 0.1  # the broker's least
 
 
 class Entry(NamedTuple):
@@ -60,7 +61,7 @@ class ContextLog:
                 on_full=api.OnFull.REFUSE,
                 replicas=replicas,
                 # A deletion must not be forgotten sooner: a repeat would count as stored after it was purged.
-                duplicate_window_s=min(DUPLICATE_WINDOW_S, tombstone_s),
+                duplicate_window_s=min(DUPLICATE_WINDOW_S, max(DUPLICATE_WINDOW_S_MIN, tombstone_s)),
             )
         )
         return cls(stream)

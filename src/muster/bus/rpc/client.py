@@ -9,6 +9,8 @@ another kind means that it was not carried out.
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -84,14 +86,13 @@ async def exchange(
     ``waits`` for one, or raises ``absent`` at once.  ``is_named``: the data name the request, and the service
     recognises a repetition by that.
     """
-    reads = subject.split(".", 5)[4:5] == [server.READ]
+    reads = _reads(subject)
     if not reads and not is_named:
         headers = {**(headers or {}), requests.REQUEST_ID: secrets.token_hex(16)}
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    sent = False
+    sent, left_s = False, timeout_s
     while True:
-        left_s = max(0.1, deadline - loop.time())
         try:
             return await bus.request(subject, data, headers=headers, timeout_s=min(left_s, try_s or left_s))
         except errors.TimedOut:
@@ -102,8 +103,14 @@ async def exchange(
             if sent and loop.time() + RETRY_S > deadline:
                 raise _no_answer(timeout_s, reads) from error
             if not sent and (not waits or loop.time() + RETRY_S > deadline):
-                raise absent or error from error
+                raise copy.copy(absent) or error from error  # it may be shared by all calls
             await asyncio.sleep(RETRY_S)
+        left_s = max(0.1, deadline - loop.time())
+
+
+@functools.lru_cache(maxsize=8192)
+def _reads(subject: str) -> bool:
+    return subject.split(".", 5)[4:5] == [server.READ]
 
 
 def _no_answer(timeout_s: float, reads: bool) -> errors.TimedOut:

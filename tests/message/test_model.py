@@ -450,7 +450,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
 
 quick = settings(
-    max_examples=60,
+    max_examples=35,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

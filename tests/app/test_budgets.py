@@ -161,7 +161,7 @@ async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
         watch = running.part(budgets.BudgetWatch)
         await watch.look()
         await bus.stream(others_idea)  # who opens it again changes nothing
-        (found,) = [one for one in await bus.budgets() if one.stream == "reports"]
+        (found,) = [one for one in await watch._context.bus.budgets() if one.stream == "reports"]
         assert (found.limit_bytes, found.max_age_s, found.on_full) == (8 << 20, 3600.0, api.OnFull.REFUSE)
 
         # A budget that is really full: writers are told, an alert, a counter, and everybody lives.

@@ -157,12 +157,32 @@ async def test_temporary_queues_are_for_those_who_have_queues_at_all(
         await sender.session().producer(replies).send("a reply")
         with pytest.raises(errors.Forbidden):
             await agent.session().producer(replies).send("none")
+        own = agent.session()
+        with pytest.raises(errors.Forbidden):
+            await own.consumer(await own.temporary_queue())
         for connection in (sender, agent):
             with pytest.raises(errors.Forbidden):
                 await connection.ask(protocol.Browse(replies.name))
         assert len((await worker.ask(protocol.Browse(replies.name))).messages) == 1
         message = await consumer.receive(5)
         assert message is not None
+
+
+@pytest.mark.virtual_time
+async def test_a_subscription_is_ended_only_by_identities_that_may_subscribe(
+    simulated_network: network.Network, trust: keyring.Trust
+):
+    net = simulated_network
+    async with serving(net, trust):
+        async with client.Connection(await net.connect("user"), client_id="desk") as owner:
+            consumer = await owner.session().durable_consumer(destinations.topic("news/eu"), "all")
+            await consumer.close()
+        for identity in ("agent", "meter"):
+            async with client.Connection(await net.connect(identity), client_id="desk") as connection:
+                with pytest.raises(errors.Forbidden):
+                    await connection.session().unsubscribe("all")
+        async with client.Connection(await net.connect("user"), client_id="desk") as owner:
+            await owner.session().unsubscribe("all")
 
 
 @pytest.mark.virtual_time

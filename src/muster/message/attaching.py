@@ -48,8 +48,9 @@ class Attaching:
         destination.check_consumer(connection.name)
         consumer = backlog.Consumer((connection.name, asked.consumer), asked.credit)
         if destination.is_queue:
-            if not destination.is_temporary:
-                self._desk.check_queue(connection.identity, "receive", destination.name)
+            # A temporary queue is its connection's own, but only identities with queues have any.
+            right = "send" if destination.is_temporary else "receive"
+            self._desk.check_queue(connection.identity, right, destination.name)
             consumer.selector = asked.selector or None
             one = self._ledger.queue(destination.name)
             self._enter(connection, asked.consumer, one.key, self._uses.setdefault(one.key, _Use()))
@@ -115,9 +116,7 @@ class Attaching:
         if asked.durable and destination.is_temporary:
             raise faults.InvalidDestination("a temporary topic has no durable subscriptions")
         pattern = topics.Pattern.parse(destination.name)
-        for subject in pattern.subjects:
-            if not self._desk.may(connection.identity, "sub", subject):
-                raise errors.Forbidden(f"{connection.identity} may not subscribe to {destination.name!r}")
+        self._desk.check_may_subscribe(connection.identity, pattern)
         client_id = None if asked.everyone else connection.client_id
         key = ledger.subscription_key(client_id, asked.subscription)
         return ledger.Subscription(
@@ -226,6 +225,7 @@ class Attaching:
         found = self._ledger.subscriptions.get(key)
         if found is None:
             raise faults.InvalidDestination(f"there is no durable subscription {asked.name!r}")
+        self._desk.check_may_subscribe(connection.identity, found.pattern)
         if key in self._uses:
             raise faults.IllegalState(f"the subscription {asked.name!r} has a consumer: close it first")
 

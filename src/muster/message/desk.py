@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.bus import api
-from muster.core import errors
+from muster.core import errors, topics
 from muster.message import destinations, journal, ledger, messages, pages, protocol, selectors, settings
 
 FULL: Final = 0.8
@@ -104,6 +104,10 @@ class Desk:
             self.check_queue(identity, "send", destination.name)
         elif not self.may(identity, "pub", destination.subject):
             raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
+
+    def check_may_subscribe(self, identity: str, pattern: topics.Pattern) -> None:
+        if not all(self.may(identity, "sub", subject) for subject in pattern.subjects):
+            raise errors.Forbidden(f"{identity} may not subscribe to {str(pattern)!r}")
 
     def check_queue(self, identity: str, right: str, queue: str) -> None:
         if not self.may(identity, right, queue):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import proton
 
-from muster.core import errors
+from muster.core import errors, topics
 from muster.message import destinations, faults, protocol, selectors
 from muster.message.amqp import codec, conditions, inlets, library, links, termini
 
@@ -64,8 +64,10 @@ class Attaching:
         else:
             kind = destinations.Kind.TEMPORARY_QUEUE
             name = f"{destinations.TEMPORARY}{self._bridge.jms.name}:{number}"
+        made = destinations.Destination(kind, name)
+        self.check_may_send(made)
         self.temporaries.add(name)
-        return destinations.Destination(kind, name)
+        return made
 
     async def drop(self, temporary: destinations.Destination) -> None:
         self.temporaries.discard(temporary.name)
@@ -91,6 +93,11 @@ class Attaching:
         identity = self._bridge.jms.bus.identity
         if not queue.is_temporary and not self._bridge.gateway.may(identity, "browse", queue.name):
             raise errors.Forbidden(f"{identity} may not browse the queue {queue.name!r}")
+
+    def _check_may_subscribe(self, topic: str) -> None:
+        identity, may = self._bridge.jms.bus.identity, self._bridge.gateway.may
+        if not all(may(identity, "sub", subject) for subject in topics.Pattern.parse(topic).subjects):
+            raise errors.Forbidden(f"{identity} may not subscribe to {topic!r}")
 
     def _inlet(self, link: Any) -> None:
         """The client sends."""
@@ -175,6 +182,7 @@ class Attaching:
         client_id = None if everyone else self._bridge.jms.client_id
         for row in rows:
             if row["subscription"] == name and row["client_id"] == client_id:
+                self._check_may_subscribe(str(row["topic"]))
                 link.source.type = proton.Terminus.SOURCE
                 link.source.address = str(row["topic"])
                 link.source.durability = proton.Terminus.DELIVERIES

@@ -1,0 +1,248 @@
+"""Each role at each operation of AMQP, against a gateway, a dispatcher and a broker that check credentials.
+
+Every role that `muster gateway password` gives logs in with its password and tries every operation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+import pytest
+
+proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+from muster.app import identities  # noqa: E402
+from muster.app import message as app_message  # noqa: E402
+from muster.bus import api, client  # noqa: E402
+from muster.cli import gateway as gateway_command  # noqa: E402
+from muster.message import client as jms  # noqa: E402
+from muster.message import destinations, service  # noqa: E402
+from muster.message.amqp import server  # noqa: E402
+from muster.trust import keyring, logins, passwords, queues, roles  # noqa: E402
+from tests.message import raw_client  # noqa: E402
+from tests.trust import servers  # noqa: E402
+
+PASSWORD = "a long secret"
+ANONYMOUS = "anonymous"
+OTHERS_SUBSCRIPTION = "everybodys"
+OK, REFUSED = "ok", "amqp:unauthorized-access"
+ACTIVE, CLOSED = proton.Endpoint.REMOTE_ACTIVE, proton.Endpoint.REMOTE_CLOSED
+
+
+class Client:
+    """One login. Each operation returns `OK` or the name of the condition with which it was refused.
+
+    ``temporary`` is a temporary queue of another client.
+    """
+
+    def __init__(self, port: int, identity: str, temporary: str) -> None:
+        self.others = f"temporary-queue:{temporary}"
+        login = raw_client.LOGIN if identity == ANONYMOUS else raw_client.plain(identity, PASSWORD)
+        self._raw = raw_client.Raw(port, f"container-{identity}", login=login)
+        self._numbers = iter(range(1000))
+
+    def close(self) -> None:
+        self._raw.socket.close()
+
+    def opened(self) -> str:
+        connection = self._raw.connection
+        self._raw.until(lambda: connection.state & (ACTIVE | CLOSED))
+        if connection.remote_properties:  # they announce that an error follows
+            self._raw.until(lambda: connection.state & CLOSED)
+        return self._condition(connection)
+
+    def _condition(self, endpoint: Any) -> str:
+        if not endpoint.state & CLOSED:
+            return OK
+        return str(endpoint.remote_condition.name) if endpoint.remote_condition else "closed"
+
+    def _until(self, link: Any, ready: Callable[[], object]) -> str:
+        connection = self._raw.connection
+        self._raw.until(lambda: (link.state | connection.state) & CLOSED or ready())
+        lost = self._condition(connection)
+        return self._condition(link) if lost == OK else f"connection: {lost}"
+
+    def _sender(self, address: str | None) -> Any:
+        link = self._raw.session.sender(f"out-{next(self._numbers)}")
+        link.target.address = address
+        return link
+
+    def _send(self, link: Any, to: str | None = None) -> str:
+        link.open()
+        outcome = self._until(link, lambda: link.credit > 0)
+        if outcome == OK:
+            delivery = link.delivery("1")
+            link.send(proton.Message("mine", address=to, durable=True).encode())
+            link.advance()
+            outcome = self._until(link, lambda: delivery.remote_state)
+            if outcome == OK and delivery.remote_state != proton.Delivery.ACCEPTED:
+                outcome = str(delivery.remote.condition.name)
+            link.close()
+        return outcome
+
+    def send(self, address: str) -> str:
+        return self._send(self._sender(address))
+
+    def relay(self, address: str) -> str:
+        return self._send(self._sender(None), address)
+
+    def receive(self, address: str, *, takes: bool = False, **source: Any) -> str:
+        link = self._raw.session.receiver(f"in-{next(self._numbers)}")
+        link.source.address = address or None
+        for name, value in source.items():
+            setattr(link.source, name, value)
+        link.open()
+        outcome = self._until(link, lambda: link.remote_source.address)
+        if outcome == OK and takes:
+            link.flow(1)
+            outcome = self._until(link, lambda: link.current is not None and link.current.readable)
+            if outcome == OK:
+                link.current.update(proton.Delivery.RELEASED)
+                link.current.settle()
+        if outcome == OK:
+            link.close()
+        return outcome
+
+    def browse(self, address: str, *, takes: bool = True) -> str:
+        return self.receive(address, takes=takes, distribution_mode=proton.Terminus.DIST_MODE_COPY)
+
+    def subscribe(self, address: str) -> str:
+        return self.receive(address, durability=proton.Terminus.DELIVERIES)
+
+    def make_temporary(self, capability: str) -> str:
+        link = self._sender(None)
+        link.target.dynamic = True
+        link.target.capabilities.put_symbol(capability)
+        return self._send(link)
+
+    def handle_on_subscription(self, name: str) -> str:
+        """With which a client ends a durable subscription, by closing it."""
+        link = self._raw.session.receiver(f"{name}|global")
+        link.source.type = proton.Terminus.UNSPECIFIED
+        link.open()
+        outcome = self._until(link, lambda: link.remote_source.address)
+        if outcome == OK:
+            link.detach()
+        return outcome
+
+    def transaction(self) -> str:
+        link = self._sender(None)
+        link.target.type = proton.Terminus.COORDINATOR
+        link.open()
+        outcome = self._until(link, lambda: link.credit > 0)
+        if outcome != OK:
+            return outcome
+        delivery = link.delivery("declare")
+        body = proton.Described(proton.symbol("amqp:declare:list"), [None])
+        link.send(proton.Message(body=body).encode())
+        link.advance()
+        return self._until(link, lambda: delivery.remote_state)
+
+
+#: Identities with the rights of their role, and three more of the role ``user``.
+EVERYTHING = ("operator", "gateway")
+USERS = ("user", ANONYMOUS)
+SENDER = "sender"  # limited by --queue orders:send
+METER = "meter"  # limited by --topic meters/>
+LIMITED = {
+    SENDER: {"queue_grants": (queues.Grant.parse("orders:send"),)},
+    METER: {"topics": ("topic.meters.>",)},
+}
+IDENTITIES = (*gateway_command.ROLES, ANONYMOUS, *LIMITED)
+CANNOT_CONNECT = ("viewer",)  # a messaging connection is more than reading
+
+TOPICS = (*EVERYTHING, *USERS, SENDER)
+QUEUES = (*EVERYTHING, *USERS, "web")
+DEAD_LETTERS = (*EVERYTHING, "web")
+TEMPORARY_QUEUES = (*QUEUES, SENDER)
+
+#: The operations, and the identities that may carry them out.
+TABLE: dict[str, tuple[Callable[[Client], str], Collection[str]]] = {
+    "send to a topic": (lambda one: one.send("topic:news/eu"), TOPICS),
+    "send to an allowed topic": (lambda one: one.send("topic:meters/7"), (*TOPICS, METER)),
+    "send to a queue": (lambda one: one.send("queue:orders"), (*QUEUES, SENDER)),
+    "send to another queue": (lambda one: one.send("queue:bills"), QUEUES),
+    "send to dead letters": (lambda one: one.send("queue:dead-letters"), DEAD_LETTERS),
+    "relay to a topic": (lambda one: one.relay("topic:news/eu"), TOPICS),
+    "relay to a queue": (lambda one: one.relay("queue:orders"), (*QUEUES, SENDER)),
+    "relay to dead letters": (lambda one: one.relay("queue:dead-letters"), DEAD_LETTERS),
+    "receive from a topic": (lambda one: one.receive("topic:news/eu"), TOPICS),
+    "receive from all topics": (lambda one: one.receive("topic:>"), TOPICS),
+    "receive from an allowed topic": (lambda one: one.receive("topic:meters/7"), (*TOPICS, METER)),
+    "receive from a queue": (lambda one: one.receive("queue:orders", takes=True), QUEUES),
+    "receive dead letters": (lambda one: one.receive("queue:dead-letters", takes=True), DEAD_LETTERS),
+    "browse a queue": (lambda one: one.browse("queue:orders"), QUEUES),
+    "browse dead letters": (lambda one: one.browse("queue:dead-letters"), DEAD_LETTERS),
+    "subscribe durably": (lambda one: one.subscribe("topic:news/eu"), TOPICS),
+    "end another's subscription": (lambda one: one.handle_on_subscription(OTHERS_SUBSCRIPTION), TOPICS),
+    "make a temporary queue": (lambda one: one.make_temporary("temporary-queue"), TEMPORARY_QUEUES),
+    "make a temporary topic": (lambda one: one.make_temporary("temporary-topic"), TOPICS),
+    "receive from a new temporary queue": (lambda one: one.receive("", dynamic=True), TEMPORARY_QUEUES),
+    "send to another's temporary queue": (lambda one: one.send(one.others), TEMPORARY_QUEUES),
+    "receive from another's temporary queue": (lambda one: one.receive(one.others), ()),
+    "browse another's temporary queue": (lambda one: one.browse(one.others), ()),
+    "begin a transaction": (lambda one: one.transaction(), IDENTITIES),
+}
+
+
+@contextlib.asynccontextmanager
+async def serving(trust: keyring.Trust, folder: pathlib.Path) -> AsyncIterator[tuple[int, str]]:
+    """The gateway's port, and a temporary queue of another client. All queues hold a message."""
+    may = app_message.Permissions(trust)
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(servers.server(folder, trust))
+
+        async def dial(login: passwords.Login) -> api.Bus:
+            creds = await asyncio.to_thread(identities.credentials, trust, login.name, login.role)
+            return await client.connect([broker.url], creds=creds)
+
+        bus = await stack.enter_async_context(await dial(passwords.Login("message", roles.Role.GATEWAY)))
+        dispatching = service.Service(bus, lease_ttl_s=2, may=may)
+        running = asyncio.create_task(dispatching.run())
+        try:
+            await dispatching.acting.wait()
+            bus = await stack.enter_async_context(await dial(passwords.Login("other", roles.Role.OPERATOR)))
+            other = await stack.enter_async_context(jms.Connection(bus))
+            session = other.session()
+            temporary = await session.temporary_queue()
+            for queue in (destinations.queue("orders"), destinations.queue("dead-letters"), temporary):
+                await session.producer(queue).send("theirs")
+            topic = destinations.topic("news/eu")
+            await (await session.shared_durable_consumer(topic, OTHERS_SUBSCRIPTION)).close()
+            verifiers = logins.Logins(trust.passwords())
+            async with server.Gateway(dial, verifiers, anonymous=ANONYMOUS, may=may) as gateway:
+                yield gateway.port, temporary.name
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def outcomes(port: int, identity: str, temporary: str) -> dict[str, str]:
+    with contextlib.closing(Client(port, identity, temporary)) as one:
+        opened = one.opened()
+        if opened != OK:
+            return {"connect": opened}
+        return {name: operation(one) for name, (operation, _) in TABLE.items()}
+
+
+async def test_each_role_may_do_what_the_table_says(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)  # twenty passwords
+    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    for identity in (*gateway_command.ROLES, *LIMITED):
+        role = roles.Role.USER if identity in LIMITED else roles.Role(identity)
+        trust.issue(identity, role, **LIMITED.get(identity, {}))  # type: ignore[arg-type]
+        trust.passwords().set(identity, role, PASSWORD)
+    wrong: dict[str, dict[str, str]] = {}
+    async with serving(trust, tmp_path) as (port, temporary):
+        for identity in IDENTITIES:
+            found = await asyncio.to_thread(outcomes, port, identity, temporary)
+            expected = {name: OK if identity in may else REFUSED for name, (_, may) in TABLE.items()}
+            if identity in CANNOT_CONNECT:
+                expected = {"connect": REFUSED}
+            if differs := {name: got for name, got in found.items() if expected.get(name) != got}:
+                wrong[identity] = differs
+    assert wrong == {}

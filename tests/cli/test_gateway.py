@@ -28,6 +28,13 @@ BEGIN = (
 )
 
 
+def test_no_client_logs_in_as_a_part_of_the_brokers():
+    for role in ("system", "link", "joining"):
+        refused = driver.quick("gateway", "password", "ann", "--role", role, stdin="a long secret\n")
+        assert refused.code == 2
+        assert "--role" in refused.err
+
+
 @pytest.mark.timeout(180)
 def test_the_doors_beside_a_domain(tmp_path: Path):
     home = driver.init(tmp_path / "home", settings="[manage]\nenabled = false\n[web]\nenabled = false\n")

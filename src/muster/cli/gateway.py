@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from muster.cli import base, monitoring
+from muster.cli import base, creds, monitoring
 from muster.cli import config as config_
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ class _Connect(Protocol):
 
     async def __call__(self, name: str, role: roles.Role, *, echo: bool = True) -> api.Bus: ...
 
+
+# A link is between brokers: no client logs in as one.
+ROLES = tuple(role for role in creds.ROLES if role != "link")
 
 _PATH = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -113,7 +116,7 @@ def wsman(
     ],
 )
 @click.argument("name")
-@click.option("--role", default="user", show_default=True, help="What NAME may do.")
+@click.option("--role", type=click.Choice(ROLES), default="user", show_default=True, help="What NAME may do.")
 @base.pass_invocation
 def password(invocation: base.Invocation, name: str, role: str) -> None:
     """Set the password with which NAME logs in at a gateway."""
@@ -128,7 +131,7 @@ def password(invocation: base.Invocation, name: str, role: str) -> None:
         else sys.stdin.readline().rstrip("\n")
     )
     trust = identities.open_(config_.load(invocation))
-    trust.passwords().set(name, roles.Role.named(role), given, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
+    trust.passwords().set(name, roles.Role(role), given, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
     invocation.printer.done({"name": name, "role": role}, f"{name} can log in")
 
 

@@ -53,6 +53,7 @@ async def run(
             history=history,
             listener=listener,
             stop=stop,
+            measure=measure,
         )
 
 

@@ -13,10 +13,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import muster
-from muster.core import errors, log, messages, tls
+from muster.core import errors, log, messages, metrics, tls
 from muster.soap import http11
 from muster.trust import certificates, keyring
 from muster.web import acts, guard, link, logins, problems, settings, source
@@ -29,6 +29,24 @@ ROUTERS = (fleet, manage, alerts, inform, notify, queues, audit, events)
 STOP_S = 2
 CONNECTIONS_MAX = 1000
 log_events = log.Events("web")
+
+
+class Counted:
+    """Counts requests, and responses by their status."""
+
+    def __init__(self, app: ASGIApp, measure: metrics.Metrics) -> None:
+        self._app = app
+        self._requests = measure.counter("web_requests", "HTTP requests to REST and the dashboard.")
+        self._responses = measure.counter("web_responses", "HTTP responses, by status.", ("status",))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._responses.add(1, status=str(message["status"]))
+            await send(message)
+
+        self._requests.add(1)
+        await self._app(scope, receive, counting)
 
 
 def build(known: state_.State) -> ASGIApp:
@@ -126,12 +144,16 @@ async def serve(
     history: Path,
     listener: socket.socket,
     stop: asyncio.Event,
+    measure: metrics.Metrics,
 ) -> None:
     """Serve on ``listener`` until ``stop`` is set."""
     kept = source.Source(door, history=history, domain=domain)
     desk = acts.Desk(kept)
 
+    failures = measure.counter("web_failed_logins", "Logins with a wrong name or password.")
+
     async def failed(name: str, address: str) -> None:
+        failures.add(1)
         why = f"wrong name or password, from {address}"
         await desk.record(name or "-", "login", name, why, messages.Outcome.REFUSED, door="cookie")
 
@@ -150,7 +172,7 @@ async def serve(
     )
     await known.logins.open()
     config = uvicorn.Config(
-        build(known),
+        Counted(build(known), measure),
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -55,6 +55,10 @@ class Client:
             self._raw.until(lambda: connection.state & CLOSED)
         return self._condition(connection)
 
+    def wait_for_end(self) -> None:
+        with contextlib.suppress(AssertionError, ConnectionError):  # how `Raw` reports a closed socket
+            self._raw.until(lambda: self._raw.connection.state & CLOSED)
+
     def _condition(self, endpoint: Any) -> str:
         if not endpoint.state & CLOSED:
             return OK
@@ -190,8 +194,11 @@ TABLE: dict[str, tuple[Callable[[Client], str], Collection[str]]] = {
 
 
 @contextlib.asynccontextmanager
-async def serving(trust: keyring.Trust, folder: pathlib.Path) -> AsyncIterator[tuple[int, str]]:
-    """The gateway's port, and a temporary queue of another client. All queues hold a message."""
+async def serving(trust: keyring.Trust, folder: pathlib.Path) -> AsyncIterator[tuple[str, int, str]]:
+    """The broker's address, the gateway's port, and a temporary queue of another client.
+
+    All queues hold a message.
+    """
     may = app_message.Permissions(trust)
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(servers.server(folder, trust))
@@ -215,7 +222,7 @@ async def serving(trust: keyring.Trust, folder: pathlib.Path) -> AsyncIterator[t
             await (await session.shared_durable_consumer(topic, OTHERS_SUBSCRIPTION)).close()
             verifiers = logins.Logins(trust.passwords())
             async with server.Gateway(dial, verifiers, anonymous=ANONYMOUS, may=may) as gateway:
-                yield gateway.port, temporary.name
+                yield broker.url, gateway.port, temporary.name
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -237,7 +244,7 @@ async def test_each_role_may_do_what_the_table_says(tmp_path: pathlib.Path, monk
         trust.issue(identity, role, **LIMITED.get(identity, {}))  # type: ignore[arg-type]
         trust.passwords().set(identity, role, PASSWORD)
     wrong: dict[str, dict[str, str]] = {}
-    async with serving(trust, tmp_path) as (port, temporary):
+    async with serving(trust, tmp_path) as (_, port, temporary):
         for identity in IDENTITIES:
             found = await asyncio.to_thread(outcomes, port, identity, temporary)
             expected = {name: OK if identity in may else REFUSED for name, (_, may) in TABLE.items()}
@@ -246,3 +253,20 @@ async def test_each_role_may_do_what_the_table_says(tmp_path: pathlib.Path, monk
             if differs := {name: got for name, got in found.items() if expected.get(name) != got}:
                 wrong[identity] = differs
     assert wrong == {}
+
+
+async def test_a_revoked_login_is_cut_off_and_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)
+    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    trust.passwords().set("ann", roles.Role.USER, PASSWORD)
+    async with serving(trust, tmp_path) as (url, port, temporary):
+        one = await asyncio.to_thread(Client, port, "ann", temporary)
+        with contextlib.closing(one):
+            assert await asyncio.to_thread(one.opened) == OK
+            await asyncio.to_thread(trust.revoke, "ann")
+            await identities.tell_brokers(trust, [url])
+            await asyncio.to_thread(one.wait_for_end)  # fails after 30 s
+        again = await asyncio.to_thread(outcomes, port, "ann", temporary)
+        assert again == {"connect": REFUSED}

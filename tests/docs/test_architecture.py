@@ -39,6 +39,17 @@ def test_the_floors_are_listed_from_top_to_bottom():
     assert order == sorted(order)
 
 
+def test_each_test_that_the_security_page_names_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "security.md").read_text())
+    assert len(named) > 20
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (ROOT / path).is_file() or (name and f"def {name}(" not in (ROOT / path).read_text())
+    ]
+    assert missing == []
+
+
 def test_each_promise_of_the_readme_names_the_tests_that_show_it():
     promises = re.search(r"\| shown by \|\n\|[-|]+\|\n(.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
     assert promises is not None

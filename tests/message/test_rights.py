@@ -186,6 +186,81 @@ async def test_a_subscription_is_ended_only_by_identities_that_may_subscribe(
 
 
 @pytest.mark.virtual_time
+async def test_a_connection_named_like_a_queue_does_not_own_it(
+    simulated_network: network.Network, trust: keyring.Trust
+):
+    """``temporary-queue:X`` is the queue X, unless its name says that it is temporary."""
+    net = simulated_network
+    trust.issue("poster", roles.Role.USER, queue_grants=(queues.Grant.parse("poster-*:send"),))
+    async with (
+        serving(net, trust),
+        client.Connection(await net.connect("operator")) as operator,
+        client.Connection(await net.connect("poster")) as sender,
+    ):
+        sender.name = "poster-orders"  # which it chooses itself
+        for name in (sender.name, f"{sender.name}:1"):
+            await operator.session().producer(destinations.queue(name)).send("theirs")
+            with pytest.raises(errors.Forbidden):
+                await sender.ask(protocol.Attach(sender.name, 1, f"temporary-queue:{name}", credit=10))
+
+
+@pytest.mark.virtual_time
+async def test_a_durable_subscription_is_no_wider_than_the_topics_of_its_identity(
+    simulated_network: network.Network, trust: keyring.Trust
+):
+    net = simulated_network
+    trust.issue("one-level", roles.Role.USER, topics=("topic.meters.*",))
+    async with serving(net, trust), client.Connection(await net.connect("one-level"), client_id="c") as it:
+        session = it.session()
+        await session.durable_consumer(destinations.topic("meters/*"), "mine")
+        for wider in ("meters/>", ">", "*/*"):
+            with pytest.raises(errors.Forbidden):
+                await session.durable_consumer(destinations.topic(wider), "theirs")
+
+
+@pytest.mark.virtual_time
+async def test_temporary_queues_are_hidden_from_others(
+    simulated_network: network.Network, trust: keyring.Trust
+):
+    net = simulated_network
+    async with (
+        serving(net, trust),
+        client.Connection(await net.connect("worker")) as worker,
+        client.Connection(await net.connect("user")) as user,
+        client.Connection(await net.connect("viewer")) as viewer,
+        client.Connection(await net.connect("operator")) as operator,
+    ):
+        replies = await worker.session().temporary_queue()
+        await user.session().producer(replies).send("a reply")
+        for other in (user, viewer):
+            assert not (await other.ask(protocol.ListQueues())).rows
+            with pytest.raises(errors.Forbidden):
+                await other.ask(protocol.Browse(replies.name))
+        for reader in (worker, operator):
+            assert [row["queue"] for row in (await reader.ask(protocol.ListQueues())).rows] == [replies.name]
+            assert len((await reader.ask(protocol.Browse(replies.name))).messages) == 1
+
+
+@pytest.mark.virtual_time
+async def test_the_name_of_a_connection_stays_its_identitys(
+    simulated_network: network.Network, trust: keyring.Trust
+):
+    """Its name is in the names of its temporary queues, which others are told: when it is away, they must not
+    become it."""
+    net = simulated_network
+    async with (
+        serving(net, trust),
+        client.Connection(await net.connect("worker")) as worker,
+        client.Connection(await net.connect("user")) as user,
+    ):
+        replies = await worker.session().temporary_queue()
+        await worker.ask(protocol.Bye(worker.name))
+        user.name = worker.name
+        with pytest.raises(errors.Forbidden):
+            await user.session().consumer(replies)
+
+
+@pytest.mark.virtual_time
 async def test_a_consumer_whose_right_was_withdrawn_ends_with_its_dispatcher(
     simulated_network: network.Network,
 ):

@@ -123,11 +123,16 @@ def sender_of(subject: str) -> str:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """As the broker matches: ``*`` stands for one token, a last ``>`` for one or more."""
+    """As the broker matches: ``*`` stands for one token, a last ``>`` for one or more.
+
+    If ``subject`` has wildcards itself: whether every subject that it stands for matches.
+    """
     wanted, given = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         wanted.pop()
         if len(given) <= len(wanted):
             return False
         given = given[: len(wanted)]
-    return len(wanted) == len(given) and all(w in ("*", g) for w, g in zip(wanted, given, strict=True))
+    return len(wanted) == len(given) and all(
+        w == g or (w == "*" and g != ">") for w, g in zip(wanted, given, strict=True)
+    )

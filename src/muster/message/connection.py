@@ -60,7 +60,8 @@ class Connection:
         self.bus = bus
         self.speaks = bus  # over which messages go straight to a topic
         self.client_id = client_id
-        self.name = secrets.token_hex(8)
+        unique = secrets.token_hex(8)
+        self.name = f"{bus.identity}-{unique}"
         self.closed = False
         self.in_doubt_s = IN_DOUBT_S
         self.on_error: Callable[[errors.MusterError], None] | None = None
@@ -82,7 +83,7 @@ class Connection:
         self._attached: set[int] = set()
         self._numbers = 0
         self._message_number = 0
-        self._id_head = f"ID:{self.name}-"
+        self._id_head = f"ID:{unique}-"
         self._tasks: set[asyncio.Task[None]] = set()
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.outbox = outbox.Outbox(self)

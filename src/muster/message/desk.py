@@ -119,8 +119,8 @@ class Desk:
     def may_browse(self, identity: str, queue: str) -> bool:
         """Of temporary queues, its own."""
         if queue.startswith(destinations.TEMPORARY):
-            owner = self.connections.get(destinations.queue(queue).owner)
-            if owner is not None and owner.identity == identity:
+            owner, _, _ = destinations.queue(queue).owner.rpartition("-")
+            if owner == identity:
                 return True
         return self.may(identity, "browse", queue)
 

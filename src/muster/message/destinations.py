@@ -1,7 +1,8 @@
 """Where messages go: queues and topics, by name.
 
 A topic's name is any notation of `muster.core.topics`; a queue's any text.  A temporary one begins with
-`TEMPORARY` and the identity of its owner's connection, who alone may consume from it.
+`TEMPORARY` and the name of its owner's connection, which alone may consume from it.  The name decides, not
+the kind, which a client may claim of any queue.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Destination:
 
     @property
     def is_temporary(self) -> bool:
-        return self.kind in (Kind.TEMPORARY_QUEUE, Kind.TEMPORARY_TOPIC) or self._bare.startswith(TEMPORARY)
+        return self._bare.startswith(TEMPORARY)
 
     @property
     def _bare(self) -> str:

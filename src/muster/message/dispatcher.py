@@ -266,19 +266,22 @@ class Dispatcher:
             raise errors.InvalidInput(
                 f"version {asked.version} of the protocol is not spoken here: {protocol.VERSION} is"
             )
+        # Others know the name from its temporary queues, and must not take it over while it is away.
+        owner, _, suffix = asked.connection.rpartition("-")
+        if owner != sender:
+            raise errors.Forbidden(f"the connection {asked.connection[:300]!r} is not one of {sender}")
         other = self._desk.clients.get(asked.client_id) if asked.client_id else None
         if other is not None and other != asked.connection:
             raise faults.InvalidClientId(f"the client id {asked.client_id!r} is in use by another connection")
         at = api.ConnectionId(asked.broker, asked.number) if asked.broker else None
         known = self._desk.connections.get(asked.connection)
         if known is not None:
-            if known.identity != sender:
-                raise errors.Forbidden(f"the connection {asked.connection!r} is somebody else's")
             known.at, known.quiet = at, asked.quiet  # it may have roamed
             if asked.client_id and known.client_id is None and not known.consumers:
                 known.client_id = asked.client_id
         else:
-            known = self._desk.connections[subjects.token(asked.connection)] = desk.Connection(
+            subjects.token(suffix)
+            known = self._desk.connections[asked.connection] = desk.Connection(
                 asked.connection, sender, asked.client_id, self._desk.loop.time(), at, quiet=asked.quiet
             )
         if known.client_id:

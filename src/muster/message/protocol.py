@@ -92,7 +92,9 @@ class _Ask(msgspec.Struct, frozen=True, tag_field="ask", omit_defaults=True):
 
 
 class Hello(_Ask, frozen=True, tag="hello"):
-    """``broker`` and ``number``: the connection as the brokers know it, who say when it closes.
+    """``connection``: the identity, ``-``, and a token.
+
+    ``broker`` and ``number``: the connection as the brokers know it, who say when it closes.
 
     ``quiet``: it does not hear what it says itself.
     """

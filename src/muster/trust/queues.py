@@ -8,8 +8,8 @@ A grant is a pattern of queue names and the rights on them, written ``orders:sen
     browse    look at messages and leave them there
     admin     purge the queue, and move its messages elsewhere (which also needs ``send`` there)
 
-A temporary queue has no grants.  Its name is known only to those whom its owner told it: whoever has a right
-on any queue may send there, and its own connection receives.
+The name of a temporary queue is known only to those whom its owner told it: whoever has a right on any queue
+may send there, its own connection receives, and its owner browses.
 
 Pure.  The dispatcher enforces it, for AMQP clients as well, since each acts under its own identity.
 """
@@ -58,13 +58,14 @@ Grants = tuple[Grant, ...]
 
 _ALL = frozenset(Right)
 _USE = frozenset((Right.SEND, Right.RECEIVE, Right.BROWSE))
+_EVERYTHING = tuple(Grant(name, _ALL) for name in ("*", names.DEAD_LETTERS, f"{names.TEMPORARY}*"))
 
 _OF_ROLES: dict[roles.Role, Grants] = {
     roles.Role.USER: (Grant("*", _USE),),
     roles.Role.VIEWER: tuple(Grant(name, frozenset((Right.BROWSE,))) for name in ("*", names.DEAD_LETTERS)),
-    roles.Role.OPERATOR: (Grant("*", _ALL), Grant(names.DEAD_LETTERS, _ALL)),
-    roles.Role.WEB: (Grant("*", _ALL), Grant(names.DEAD_LETTERS, _ALL)),
-    roles.Role.GATEWAY: (Grant("*", _ALL), Grant(names.DEAD_LETTERS, _ALL)),
+    roles.Role.OPERATOR: _EVERYTHING,
+    roles.Role.WEB: _EVERYTHING,
+    roles.Role.GATEWAY: _EVERYTHING,
 }
 
 
@@ -74,13 +75,15 @@ def of_role(role: roles.Role, *, narrowed: bool = False) -> Grants:
 
 
 def allows(grants: Iterable[Grant], queue: str, right: str) -> bool:
-    """``*`` alone does not reach the dead letters: they come from everybody's queues, so they are named."""
-    if queue.startswith(names.TEMPORARY) and right == Right.SEND:
+    """``*`` alone reaches neither the dead letters nor temporary queues, which are for those who are told
+    their names: patterns for these begin as they do."""
+    temporary = queue.startswith(names.TEMPORARY)
+    if temporary and right == Right.SEND:
         return any(grant.rights for grant in grants)
     return any(
         right in grant.rights and _matches(grant.pattern, queue)
         for grant in grants
-        if queue != names.DEAD_LETTERS or grant.pattern != "*"
+        if grant.pattern != "*" or not (temporary or queue == names.DEAD_LETTERS)
     )
 
 

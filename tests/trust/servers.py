@@ -145,7 +145,13 @@ async def line(to: Server, who: credentials.Credentials) -> AsyncIterator[tuple[
     reader, writer = await asyncio.open_connection("127.0.0.1", to.ports["client"])
     try:
         nonce = json.loads((await reader.readline()).split(b" ", 1)[1])["nonce"]
-        hello = {"jwt": who.user_jwt, "sig": who.answer(nonce).decode(), "verbose": False, "pedantic": False}
+        hello = {
+            "jwt": who.user_jwt,
+            "sig": who.answer(nonce).decode(),
+            "verbose": False,
+            "pedantic": False,
+            "headers": True,
+        }
         made = Line(reader, writer)
         yield made, await made.say(f"CONNECT {json.dumps(hello)}")
     finally:

@@ -1,0 +1,236 @@
+"""Every role against every class of subjects and every verb, at a real broker, by plain clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from muster.bus import client
+from muster.bus.rpc import server as rpc_server
+from muster.core import errors
+from muster.testing.eventually import eventually
+from muster.trust import keyring, matrix, roles
+from tests.trust import servers
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "security.md"
+R = roles.Role
+
+RECEIVES = {"receive replies to it", "receive in its own inbox"}
+EVERYONE = RECEIVES | {
+    "send requests that read",
+    "reply as itself",
+    "receive what is addressed to it",
+    "receive announcements",
+}
+SPEAKS = {"send requests that change something", "ask to be admitted as an agent"}
+TOPICS = {"publish on users' topics", "reply on users' topics", "receive on users' topics"}
+SERVICE = {"create the audit where it is missing"}
+MANAGE = {
+    *("renew as a manager", "command agents", "announce for manage", "reply for manage"),
+    *("write manage's log and audit", "receive requests to manage", "receive heartbeats sent to it"),
+}
+CONNECTED = {"ask who is connected", "receive connection events"}
+#: What each role may beyond `EVERYONE`. Written by hand: the code must agree, and so must the broker.
+MAY: dict[roles.Role, set[str]] = {
+    R.AGENT: SPEAKS,
+    R.MANAGER: SPEAKS | MANAGE - {"write manage's log and audit", "receive requests to manage"},
+    R.REGISTRY: SPEAKS
+    | SERVICE
+    | MANAGE
+    | CONNECTED
+    | {"write manage's leases", "change the audit's limits"},
+    R.BOOTSTRAP: SPEAKS
+    | SERVICE
+    | MANAGE
+    | {"reply for bus and audit", "list streams", "change the audit's limits", "announce connections"},
+    R.NOTIFIER: SPEAKS
+    | SERVICE
+    | CONNECTED
+    | {"notify parties", "reply for notify", "acknowledge events", "write notify's leases"}
+    | {"write notify's bucket"},
+    R.CHANNEL: SPEAKS
+    | SERVICE
+    | {"send batches of reports", "read reports", "write monitor's bucket", "receive reports"},
+    R.PIPELINE: SPEAKS
+    | SERVICE
+    | {"send batches of reports", "raise alerts", "reply for pipeline", "read reports", "consume alerts"}
+    | {"receive reports", "receive alerts"},
+    R.GATEWAY: SPEAKS
+    | SERVICE
+    | TOPICS
+    | CONNECTED
+    | {"reply for message", "prune messages", "write message's leases", "receive requests to message"},
+    R.INFORMATION_NODE: SPEAKS | SERVICE | {"reply for inform", "fetch contexts"},
+    R.RESPONDER: SPEAKS | {"consume alerts"},
+    R.AUTHORITY: SPEAKS,
+    R.USER: SPEAKS | TOPICS,
+    R.VIEWER: set(),
+    R.WEB: SPEAKS
+    | SERVICE
+    | {"write web's log and audit", "read the audit", "read reports", "consume alerts"}
+    | {"ask who is connected", "receive alerts", "receive the audit"},
+}
+OPERATOR = (
+    SPEAKS
+    | TOPICS
+    | CONNECTED
+    | {one.name for one in matrix.ATTEMPTS if one.subject.startswith(("$JS.API.", "$JS.ACK.", "$KV."))}
+    | {one.name for one in matrix.ATTEMPTS if one.receives and one.subject.startswith("muster.")}
+    | {"send batches of reports"}
+) - {"receive storage requests", "receive key/value changes"}
+MAY[R.OPERATOR] = OPERATOR
+MAY = {role: EVERYONE | allowed for role, allowed in MAY.items()}
+MAY[R.JOINING] = RECEIVES | {"ask to be admitted as an agent"}  # and nothing else
+
+#: Subjects to send to oneself, or to a service, with a reply subject of one's choice.
+OWN = ("_R.me.other.s.1", "muster.manage.from.me.read.get", "muster.manage.from.me.domain.enrol")
+
+#: Roles that must not be able to use the broker or a service as a deputy.
+UNPRIVILEGED = (R.AGENT, R.USER, R.VIEWER, R.AUTHORITY, R.JOINING)
+
+
+@pytest.fixture(scope="module")
+def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
+    """Each role in a domain of its own holds the identity ``me``: one broker serves all of them."""
+    made = keyring.Trust.create(tmp_path_factory.mktemp("matrix") / "keys", "north")
+    for role in matrix.clients():
+        made.add_domain(role.value)
+        made.issue(matrix.ME, role, domain=role.value)
+    for identity, role in (
+        ("v", R.VIEWER),
+        ("u", R.USER),
+        ("r", R.REGISTRY),
+        ("op", R.OPERATOR),
+        ("l", R.LINK),
+    ):
+        made.issue(identity, role)
+    made.issue("m", R.USER, bearer=True)
+    return made
+
+
+@pytest.fixture
+async def broker(trust: keyring.Trust, tmp_path: pathlib.Path) -> AsyncIterator[servers.Server]:
+    listeners: dict[str, Any] = {
+        "websocket": {"listen": "127.0.0.1:-1", "no_tls": True},
+        "mqtt": {"listen": "127.0.0.1:-1"},
+        "leafnodes": {"listen": "127.0.0.1:-1"},
+    }
+    async with servers.server(tmp_path, trust, **listeners) as running:
+        # It logs each refusal, and would wait for a reader when the pipe is full.
+        reading = asyncio.create_task(running.line("no such line"))
+        yield running
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+@pytest.mark.parametrize("role", matrix.clients())
+def test_the_code_allows_what_is_expected(role):
+    allowed = {one.name for one in matrix.ATTEMPTS if matrix.is_allowed(role, one)}
+    assert allowed == MAY[role]
+
+
+async def test_the_broker_allows_what_is_expected(broker, trust):
+    wrong = []
+    for role in matrix.clients():
+        async with servers.line(broker, trust.credentials(matrix.ME, domain=role.value)) as (line, answer):
+            assert not answer, (role, answer)
+            for attempt in matrix.ATTEMPTS:
+                expected = attempt.name in MAY[role]
+                forms = [(line.publish, attempt.subject)]
+                if attempt.receives:  # alone, and as one of a group, which would take another's messages
+                    forms = [(line.subscribe, attempt.subject), (line.subscribe, f"{attempt.subject} group")]
+                for act, subject in forms:
+                    complaint = await act(subject)
+                    if ("Permissions Violation" in complaint) == expected or (complaint and expected):
+                        wrong.append((role.value, attempt.name, complaint))
+    assert not wrong
+
+
+@pytest.mark.parametrize("role", UNPRIVILEGED)
+async def test_no_reply_subject_and_no_header_gives_a_permission(broker, trust, role):
+    """What is sent with a forbidden reply subject, or with the broker's own headers, opens nothing."""
+    who = trust.credentials(matrix.ME, domain=role.value)
+    forbidden = [one for one in matrix.ATTEMPTS if not one.receives and one.name not in MAY[role]]
+    may = [one.subject for one in matrix.ATTEMPTS if not one.receives and one.name in MAY[role]]
+    headers = ("Nats-Msg-Id: 1", "Nats-Expected-Last-Sequence: 0", "Nats-Rollup: all", "Nats-Stream: s")
+    async with servers.line(broker, who) as (line, _):
+        for number, own in enumerate(("muster.manage.to.me.x", "_R.*.me.>", "_INBOX.me.>")):
+            refused = await line.say(f"SUB {own} {number + 1}")
+            assert bool(refused) == (role is R.JOINING and number == 0)
+        for attempt in forbidden:
+            for own in (one for one in OWN if one in may):
+                refused = await line.say(f"PUB {own} {attempt.subject} 0\r\n")
+                assert bool(refused) == attempt.subject.startswith("$JS.ACK.")  # the broker's own check
+            assert "Permissions Violation" in await line.publish(attempt.subject), attempt
+            for header in headers:
+                lines = f"NATS/1.0\r\n{header}\r\n\r\n"
+                sentence = f"HPUB {attempt.subject} {len(lines)} {len(lines)}\r\n{lines}"
+                assert "Permissions Violation" in await line.say(sentence), (attempt, header)
+
+
+async def test_a_service_ignores_what_the_broker_was_made_to_send(broker, trust):
+    """JetStream publishes to any reply subject. Its acknowledgements, direct gets and deliveries can reach
+    the subject of a request under another's name; a service takes none of them for a request."""
+    done = []
+
+    async def act(call: rpc_server.Call) -> None:
+        done.append(call.identity)
+
+    async with contextlib.AsyncExitStack() as stack:
+        service = await stack.enter_async_context(
+            await client.connect([broker.url], creds=trust.credentials("r"))
+        )
+        serving = await stack.enter_async_context(
+            rpc_server.Server(service, "manage", [rpc_server.Operation("request.act", act)])
+        )
+        thief, _ = await stack.enter_async_context(servers.connected(broker, trust.credentials("op")))
+        user, _ = await stack.enter_async_context(servers.connected(broker, trust.credentials("u")))
+        forged = "muster.manage.from.op.request.act"
+        await thief.jetstream().add_stream(name="s", subjects=["topic.s"], allow_direct=True)
+        await user.publish("topic.s", b"{}", reply=forged)  # a publish acknowledgement, by a user
+        await eventually(lambda: serving.refused["reply"] == 1)
+        await thief.publish("$JS.API.DIRECT.GET.s", b'{"seq": 1}', reply=forged)
+        await thief.publish("$JS.API.STREAM.MSG.GET.s", b'{"seq": 1}', reply=forged)
+        config = b'{"stream_name": "s", "config": {"deliver_subject": "%s", "ack_policy": "none"}}'
+        await thief.publish("$JS.API.CONSUMER.CREATE.s", config % forged.encode())
+        pull = b'{"stream_name": "s", "config": {"durable_name": "p", "ack_policy": "explicit"}}'
+        await thief.request("$JS.API.CONSUMER.DURABLE.CREATE.s.p", pull)
+        await thief.publish("$JS.API.CONSUMER.MSG.NEXT.s.p", b"1", reply=forged)
+        # Answers name no reply subject, and deliveries carry the stored subject.
+        await eventually(lambda: serving.refused["reply"] >= 3 and serving.refused["subject"] >= 1)
+        assert not done
+
+
+async def test_listeners_take_only_their_own_kind_of_client(broker, trust):
+    """A link's credentials open no client connection, a bearer's only MQTT, and others no MQTT."""
+    assert "Authorization Violation" in await servers.knock(broker, trust.credentials("l"))
+    assert "Authorization Violation" in await servers.knock(broker, trust.credentials("m"))
+    assert not await servers.knock(broker, trust.credentials("u"))
+    for role in matrix.clients():
+        assert set(roles.DUTIES[role].connections) == {"STANDARD", "WEBSOCKET"}
+        assert roles.limits(role, matrix.ME, bearer=True).allowed_connection_types == ("MQTT",)
+    async with await client.connect(
+        [f"ws://127.0.0.1:{broker.ports['websocket']}"], creds=trust.credentials("v")
+    ) as viewer:
+        with pytest.raises(errors.Forbidden):
+            await viewer.subscribe("muster.>")
+
+
+def test_the_page_is_made_from_the_code():
+    text = PAGE.read_text()
+    for name, made in (("roles", matrix.duties()), ("matrix", matrix.table())):
+        mark = re.compile(rf"(<!-- made:{name} -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
+        found = mark.search(text)
+        assert found, f"docs/security.md has no place for {name}"
+        if os.environ.get("REWRITE"):
+            text = f"{text[: found.start(2)]}{made}\n{text[found.end(2) :]}"
+            PAGE.write_text(text)
+        elif found[2] != f"{made}\n":
+            pytest.fail("REWRITE=1 pytest tests/trust/test_permission_matrix.py writes it anew")

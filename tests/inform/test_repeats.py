@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pytest
@@ -140,3 +141,27 @@ async def test_an_append_by_another_attempt_is_not_taken_for_our_own(pair: Pair)
     other = msgspec.structs.replace(record, holders=("p",), stamp=record.stamp + 1, stamped_by="p")
     assert isinstance(await pair.p.desk.log.append(other, first.version, timeout_s=1.0), api.Duplicate)
     assert (await pair.p.writer._append(other, first.version)).record == record
+
+
+async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_refused(
+    pair: Pair, simulated_network
+):
+    """Alice's node waits for the primary's answer; her repeat is refused; Bob makes the write possible."""
+    asked = protocol.Put("k", b"alice", expected_version=0, request="one")
+    real, answers_lost = simulated_network.route, True
+
+    def route(node: str, subject: str, *rest: Any) -> int:
+        is_lost = answers_lost and node == "p" and subject.startswith("_") and ".q." in subject
+        return 1 if is_lost else real(node, subject, *rest)
+
+    simulated_network.route = route
+    first = asyncio.ensure_future(pair.alice.write(asked))
+    await asyncio.sleep(0.1)
+    other = client.Client(pair.alice._bus, node="p")
+    with pytest.raises(errors.Conflict):
+        await other.write(msgspec.structs.replace(asked, repeat=True))
+    await pair.bob.delete("k")
+    answers_lost = False
+    with pytest.raises(errors.Conflict, match="was refused"):
+        await first
+    assert [change.writer for change in (await pair.bob.history("k")).changes] == ["bob", "bob"]

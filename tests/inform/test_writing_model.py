@@ -3,6 +3,10 @@
 The machine drives real nodes over the simulated network in virtual time.  Rules begin writes and let some
 time pass, so that writes, repeats, lost answers, late messages, crashes and clock steps interleave.  At the
 end all faults are healed, and a plain replay of the log judges the records and every answer.
+
+The defect this model exists for: a write is stored, its answer is lost, another client writes, and the first
+write is repeated.  Each of these is one step, and nodes and clients are few, so that most examples contain
+the whole sequence.
 """
 
 from __future__ import annotations
@@ -28,20 +32,24 @@ HOUR_NS = 3_600_000_000_000
 NODES = st.sampled_from(["p", "q", "r"])
 KEY = "k"
 CLIENTS = st.sampled_from(["alice", "bob"])
+WRITES = st.sampled_from(["put", "delete"])
 EXPECTED = st.sampled_from(["anything", "current", "absent", "older"])
+STORED_S = 0.1  # more than a write takes that meets no fault
 
 
 class Network(network.Network):
-    """With answers that are lost between two nodes, and nodes that get their messages late."""
+    """With answers that are lost on their way, and nodes that get their messages late."""
 
     def __init__(self) -> None:
         super().__init__(seed=1)
-        self.mute: set[tuple[str, str]] = set()
+        self.mute: set[tuple[str, str]] = set()  # responder, requester
         self.late: dict[str, list[Any]] = {}
 
     def route(self, node: str, subject: str, *rest: Any) -> int:
-        if subject.startswith("_") and any(
-            node == one and f".{other}." in subject for one, other in self.mute
+        is_answer = subject.startswith("_")
+        if is_answer and any(
+            node == responder != requester and f".{requester}." in subject
+            for responder, requester in self.mute
         ):
             return 1
         return super().route(node, subject, *rest)
@@ -97,7 +105,7 @@ class Model(stateful.RuleBasedStateMachine):
         for node in self.nodes.values():
             await node.upkeep.discover()
         await asyncio.sleep(0.1)
-        self.write("alice", "p", delete=False, expected="anything", is_answer_lost=False)  # p is the primary
+        self._begin("alice", "p", "put", "anything")  # p is the primary
         await asyncio.sleep(0.1)
 
     async def _serve(self, name: str) -> None:
@@ -108,32 +116,52 @@ class Model(stateful.RuleBasedStateMachine):
 
     # -- writes ----------------------------------------------------------------------------------------------
 
+    unanswered: stateful.Bundle[Operation] = stateful.Bundle("unanswered")
+
     @stateful.rule(
-        writer=CLIENTS, via=NODES, delete=st.booleans(), expected=EXPECTED, is_answer_lost=st.booleans()
+        writer=CLIENTS,
+        via=NODES,
+        kind=WRITES,
+        expected=EXPECTED,
+        wait_s=st.sampled_from([0.0, 0.003, STORED_S]),
     )
-    def write(self, writer: str, via: str, delete: bool, expected: str, is_answer_lost: bool) -> None:
-        """Through ``via``, whose question to the primary may stay without an answer."""
+    def write(self, writer: str, via: str, kind: str, expected: str, wait_s: float) -> None:
+        self._begin(writer, via, kind, expected)
+        self.run(asyncio.sleep(wait_s))
+
+    @stateful.rule(
+        target=unanswered, writer=CLIENTS, via=NODES, kind=WRITES, expected=EXPECTED, is_client=st.booleans()
+    )
+    def lose_answer(self, writer: str, via: str, kind: str, expected: str, is_client: bool) -> Operation:
+        """A write whose answer is lost: on its way to the client, or from the primary to the node asked."""
+        self.net.mute.update([(via, writer)] if is_client else [(node, via) for node in self.nodes])
+        operation = self._begin(writer, via, kind, expected)
+        self.run(asyncio.sleep(STORED_S))
+        return operation
+
+    @stateful.rule(operation=unanswered, via=NODES)
+    def repeat(self, operation: Operation, via: str) -> None:
+        """As by a client that got no answer, and asks another node or the same again."""
+        if operation.answers:
+            return
+        for task in operation.tasks:
+            task.cancel()  # the client no longer waits for an answer to an earlier attempt
+        self.net.mute.discard((via, operation.writer))
+        self._send(operation, via, msgspec.structs.replace(operation.asked, repeat=True))
+        self.run(asyncio.sleep(STORED_S))
+
+    def _begin(self, writer: str, via: str, kind: str, expected: str) -> Operation:
         number = len(self.operations)
         version = self._expected(expected)
         asked: protocol.Put | protocol.Delete
-        if delete:
+        if kind == "delete":
             asked = protocol.Delete(KEY, version, f"r{number}")
         else:
             asked = protocol.Put(KEY, b"%d" % number, {}, 0.0, version, "logged", f"r{number}")
-        if is_answer_lost:
-            self.net.mute.update((node, via) for node in "pqr")
-        self.operations.append(Operation(asked, writer, self.loop.time()))
-        self._send(self.operations[-1], via, asked)
-
-    @stateful.precondition(lambda self: self.operations)
-    @stateful.rule(number=st.integers(0, 3), via=NODES)
-    def repeat(self, number: int, via: str) -> None:
-        """One of the last writes is sent again, as by a client that got no answer."""
-        operation = self.operations[-1 - number % len(self.operations)]
-        if not operation.answers:
-            for task in operation.tasks:
-                task.cancel()  # an answer to an earlier attempt is not waited for any more
-            self._send(operation, via, msgspec.structs.replace(operation.asked, repeat=True))
+        operation = Operation(asked, writer, self.loop.time())
+        self.operations.append(operation)
+        self._send(operation, via, asked)
+        return operation
 
     def _expected(self, expected: str) -> int | None:
         entries = self._entries()
@@ -278,7 +306,7 @@ class Model(stateful.RuleBasedStateMachine):
 
 
 Model.TestCase.settings = hypothesis.settings(
-    max_examples=80,
+    max_examples=40,
     stateful_step_count=12,
     deadline=None,
     phases=(hypothesis.Phase.generate,),  # shrinking takes minutes; twelve steps can be read as they are

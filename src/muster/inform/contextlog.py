@@ -71,13 +71,16 @@ class ContextLog:
         stored = await self._stream.last_for(protocol.log_subject(key))
         return None if stored is None else entry_of(stored, key)
 
-    async def append(self, record: protocol.Record, after: int, *, timeout_s: float) -> int:
+    async def append(
+        self, record: protocol.Record, after: int, *, timeout_s: float, message_id: str = ""
+    ) -> int:
         """The new sequence; `errors.Conflict` unless ``after`` is the sequence of the key's last entry.
 
         An `api.Duplicate` if the same write was stored before, as whatever record.  `errors.TimedOut` leaves
         the outcome open; so does `errors.Conflict`, as the bus repeats what was not acknowledged.
+        ``message_id``: of another write than the record's own.
         """
-        return await self._stream.store(self._outgoing(record, after), timeout_s=timeout_s)
+        return await self._stream.store(self._outgoing(record, after, message_id), timeout_s=timeout_s)
 
     def append_soon(self, record: protocol.Record, after: int, *, timeout_s: float) -> asyncio.Future[int]:
         """The same from a plain function. Until it is done the record is `under_way`."""
@@ -87,11 +90,11 @@ class ContextLog:
         stored.add_done_callback(lambda _: self._under_way.pop(message.subject, None))
         return stored
 
-    def _outgoing(self, record: protocol.Record, after: int) -> api.Outgoing:
+    def _outgoing(self, record: protocol.Record, after: int, message_id: str = "") -> api.Outgoing:
         return api.Outgoing(
             protocol.log_subject(record.key),
             protocol.encode(record),
-            message_id=_message_id(record) or next(self._ids),
+            message_id=message_id or _message_id(record) or next(self._ids),
             expected_last_subject_sequence=after,
         )
 
@@ -147,13 +150,18 @@ class ContextLog:
 
 
 def _message_id(record: protocol.Record) -> str:
-    """One for all attempts of a write, so that the stream stores it once whoever the primary is.
-
-    Empty for a record that is not a write.  Ids are chosen by clients, so they count for one writer and key.
-    """
+    """Empty for a record that is not a write."""
     if not record.request or record.reason == "place":
         return ""
-    scope = f"{record.writer}\0{record.key}\0{record.request}"
+    return write_id(record.writer, record.key, record.request)
+
+
+def write_id(writer: str, key: str, request: str) -> str:
+    """One for all attempts of a write, so that the stream stores it once whoever the primary is.
+
+    Requests are named by clients, so a name counts for one writer and key.
+    """
+    scope = f"{writer}\0{key}\0{request}"
     return hashlib.blake2b(scope.encode(), digest_size=16).hexdigest()
 
 

@@ -14,6 +14,8 @@ A write has an id of its own, and all of its attempts use it as the message id o
 stores it once, whichever primary tries it and whatever others wrote in between.  What is left to us is the
 answer.  A repeat that would be refused (its expected version has passed, because of the first attempt) is
 looked for in the context's log; where that does not reach back so far, the outcome is reported as unknown.
+Where no attempt was stored, the refusal uses up the write's id first: an attempt that is still under way in
+another node cannot be stored after the client was refused.
 """
 
 from __future__ import annotations
@@ -228,21 +230,32 @@ class Writer:
                     if not fresh:  # we may have been deposed: only what the log has is a reason
                         fresh = True
                         continue
-                    return _written(await self._first_attempt(update, refusal), 1)
+                    if not update.write.repeat:
+                        raise
+                    first = await self._first_attempt(update)
+                    if first is not None:
+                        return _written(first, 1)
+                    if isinstance(refusal, errors.Forbidden) or await self._fence(update, base):
+                        raise
+                    continue
                 if record is None:  # done already
                     status = "normal" if len(base.holders) == 1 else "updated"
                     return protocol.Written(asked.key, base.version, str(base.stamp), shared.name, 1, status)
                 waiting = self._expect(record) if record.acknowledge else None
+                copies = 1
                 try:
                     entry = await self._append(record, base.sequence)
-                    if waiting is None or entry.record != record:
-                        return _written(entry, 1)
-                    return _written(entry, await self._replicated(record, waiting))
+                    if waiting is not None and entry.record == record:
+                        copies = await self._replicated(record, waiting)
                 except errors.Conflict:
                     fresh = True  # what we knew is not what stands there
                     update = _repeated(update)
+                    continue
                 finally:
                     self._applied.pop((record.key, record.stamp), None)
+                if not _is_attempt(entry, update):
+                    raise errors.Conflict(f"{asked.key!r}: another attempt of this write was refused")
+                return _written(entry, copies)
         raise errors.Unavailable(f"{asked.key!r} changes faster than it can be written", retry_after_s=0.1)
 
     def _next_record(self, update: protocol.Update, base: _Base) -> protocol.Record | None:
@@ -329,8 +342,11 @@ class Writer:
         entry = contextlog.Entry(record, sequence)
         if isinstance(sequence, api.Duplicate):
             first = await shared.log.at(sequence, record.key)
-            if first is None:  # it is gone; that it was stored, and as which version, is known
-                return entry
+            if first is None:
+                raise errors.TimedOut(
+                    f"whether {record.key!r} was written or refused is not known: its log begins later",
+                    hint="read it and decide anew",
+                )
             if first.record != record:
                 shared.apply(first)
                 return first
@@ -338,21 +354,44 @@ class Writer:
         shared.appended(sequence, record.key)
         return entry
 
-    async def _first_attempt(self, update: protocol.Update, refusal: errors.MusterError) -> contextlog.Entry:
-        """What an earlier attempt stored; or ``refusal``, if it is certain that none did."""
-        shared, asked = self._desk, update.write
-        if not asked.repeat:
-            raise refusal
-        entries = await shared.log.entries(asked.key)
+    async def _first_attempt(self, update: protocol.Update) -> contextlog.Entry | None:
+        """What an earlier attempt stored; None if it is certain that none did."""
+        shared, key = self._desk, update.write.key
+        entries = await shared.log.entries(key)
         for entry in entries:
-            if (entry.record.request, entry.record.writer) == (asked.request, update.writer):
+            if _is_attempt(entry, update):
                 return entry
         if len(entries) < shared.settings.history:
-            raise refusal
+            return None
         raise errors.TimedOut(
-            f"whether {asked.key!r} was written is not known: its log does not reach back so far",
+            f"whether {key!r} was written is not known: its log does not reach back so far",
             hint="read it and decide anew",
         )
+
+    async def _fence(self, update: protocol.Update, base: _Base) -> bool:
+        """Make the log reject every other attempt of a write that is about to be refused.
+
+        One of them may still be under way, and succeed after the client got the refusal.  The record changes
+        nothing but uses up the id of the write.  False: the log has changed since ``base``.
+        """
+        shared, asked = self._desk, update.write
+        entry = await shared.log.last(asked.key)
+        if entry is None:  # no attempt can expect a version of what has never been there
+            return True
+        record = _placed(entry, entry.record.holders)
+        write_id = contextlog.write_id(update.writer, asked.key, asked.request)
+        try:
+            sequence = await shared.log.append(
+                record, base.sequence, timeout_s=shared.settings.timeout_s, message_id=write_id
+            )
+        except errors.Conflict:
+            return False
+        if isinstance(sequence, api.Duplicate):
+            first = await shared.log.at(sequence, asked.key)
+            return first is None or not _is_attempt(first, update)
+        shared.apply(contextlog.Entry(record, sequence))
+        shared.appended(sequence, asked.key)
+        return True
 
     async def _looked_up(self, record: protocol.Record, error: errors.TimedOut) -> contextlog.Entry:
         shared = self._desk
@@ -415,11 +454,8 @@ class Writer:
                 await self._place(entry, holders)
 
     async def _place(self, entry: contextlog.Entry, holders: tuple[str, ...]) -> None:
-        record = msgspec.structs.replace(
-            entry.record, holders=holders, version=entry.version, reason="place", acknowledge=False
-        )
         try:
-            await self._append(record, entry.sequence)
+            await self._append(_placed(entry, holders), entry.sequence)
         except errors.Conflict:
             last = await self._desk.log.last(entry.record.key)
             if last is not None:
@@ -447,6 +483,18 @@ def _written(entry: contextlog.Entry, copies: int) -> protocol.Written:
     stamp = desk.stamp_text(record.stamp, record.stamped_by)
     status = "normal" if copies >= len(record.holders) else "updated"
     return protocol.Written(record.key, entry.version, stamp, record.holders[0], copies, status)
+
+
+def _placed(entry: contextlog.Entry, holders: tuple[str, ...]) -> protocol.Record:
+    """The same value, with its copies there."""
+    return msgspec.structs.replace(
+        entry.record, holders=holders, version=entry.version, reason="place", acknowledge=False
+    )
+
+
+def _is_attempt(entry: contextlog.Entry, update: protocol.Update) -> bool:
+    """Whether the record is of this write; a copy that was moved later still is."""
+    return (entry.record.request, entry.record.writer) == (update.write.request, update.writer)
 
 
 def _repeated(update: protocol.Update) -> protocol.Update:

@@ -65,7 +65,7 @@ async def lose_answer(pair: Pair, write: Awaitable[protocol.Written], between: i
             assert pair.p.desk.turns.take_now("k")
         return sequence
 
-    log.append = append  # type: ignore[method-assign]
+    log.append = append  # type: ignore[method-assign, assignment]
     first = asyncio.ensure_future(write)
     await stored.wait()
     await asyncio.sleep(0.01)
@@ -116,7 +116,7 @@ async def test_a_primary_that_answers_is_not_deposed(pair: Pair):
     async def append(record: protocol.Record, after: int, *, timeout_s: float) -> int:
         raise errors.TimedOut("the log did not acknowledge")
 
-    pair.p.desk.log.append = append  # type: ignore[method-assign]
+    pair.p.desk.log.append = append  # type: ignore[method-assign, assignment]
     with pytest.raises(errors.TimedOut, match="may yet be"):
         await pair.alice.put("k", b"alice")
     assert pair.q.desk.copies.index["k"].holders == ("p", "q")
@@ -165,3 +165,36 @@ async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_ref
     with pytest.raises(errors.Conflict, match="was refused"):
         await first
     assert [change.writer for change in (await pair.bob.history("k")).changes] == ["bob", "bob"]
+
+
+@pytest.mark.parametrize("via", ["p", "q"])
+async def test_a_write_whose_outcome_cannot_be_looked_up_has_timed_out(pair: Pair, via: str):
+    """`errors.Unavailable` of another kind would mean that it was not stored."""
+    log, last = pair.p.desk.log, pair.p.desk.log.last
+    append = log.append
+    asks = {"p": pair.bob, "q": pair.alice}[via]
+
+    async def stored_without_acknowledgement(*arguments: Any, timeout_s: float) -> int:
+        await append(*arguments, timeout_s=timeout_s)
+        log.last = unreachable  # type: ignore[method-assign]
+        raise errors.TimedOut("the log did not acknowledge")
+
+    async def unreachable(key: str) -> None:
+        raise errors.NotConnected("the connection is gone")
+
+    log.append = stored_without_acknowledgement  # type: ignore[method-assign, assignment]
+    with pytest.raises(errors.TimedOut, match="may have been written"):
+        await asks.put("k", b"new", ack="replicated")
+    log.last = last  # type: ignore[method-assign]
+    assert (await pair.alice.get("k", max_staleness_s=0.0)).value == b"new"
+
+
+async def test_a_read_that_neither_a_holder_nor_the_log_answers_has_timed_out(pair: Pair, simulated_network):
+    """The context is there: it must not be called absent."""
+    net = simulated_network
+    async with await service.start(await net.connect("r"), settings=SETTINGS, now_ns=net.now_ns):
+        net.cut("r", "carol")
+        carol = client.Client(await net.connect("carol"), node="r")
+        with pytest.raises(errors.TimedOut, match="neither a holder nor the log"):
+            await carol.get("k")
+        net.heal()

@@ -89,10 +89,13 @@ class Finder:
         )
 
     async def _moved(self, plan: plans.Plan, keys: set[str]) -> list[protocol.Context]:
-        """Those of them that the plan still selects, as the log has them."""
+        """Those of them that the plan still selects, as the log has them.
+
+        `errors.Unavailable` if the log does not answer: without them the search would be incomplete.
+        """
         found: list[protocol.Context] = []
         for key in sorted(keys):
-            with contextlib.suppress(errors.NotFound, errors.Unavailable):
+            with contextlib.suppress(errors.NotFound):
                 one = await self._reader.logged(key)
                 if plan.selects(key, one.version, one.writer, dict(one.attributes)):
                     found.append(one)

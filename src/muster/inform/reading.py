@@ -2,8 +2,8 @@
 
 The paper ends with the holders and takes silence until the time-out for "not found".  We have a log that
 knows, so a read that no holder has answered for a moment asks it: absence is told at once, and a context is
-readable even when all its holders are gone.  Only when the log is silent too does the time-out mean "not
-found".
+readable even when all its holders are gone.  When the log does not answer either, the read has timed out: the
+context may exist.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Reader:
                 return protocol.result_of(answers[0].data, protocol.Context)
             left_s = deadline_s - shared.now_s()
             if left_s <= 0:
-                raise errors.NotFound(
-                    f"no context {asked.key!r}: nobody who could know answered in {settings.timeout_s:g} s"
+                raise errors.TimedOut(
+                    f"{asked.key!r}: neither a holder nor the log answered in {settings.timeout_s:g} s"
                 )
             try:
                 async with asyncio.timeout(left_s):

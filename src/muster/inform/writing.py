@@ -21,8 +21,10 @@ another node cannot be stored after the client was refused.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import uuid
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -73,32 +75,38 @@ class Writer:
         shared, key = self._desk, asked.key
         may_be_new = isinstance(asked, protocol.Put) and not asked.expected_version
         for _ in range(ATTEMPTS):
-            holders = self._known_holders(key)
-            if not holders and not may_be_new:
-                entry = await shared.log.last(key)
-                holders = self.heard_of(key, entry.record.holders) if entry is not None else ()
-            may_be_new = False
-            if holders:
-                update = protocol.Update(asked, writer)
-            elif isinstance(asked, protocol.Delete):
-                raise errors.NotFound(f"no context {key!r}")
-            else:
-                holders = tuple(self._choose())
-                update = protocol.Update(asked, writer, holders)
-            primary = holders[0]
-            try:
-                if primary == shared.name:
-                    return await self.update(update)
-                return await shared.ask(primary, "update", update, protocol.Written)
-            except protocol.Moved:
-                if primary != shared.name:  # we found out ourselves who it is now
-                    self._hints.pop(key, None)
-            except desk.Silent:
-                asked = msgspec.structs.replace(asked, repeat=True)
+            with _in_doubt(key, is_repeat=asked.repeat):
+                holders = self._known_holders(key)
+                if not holders and not may_be_new:
+                    entry = await shared.log.last(key)
+                    holders = self.heard_of(key, entry.record.holders) if entry is not None else ()
+                may_be_new = False
+                if holders:
+                    update = protocol.Update(asked, writer)
+                elif isinstance(asked, protocol.Delete):
+                    raise errors.NotFound(f"no context {key!r}")
+                else:
+                    holders = tuple(self._choose())
+                    update = protocol.Update(asked, writer, holders)
+                primary = holders[0]
+                try:
+                    if primary == shared.name:
+                        return await self.update(update)
+                    return await shared.ask(primary, "update", update, protocol.Written)
+                except protocol.Moved:
+                    if primary != shared.name:  # we found out ourselves who it is now
+                        self._hints.pop(key, None)
+                    continue
+                except desk.Silent:
+                    asked = msgspec.structs.replace(asked, repeat=True)
+            with _in_doubt(key):
                 self._hints.pop(key, None)
                 shared.directory.silent(primary)
                 await self._select_primary(key, silent=primary)
-        raise errors.Unavailable(f"the primary of {key!r} moved {ATTEMPTS} times while it was to be written")
+        with _in_doubt(key, is_repeat=asked.repeat):
+            raise errors.Unavailable(
+                f"the primary of {key!r} moved {ATTEMPTS} times while it was to be written"
+            )
 
     def begin(self, asked: protocol.Put | protocol.Delete, writer: str) -> Begun | None:
         """A write as most are: of a context whose primary we are, and that nobody else is writing. It needs
@@ -153,8 +161,9 @@ class Writer:
             finally:
                 self._desk.turns.give(begun.record.key)
         if isinstance(error, errors.Conflict):
-            await self._base_in_log(begun.record.key)  # what we knew is not what stands there
             asked = msgspec.structs.replace(begun.update.write, repeat=True)
+            with _in_doubt(asked.key):
+                await self._base_in_log(asked.key)  # what we knew is not what stands there
             return await self.write(asked, begun.update.writer)
         raise error
 
@@ -218,45 +227,50 @@ class Writer:
         async with shared.turns.of(asked.key):
             fresh = False
             for _ in range(ATTEMPTS):
-                base = self._base_here(asked.key) if not fresh else None
-                if base is None:
-                    # Who sends us holders has not heard of it either.
-                    base = NOTHING if update.holders and not fresh else await self._base_in_log(asked.key)
-                try:
-                    record = self._next_record(update, base)
-                except protocol.Moved:
-                    raise
-                except errors.MusterError as refusal:
-                    if not fresh:  # we may have been deposed: only what the log has is a reason
-                        fresh = True
+                with _in_doubt(asked.key, is_repeat=update.write.repeat):
+                    base = self._base_here(asked.key) if not fresh else None
+                    if base is None:
+                        # Who sends us holders has not heard of it either.
+                        base = NOTHING if update.holders and not fresh else await self._base_in_log(asked.key)
+                    try:
+                        record = self._next_record(update, base)
+                    except protocol.Moved:
+                        raise
+                    except errors.MusterError as refusal:
+                        if not fresh:  # we may have been deposed: only what the log has is a reason
+                            fresh = True
+                            continue
+                        if not update.write.repeat:
+                            raise
+                        first = await self._first_attempt(update)
+                        if first is not None:
+                            return _written(first, 1)
+                        if isinstance(refusal, errors.Forbidden) or await self._fence(update, base):
+                            raise
                         continue
-                    if not update.write.repeat:
-                        raise
-                    first = await self._first_attempt(update)
-                    if first is not None:
-                        return _written(first, 1)
-                    if isinstance(refusal, errors.Forbidden) or await self._fence(update, base):
-                        raise
-                    continue
-                if record is None:  # done already
-                    status = "normal" if len(base.holders) == 1 else "updated"
-                    return protocol.Written(asked.key, base.version, str(base.stamp), shared.name, 1, status)
-                waiting = self._expect(record) if record.acknowledge else None
-                copies = 1
-                try:
-                    entry = await self._append(record, base.sequence)
-                    if waiting is not None and entry.record == record:
-                        copies = await self._replicated(record, waiting)
-                except errors.Conflict:
-                    fresh = True  # what we knew is not what stands there
-                    update = _repeated(update)
-                    continue
-                finally:
-                    self._applied.pop((record.key, record.stamp), None)
-                if not _is_attempt(entry, update):
-                    raise errors.Conflict(f"{asked.key!r}: another attempt of this write was refused")
-                return _written(entry, copies)
-        raise errors.Unavailable(f"{asked.key!r} changes faster than it can be written", retry_after_s=0.1)
+                    if record is None:  # done already
+                        status = "normal" if len(base.holders) == 1 else "updated"
+                        return protocol.Written(
+                            asked.key, base.version, str(base.stamp), shared.name, 1, status
+                        )
+                    waiting = self._expect(record) if record.acknowledge else None
+                    copies = 1
+                    try:
+                        entry = await self._append(record, base.sequence)
+                        if waiting is not None and entry.record == record:
+                            copies = await self._replicated(record, waiting)
+                    except errors.Conflict:
+                        fresh = True  # what we knew is not what stands there
+                        update = _repeated(update)
+                        continue
+                    finally:
+                        self._applied.pop((record.key, record.stamp), None)
+                    if not _is_attempt(entry, update):
+                        raise errors.Conflict(f"{asked.key!r}: another attempt of this write was refused")
+                    return _written(entry, copies)
+        raise errors.TimedOut(
+            f"{asked.key!r} changes faster than it can be written; it may have been", retry_after_s=0.1
+        )
 
     def _next_record(self, update: protocol.Update, base: _Base) -> protocol.Record | None:
         shared, asked = self._desk, update.write
@@ -341,7 +355,8 @@ class Writer:
             return await self._looked_up(record, error)
         entry = contextlog.Entry(record, sequence)
         if isinstance(sequence, api.Duplicate):
-            first = await shared.log.at(sequence, record.key)
+            with _in_doubt(record.key):
+                first = await shared.log.at(sequence, record.key)
             if first is None:
                 raise errors.TimedOut(
                     f"whether {record.key!r} was written or refused is not known: its log begins later",
@@ -395,7 +410,8 @@ class Writer:
 
     async def _looked_up(self, record: protocol.Record, error: errors.TimedOut) -> contextlog.Entry:
         shared = self._desk
-        entry = await shared.log.last(record.key)
+        with _in_doubt(record.key):
+            entry = await shared.log.last(record.key)
         if entry is None or entry.record != record:
             raise errors.TimedOut(
                 f"{record.key!r} was not stored within {shared.settings.timeout_s:g} s; it may yet be",
@@ -483,6 +499,19 @@ def _written(entry: contextlog.Entry, copies: int) -> protocol.Written:
     stamp = desk.stamp_text(record.stamp, record.stamped_by)
     status = "normal" if copies >= len(record.holders) else "updated"
     return protocol.Written(record.key, entry.version, stamp, record.holders[0], copies, status)
+
+
+@contextlib.contextmanager
+def _in_doubt(key: str, *, is_repeat: bool = True) -> Iterator[None]:
+    """While an earlier attempt may have been stored, every failure leaves the outcome unknown."""
+    try:
+        yield
+    except errors.TimedOut:
+        raise
+    except errors.Unavailable as error:
+        if not is_repeat:
+            raise
+        raise errors.TimedOut(f"{key!r} may have been written: {error}") from error
 
 
 def _placed(entry: contextlog.Entry, holders: tuple[str, ...]) -> protocol.Record:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.core import errors
 from muster.inform import client, contextlog, protocol, rights, service
+from muster.inform import settings as settings_
 from muster.store import database
 from muster.testing.eventually import eventually
 
@@ -321,3 +324,22 @@ async def test_a_local_read_needs_no_message(start_node, inform):
     assert node.reader.local("k").value == b"1"
     assert node.reader.local("k", max_staleness_s=0.0) is None  # only the log can say
     assert node.reader.local("other") is None
+
+
+@pytest.mark.virtual_time
+async def test_a_history_is_not_held_in_memory_whole(simulated_network):
+    net = simulated_network
+    settings = msgspec.structs.replace(settings_.DEFAULT, history=100)
+    async with await service.start(await net.connect("p"), settings=settings, now_ns=net.now_ns) as node:
+        contexts = client.Client(await net.connect("ann"))
+        versions = [(await contexts.put("k", bytes([number]) * 300_000)).version for number in range(40)]
+        for after_version in (0, versions[0]):
+            tracemalloc.start()
+            page = await node.reader.history(protocol.Changes("k", after_version), "ann")
+            _, peak_bytes = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert page.more
+            assert 0 < len(page.changes) <= 4
+            assert peak_bytes < 4 << 20, "all of them are 12 MB"
+        history = await contexts.history("k")
+        assert ([change.version for change in history.changes], history.complete) == (versions, True)

@@ -184,6 +184,19 @@ async def test_pages_hold_it_all_in_order(store):
     assert [page async for page in store.pages("nothing")] == []
 
 
+async def test_a_snapshot_loads_pages_of_bounded_size(store, monkeypatch):
+    """Many large values do not fit in memory, even where that many small ones do."""
+    monkeypatch.setattr(database, "PAGE_BYTES", 10_000)
+    sizes = [1] * 20 + [4_000] * 10 + [25_000] * 2 + [1] * 20
+    await write(store, *(("a", f"{i:02}", b"v" * size) for i, size in enumerate(sizes)))
+    async with store.snapshot() as moment:
+        pages = [page async for page in moment.load("a", page=15)]
+    assert sorted(len(record.value) for page in pages for record in page) == sorted(sizes)
+    for page in pages:
+        assert len(page) <= 15
+        assert sum(len(record.value) for record in page[:-1]) < 10_000
+
+
 async def test_a_snapshot_loads_all_of_one_moment(store):
     await write(store, *(("a", str(i), b"old") for i in range(100)), ("b", "other", b""))
     await store.delete("a", "5")

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import secrets
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from muster.bus import api
@@ -110,18 +111,16 @@ class ContextLog:
         data, record = self._under_way.get(stored.subject, (None, None))
         return record if data == stored.data else None
 
-    async def entries(self, key: str, *, since: int = 1) -> list[Entry]:
-        """What the log still has of a context from that sequence on, oldest first."""
-        subject = protocol.log_subject(key)
-        while True:
-            first = (await self._stream.state()).first_sequence
-            try:
-                return [
-                    entry_of(stored, key)
-                    async for stored in self._stream.read(max(first, since), subject=subject, gaps=True)
-                ]
-            except errors.NotFound:  # the oldest went while we read: those that are there now
-                continue
+    async def entries(self, key: str, *, since: int = 1) -> AsyncGenerator[Entry]:
+        """What the log still has of a context from that sequence on, oldest first, a page in memory.
+
+        `errors.Dropped` if the oldest went meanwhile: begin again.
+        """
+        first = (await self._stream.state()).first_sequence
+        async for stored in self._stream.read(
+            max(first, since), subject=protocol.log_subject(key), gaps=True
+        ):
+            yield entry_of(stored, key)
 
     async def ends_at(self) -> int:
         return (await self._stream.state()).last_sequence

@@ -102,9 +102,6 @@ class Change(Frame, frozen=True):
     reason: str
 
 
-Sized = TypeVar("Sized", Change, Context)
-
-
 class Put(Frame, frozen=True, tag="put"):
     key: str  # empty: the system assigns one
     value: bytes
@@ -298,11 +295,16 @@ def attributes_of(data: bytes) -> Attributes:
     return _decode_attributes(data) if data else {}
 
 
-def fitting(found: list[Sized]) -> list[Sized]:
+def answer_bytes(value: bytes | None, attributes: bytes) -> int:
+    """Roughly what a context or a change takes of an answer."""
+    return len(value or b"") + len(attributes) + 256
+
+
+def fitting(found: list[Context]) -> list[Context]:
     """The first of them, as many as one answer holds."""
     size = 0
     for number, one in enumerate(found):
-        size += len(one.value or b"") + len(encode(one.attributes)) + 256
+        size += answer_bytes(one.value, encode(one.attributes))
         if number and size > ANSWER_BYTES_MAX:
             return found[:number]
     return found

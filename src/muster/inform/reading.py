@@ -9,6 +9,7 @@ context may exist.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import msgspec
 
@@ -133,26 +134,41 @@ class Reader:
 
     async def history(self, asked: protocol.Changes, identity: str) -> protocol.History:
         """Its changes after that version, oldest first, those that ``identity`` may read."""
-        key, after_version = asked.key, asked.after_version
-        entries = await self._desk.log.entries(protocol.check_key(key), since=max(1, after_version))
-        kept = self._desk.settings.history
-        if after_version:  # the last record stays, so where there is none, a deletion has been forgotten
-            complete = bool(entries) and entries[0].version <= after_version
-        else:
-            complete = len(entries) < kept
-        if entries and entries[0].record.reason == "place":  # the write that it repeats has gone
-            first = entries[0]
-            entries[0] = contextlog.Entry(_as_written(first.record), first.sequence)
-        changes = [
-            _change(entry)
-            for entry in entries
-            if entry.record.reason != "place" and entry.version > after_version
-        ]
-        readable = [one for one in changes if self._desk.may_read(identity, key, one.writer)]
-        if changes and not readable:
-            self._desk.check(identity, "read", key, changes[-1].writer)
-        fitting = protocol.fitting(readable)
-        return protocol.History(fitting, complete=complete, more=len(fitting) < len(readable))
+        protocol.check_key(asked.key)
+        while True:
+            with contextlib.suppress(errors.Dropped):  # the oldest went while we read: those that are there
+                return await self._history(asked, identity)
+
+    async def _history(self, asked: protocol.Changes, identity: str) -> protocol.History:
+        """As many as one answer holds; no more are held in memory, however many the log keeps."""
+        shared, key, after_version = self._desk, asked.key, asked.after_version
+        changes: list[protocol.Change] = []
+        number, size_bytes, more, reaches_back = 0, 0, False, False
+        hidden: str | None = None  # the writer of the last one that must not be read
+        async with contextlib.aclosing(shared.log.entries(key, since=max(1, after_version))) as entries:
+            async for entry in entries:
+                number += 1
+                record = entry.record
+                if number == 1:
+                    reaches_back = entry.version <= after_version
+                    if record.reason == "place":  # the write that it repeats has gone
+                        record = _as_written(record)
+                if record.reason == "place" or entry.version <= after_version:
+                    continue
+                if not shared.may_read(identity, key, record.writer):
+                    hidden = record.writer
+                    continue
+                size_bytes += protocol.answer_bytes(record.value, record.attributes)
+                more = bool(changes) and size_bytes > protocol.ANSWER_BYTES_MAX
+                if not more:
+                    changes.append(_change(contextlog.Entry(record, entry.sequence)))
+                elif after_version:  # else the rest is counted
+                    break
+        if hidden is not None and not changes:
+            shared.check(identity, "read", key, hidden)
+        # The last record stays, so where there is none, a deletion has been forgotten.
+        complete = reaches_back if after_version else number < shared.settings.history
+        return protocol.History(changes, complete=complete, more=more)
 
     async def changes(self, asked: protocol.Changes, identity: str) -> protocol.History:
         """As `history`, waiting for something to happen if nothing has."""

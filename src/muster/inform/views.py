@@ -60,10 +60,11 @@ class View:
     async def clear(self) -> None:
         """The position goes first: without one, what an interrupted clearing leaves counts for nothing."""
         await self._store.delete(_POSITIONS, self._node)
-        async for page in self._store.pages(self._collection):
-            async with self._store.transaction() as tx:
-                for record in page:
-                    tx.delete(self._collection, record.key)
+        async with self._store.snapshot() as snapshot:
+            async for page in snapshot.load(self._collection, page=PAGE):
+                async with self._store.transaction() as tx:
+                    for record in page:
+                        tx.delete(self._collection, record.key)
 
 
 def _entry(data: bytes) -> contextlog.Entry:

@@ -372,11 +372,15 @@ class Writer:
     async def _first_attempt(self, update: protocol.Update) -> contextlog.Entry | None:
         """What an earlier attempt stored; None if it is certain that none did."""
         shared, key = self._desk, update.write.key
-        entries = await shared.log.entries(key)
-        for entry in entries:
-            if _is_attempt(entry, update):
-                return entry
-        if len(entries) < shared.settings.history:
+        number = 0
+        try:
+            async for entry in shared.log.entries(key):
+                if _is_attempt(entry, update):
+                    return entry
+                number += 1
+        except errors.Dropped:  # the oldest went while we read, so there are more than are kept
+            number = shared.settings.history
+        if number < shared.settings.history:
             return None
         raise errors.TimedOut(
             f"whether {key!r} was written is not known: its log does not reach back so far",

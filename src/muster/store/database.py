@@ -24,6 +24,7 @@ from muster.store import api, commits, committer, engine, transactions, urls
 T = TypeVar("T")
 
 PAGE_RECORDS = 1_000
+PAGE_BYTES = 4 << 20
 TOLD_POLL_FACTOR = 20  # an engine that tells of commits is polled only in case a word was lost
 
 #: Stands in a store while it is being restored.
@@ -74,8 +75,11 @@ class Snapshot:
         self._reader = reader
 
     def load(self, collection: str, *, page: int = PAGE_RECORDS) -> AsyncIterator[list[api.Record]]:
-        """All records, ``page`` in memory at a time, in no order but the fastest."""
-        return self._reader.load(transactions.check_collection(collection), page)
+        """All records, in no order but the fastest.
+
+        At a time in memory: ``page`` records, or fewer where their values reach `PAGE_BYTES`.
+        """
+        return self._reader.load(transactions.check_collection(collection), page, PAGE_BYTES)
 
 
 class Store:

@@ -24,8 +24,11 @@ class Reader(Protocol):
         ``max_bytes``."""
         ...
 
-    def load(self, collection: str, page: int) -> AsyncIterator[list[api.Record]]:
-        """All of a collection, in whatever order is fastest from a cold disk."""
+    def load(self, collection: str, page: int, max_bytes: int) -> AsyncIterator[list[api.Record]]:
+        """All of a collection, in whatever order is fastest from a cold disk.
+
+        Up to ``page`` records at a time, the last of which may reach beyond ``max_bytes``.
+        """
         ...
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import re
 import secrets
@@ -265,10 +266,15 @@ class Reader:
     ) -> list[tuple[str, api.Record]]:
         return await self._answered(statements.everything(self._connection, after, limit, max_bytes))
 
-    async def load(self, collection: str, page: int) -> AsyncIterator[list[api.Record]]:
+    async def load(self, collection: str, page: int, max_bytes: int) -> AsyncIterator[list[api.Record]]:
         await self._answered(statements.begin_load(self._connection, collection))
-        while records := await self._answered(statements.load(self._connection, page)):
-            yield records
+        while sizes := await self._answered(statements.load_sizes(self._connection, page)):
+            while sizes:
+                before = itertools.accumulate(sizes, initial=0)
+                fitting = sum(1 for _ in itertools.takewhile(lambda size: size < max_bytes, before))
+                fitting = max(1, min(fitting, len(sizes)))
+                yield await self._answered(statements.load(self._connection, fitting))
+                sizes = sizes[fitting:]
 
     async def _answered(self, work: Awaitable[T]) -> T:
         return await self._connections.answered(self._connection, work)

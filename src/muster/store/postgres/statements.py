@@ -147,17 +147,30 @@ async def everything(
 async def begin_load(connection: Connection, collection: str) -> None:
     # All of it will be read, so that going through the table is better than through the index.
     await connection.execute("SET LOCAL cursor_tuple_fraction = 1")
+    # Two cursors over the same rows in the same order: the sizes first, and then the values that fit.
+    await connection.execute("SET LOCAL synchronize_seqscans = off")
     await connection.execute("CLOSE ALL")
-    await connection.execute(
-        "DECLARE load NO SCROLL CURSOR FOR"
-        " SELECT key, value, version, epoch FROM record WHERE collection = %s",
-        (collection,),
-    )
+    for name, columns in ((_SIZES, "octet_length(value)"), (_RECORDS, "key, value, version, epoch")):
+        declare = psycopg.sql.SQL(
+            "DECLARE {} NO SCROLL CURSOR FOR SELECT {} FROM record WHERE collection = %s"
+        )
+        await connection.execute(declare.format(name, psycopg.sql.SQL(columns)), (collection,))
+
+
+async def load_sizes(connection: Connection, limit: int) -> list[int]:
+    return [size for (size,) in await _fetch(connection, _SIZES, limit)]
 
 
 async def load(connection: Connection, limit: int) -> list[api.Record]:
-    fetch = psycopg.sql.SQL("FETCH {} FROM load").format(limit)  # takes no parameters
-    return [_record(*row) for row in await rows(connection, fetch)]
+    return [_record(*row) for row in await _fetch(connection, _RECORDS, limit)]
+
+
+_SIZES, _RECORDS = psycopg.sql.Identifier("load_sizes"), psycopg.sql.Identifier("load_records")
+
+
+async def _fetch(connection: Connection, cursor: psycopg.sql.Identifier, limit: int) -> list[Any]:
+    # FETCH takes no parameters.
+    return await rows(connection, psycopg.sql.SQL("FETCH {} FROM {}").format(limit, cursor))
 
 
 async def changes(

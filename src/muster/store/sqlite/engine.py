@@ -235,9 +235,9 @@ class Reader:
     ) -> list[tuple[str, api.Record]]:
         return await self._read(lambda reading: statements.everything(reading, after, limit, max_bytes))
 
-    async def load(self, collection: str, page: int) -> AsyncIterator[list[api.Record]]:
+    async def load(self, collection: str, page: int, max_bytes: int) -> AsyncIterator[list[api.Record]]:
         def read(reading: sqlite3.Connection) -> tuple[int, list[api.Record]]:
-            return statements.load(reading, collection, row, page)
+            return statements.load(reading, collection, row, page, max_bytes)
 
         row = -(2**63)
         while True:

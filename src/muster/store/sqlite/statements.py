@@ -140,15 +140,23 @@ def everything(
 
 
 def load(
-    connection: sqlite3.Connection, collection: str, after: int, limit: int
+    connection: sqlite3.Connection, collection: str, after: int, limit: int, max_bytes: int
 ) -> tuple[int, list[api.Record]]:
     """Records in the order of the file, after that row, and the last one's row."""
-    found = connection.execute(
+    records: list[api.Record] = []
+    rows = connection.execute(
         "SELECT rowid, key, value, version, epoch FROM record NOT INDEXED"
         " WHERE rowid > ? AND collection = ? ORDER BY rowid LIMIT ?",
         (after, collection, limit),
-    ).fetchall()
-    return found[-1][0] if found else after, [_record(*row) for _, *row in found]
+    )
+    with contextlib.closing(rows):
+        for rowid, *row in rows:
+            after = rowid
+            records.append(_record(*row))
+            max_bytes -= len(records[-1].value)
+            if max_bytes <= 0:
+                break
+    return after, records
 
 
 def changes(

@@ -20,8 +20,8 @@ ORDERS = destinations.queue("orders")
 class Transacting:
     """A client with a receiver of orders and a coordinator."""
 
-    def __init__(self, port: int) -> None:
-        self.raw = raw_client.Raw(port, "transacting")
+    def __init__(self, port: int, container: str = "transacting") -> None:
+        self.raw = raw_client.Raw(port, container)
         self.receiver = raw_client.receiver(self.raw, "queue:orders")
         self.coordinator = self.raw.session.sender("transactions")
         self.coordinator.target.type = proton.Terminus.COORDINATOR

@@ -18,7 +18,7 @@ from muster.message import destinations, protocol, service  # noqa: E402
 from muster.message.amqp import budget, engine, links, server  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust import passwords  # noqa: E402
-from tests.message import conftest, raw_client  # noqa: E402
+from tests.message import conftest, raw_client, test_gateway_doubt  # noqa: E402
 
 
 async def test_what_a_vanished_client_had_comes_again_marked(gateway: server.Gateway, dial: conftest.Dial):
@@ -409,3 +409,43 @@ async def test_a_login_that_settles_nothing_gets_no_more_than_its_budget(
     async with server.Gateway(gateway.connect, None, anonymous="nobody", login_limits=limits) as bounded:
         async with asyncio.timeout(60):
             assert await asyncio.to_thread(work, bounded.port) == (0, 4)
+
+
+async def test_open_transactions_are_bounded_over_all_connections_of_a_login(gateway: server.Gateway):
+    limits = budget.Limits(
+        links=20, unfinished_bytes=1 << 20, unsettled_bytes=1 << 20, transaction_bytes=100_000
+    )
+    accepted, rejected = 0x34, proton.Delivery.REJECTED  # the first: as a part of its transaction
+
+    def work(port: int) -> list[object]:
+        found: list[object] = []
+        clients = [test_gateway_doubt.Transacting(port, name) for name in ("first", "second")]
+        names = [client.declare() for client in clients]
+        senders = [client.raw.session.sender("out") for client in clients]
+
+        def send(number: int) -> None:
+            sender, raw = senders[number], clients[number].raw
+            if not sender.target.address:
+                sender.target.address = "queue:orders"
+                sender.open()
+                raw.until(lambda: sender.credit)
+            delivery = sender.delivery(f"{len(found)}")
+            delivery.local.data = [names[number]]
+            delivery.update(0x34)
+            sender.send(proton.Message(body="x" * 60_000).encode())
+            sender.advance()
+            raw.until(lambda: delivery.remote_state)
+            found.append(delivery.remote_state)
+
+        send(0)
+        send(1)
+        discharged = clients[0].say("discharge", [names[0], True])
+        clients[0].raw.until(lambda: discharged.remote_state)
+        send(1)
+        for client in clients:
+            client.raw.socket.close()
+        return found
+
+    async with server.Gateway(gateway.connect, None, anonymous="nobody", login_limits=limits) as bounded:
+        assert await asyncio.to_thread(work, bounded.port) == [accepted, rejected, accepted]
+        await eventually.eventually(lambda: not bounded.bridges and not bounded._budgets)

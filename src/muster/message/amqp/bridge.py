@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 events = log.Events("message")
 
 SESSION_BYTES_MAX: Final = ends.WINDOW * engine.FRAME_BYTES_MAX
-EARLY_BYTES_MAX: Final = 1 << 20
+EARLY_BYTES_MAX: Final = 64 << 10  # before a client has logged in
 CARRIED_BYTES_MAX: Final = 16 << 20
 UNSENT_BYTES: Final = 128 << 10
 TURN_DELIVERIES: Final = 50

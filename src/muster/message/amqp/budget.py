@@ -1,8 +1,9 @@
 """How much of the gateway's memory a connection may use, and a login over all of its connections. Pure.
 
-Three things grow with what a client does: its links, the parts of messages that it began and has not
-finished, and the messages whose outcome it owes.  A budget counts each of them, at two levels: that of a
-connection belongs to that of its login, and both have to allow it.
+Four things grow with what a client does: its links, the parts of messages that it began and has not
+finished, the messages whose outcome it owes, and those in transactions that it has not discharged.  A budget
+counts each of them, at two levels: that of a connection belongs to that of its login, and both have to allow
+it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,28 @@ class Limits:
     links: int
     unfinished_bytes: int
     unsettled_bytes: int
+    transaction_bytes: int = 64 << 20
 
 
 CONNECTION = Limits(links=4_096, unfinished_bytes=16 << 20, unsettled_bytes=128 << 20)
-LOGIN = Limits(links=16_384, unfinished_bytes=64 << 20, unsettled_bytes=256 << 20)
+LOGIN = Limits(
+    links=16_384, unfinished_bytes=64 << 20, unsettled_bytes=256 << 20, transaction_bytes=256 << 20
+)
 
 
 class Budget:
     """``on_eased`` is called when enough was settled for deliveries to go on."""
 
-    __slots__ = ("_limits", "_upper", "links", "on_eased", "owing", "unfinished_bytes", "unsettled_bytes")
+    __slots__ = (
+        "_limits",
+        "_upper",
+        "links",
+        "on_eased",
+        "owing",
+        "transaction_bytes",
+        "unfinished_bytes",
+        "unsettled_bytes",
+    )
 
     def __init__(self, limits: Limits, upper: Budget | None = None) -> None:
         self._limits = limits
@@ -33,6 +46,7 @@ class Budget:
         self.links = 0
         self.unfinished_bytes = 0
         self.unsettled_bytes = 0
+        self.transaction_bytes = 0
         self.owing = False  # too much is unsettled: nothing more is delivered until half of it is settled
         self.on_eased: Callable[[], None] = lambda: None
 
@@ -78,8 +92,23 @@ class Budget:
             self.owing = False
             self.on_eased()
 
+    def add_to_transaction(self, size: int) -> bool:
+        """False: that is too much, and is not counted."""
+        if self.transaction_bytes + size > self._limits.transaction_bytes:
+            return False
+        if self._upper is not None and not self._upper.add_to_transaction(size):
+            return False
+        self.transaction_bytes += size
+        return True
+
+    def end_transaction(self, size: int) -> None:
+        self.transaction_bytes -= size
+        if self._upper is not None:
+            self._upper.end_transaction(size)
+
     def close(self) -> None:
         """The connection is gone, with all that it held."""
+        self.end_transaction(self.transaction_bytes)
         self.remove_links(self.links)
         self.remove_unfinished(self.unfinished_bytes)
         self.on_eased = lambda: None

@@ -39,8 +39,8 @@ class Engine:
         on_event: Callable[[Any], None],
         budget: budget_.Budget | None = None,
     ) -> None:
-        self._budget = budget or budget_.Budget(budget_.CONNECTION)
-        self._budget.on_eased = self.go_on_with_links
+        self.budget = budget or budget_.Budget(budget_.CONNECTION)
+        self.budget.on_eased = self.go_on_with_links
         self._library = library.Library(idle_s, FRAME_BYTES_MAX, self._happened)
         self.connection = self._library.connection
         self.transport = self._library.transport
@@ -163,7 +163,7 @@ class Engine:
             if channel in self._sessions:
                 raise ValueError(f"the channel {channel} has a session already")
             self._arriving, self._arriving_number = (
-                ends.Session(first or 0, window or 0, self._budget),
+                ends.Session(first or 0, window or 0, self.budget),
                 channel,
             )
         elif code == frames.ATTACH and session is not None:
@@ -174,7 +174,7 @@ class Engine:
             if handle in session.links:
                 self._end(session, "amqp:session:handle-in-use", f"the handle {handle} has a link already")
                 return True
-            if not self._budget.add_link():
+            if not self.budget.add_link():
                 self.fail("amqp:resource-limit-exceeded", "this connection, or its login, has too many links")
                 return False
             self._arriving, self._arriving_number = ends.Link(session, (name, not receives)), handle
@@ -183,13 +183,13 @@ class Engine:
         self._arriving = None
         if arriving is not None and arriving.wrapper is None:  # proton did not take it for what it says it is
             if isinstance(arriving, ends.Link):
-                self._budget.remove_links(1)
+                self.budget.remove_links(1)
             raise ValueError("a begin or an attach with fields of the wrong type")
         if session is not None and code == frames.DETACH:
             (handle,) = frames.numbers(frame, at, 1)
             link = session.links.pop(handle or 0, None)
             if link is not None:
-                self._budget.remove_links(1)
+                self.budget.remove_links(1)
                 self._leave(link)
         elif session is not None and code == frames.END:
             for link in [link for link in self._links.values() if link.session is session]:
@@ -197,7 +197,7 @@ class Engine:
                 self.free(link.wrapper)
             session.shut()
             session.forget()
-            self._budget.remove_links(len(session.links))
+            self.budget.remove_links(len(session.links))
             del self._sessions[channel]
         return went_well
 
@@ -412,7 +412,7 @@ class Engine:
         return (
             link.credit > 0
             and not (self._stopped or session.blocked or session.owes_too_much)
-            and self._budget.may_deliver
+            and self.budget.may_deliver
         )
 
     def send(self, link: ends.Link, data: bytes, token: ends.Token, *, settled: bool) -> None:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 _REFUSED: Final = (frames.REJECTED, frames.RELEASED, frames.MODIFIED)
 _DECLARE, _DISCHARGE = (0x31, "amqp:declare:list"), (0x32, "amqp:discharge:list")
-OPEN_MAX: Final = 1000  # of one connection,
-OPEN_BYTES_MAX: Final = 4 * protocol.WORK_BYTES_MAX  # and the messages they hold
+OPEN_MAX: Final = 1000  # of one connection; the messages they hold are bounded by its budget
 
 
 @dataclass(slots=True)
@@ -27,7 +26,8 @@ class Transaction:
     acks: dict[str, list[int]] = field(default_factory=dict)
     refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # not accepted, but with that outcome
     heard: list[tuple[links.Tap, int, bytes]] = field(default_factory=list)  # acknowledged, of topics
-    size: int = 0  # of its messages, in bytes
+    size: int = 0  # of the messages that it sends, in bytes,
+    held: int = 0  # and of all that it holds in memory
     error: errors.MusterError | None = None  # why it can only be rolled back
 
 
@@ -54,11 +54,19 @@ class Transactions:
         size = len(send.data) + len(send.meta)
         if transaction.size + size > protocol.WORK_BYTES_MAX:
             raise errors.LimitExceeded(f"a transaction holds at most {protocol.WORK_BYTES_MAX} bytes")
-        if sum(one.size for one in self._open.values()) + size > OPEN_BYTES_MAX:
-            raise errors.LimitExceeded(f"open transactions hold at most {OPEN_BYTES_MAX} bytes")
+        self._hold(transaction, size)
         transaction.sends.append(send)
         transaction.size += size
         return frames.transactional(name)
+
+    def _hold(self, transaction: Transaction, size: int) -> None:
+        if not self._bridge.running.budget.add_to_transaction(size):
+            raise errors.LimitExceeded("open transactions of this connection, or its login, hold too much")
+        transaction.held += size
+
+    def _release(self, transaction: Transaction) -> None:
+        self._bridge.running.budget.end_transaction(transaction.held)
+        transaction.held = 0
 
     def spoil(self, state: bytes | None, error: errors.MusterError) -> None:
         """A message of it was refused: its commit fails, since the client may not have waited to hear."""
@@ -73,6 +81,11 @@ class Transactions:
             return False
         outcome = frames.outcome_of(state)
         if outcome is not None and frames.code_of(outcome) in _REFUSED:
+            try:
+                self._hold(transaction, len(outcome))
+            except errors.LimitExceeded as error:
+                transaction.error = error
+                return False
             transaction.refused.append((key, number, outcome))
         else:
             transaction.acks.setdefault(key, []).append(number)
@@ -80,7 +93,14 @@ class Transactions:
 
     def hold(self, state: bytes | None, tap: links.Tap, number: int, data: bytes) -> None:
         with contextlib.suppress(errors.InvalidInput):
-            self._named(state)[1].heard.append((tap, number, data))
+            _, transaction = self._named(state)
+            try:
+                self._hold(transaction, len(data))
+            except errors.LimitExceeded as error:
+                transaction.error = error
+                tap.take_back(number, data, counted=True)
+            else:
+                transaction.heard.append((tap, number, data))
 
     def coordinate(self, link: ends.Link, number: int, data: bytes) -> None:
         """A message to the coordinator: declare, or discharge."""
@@ -104,6 +124,12 @@ class Transactions:
     async def _discharge(
         self, link: ends.Link, number: int, transaction: Transaction, *, commit: bool
     ) -> None:
+        try:
+            await self._finish(link, number, transaction, commit=commit)
+        finally:
+            self._release(transaction)
+
+    async def _finish(self, link: ends.Link, number: int, transaction: Transaction, *, commit: bool) -> None:
         error = transaction.error if commit else None
         if commit and error is None and (transaction.sends or transaction.acks):
             try:
@@ -131,6 +157,7 @@ class Transactions:
         """A link is gone. If it was a coordinator, what it did not discharge is rolled back."""
         for name in [name for name, one in self._open.items() if one.coordinator is link]:
             transaction = self._open.pop(name)
+            self._release(transaction)
             self._bridge.spawn(self._roll_back(transaction))
 
     async def _roll_back(self, transaction: Transaction) -> None:

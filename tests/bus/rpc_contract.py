@@ -203,17 +203,27 @@ class Contract:
             assert "pages" in (caught.value.hint or "")
 
     async def test_too_many_requests_are_refused_as_overload(self, connect):
-        service, ann = await connect("service"), await connect("ann")
+        service, ann, bob, cleo = [await connect(name) for name in ("service", "ann", "bob", "cleo")]
         lamp = Lamp()
-        async with server.Server(service, PART, lamp.operations(), pending_max=2):
-            waiting = [asyncio.ensure_future(ask(ann, "request.wait", {"name": str(n)})) for n in range(2)]
-            await lamp.begun.wait()
-            await ann.flush()
+        async with server.Server(service, PART, lamp.operations(), pending_max=4) as serving:
+
+            def begin(bus: api.Bus, count: int) -> list[asyncio.Future[Any]]:
+                return [
+                    asyncio.ensure_future(ask(bus, "request.wait", {"name": str(n)})) for n in range(count)
+                ]
+
+            waiting = begin(ann, 2)
+            await eventually(lambda: serving.pending == 2)
             with pytest.raises(errors.Overloaded):
                 await ask(ann, "read.state")
+            assert await ask(bob, "read.state") == [], "one client locked out another"
+            waiting += begin(bob, 2)
+            await eventually(lambda: serving.pending == 4)
+            with pytest.raises(errors.Overloaded):
+                await ask(cleo, "read.state")
             lamp.go_on.set()
             await asyncio.gather(*waiting)
-            assert len(await ask(ann, "read.state")) == 2
+            assert len(await ask(ann, "read.state")) == 4
 
     async def test_a_reply_elsewhere_and_a_message_out_of_a_stream_are_no_requests(self, connect):
         service, ann = await connect("service"), await connect("ann")

@@ -169,7 +169,8 @@ class Server:
     """``async with Server(bus, part, operations, …):`` serves them until it is left.
 
     ``at_once``: how many are carried out at a time; further ones wait, up to ``pending_max``, and beyond that
-    are refused as overloaded.  While ``serving`` returns False requests are ignored, and callers ask again.
+    are refused as overloaded.  One identity may have half of them pending, so it cannot lock out all others.
+    While ``serving`` returns False requests are ignored, and callers ask again.
     """
 
     def __init__(
@@ -200,6 +201,7 @@ class Server:
         self._serving = serving
         self._subscriptions: list[api.Subscription] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pending: Counter[str] = Counter()  # requests by identity
         self._finishing: set[asyncio.Task[Any]] = set()  # done, and on their way to record and reply
         self._records: set[asyncio.Task[None]] = set()
         self._answers: dict[tuple[str, str], _Answer] = {}
@@ -254,17 +256,27 @@ class Server:
             )
             unknown = errors.NotFound(f"no operation {name[:40]!r} to {kind}", hint=f"there are: {known}")
             self._spawn(self._refuse(message, unknown))
-        elif len(self._tasks) >= self._pending_max:
-            busy = errors.Overloaded(f"{self._pending_max} requests are under way", retry_after_s=1.0)
+        elif (
+            len(self._tasks) >= self._pending_max
+            or self._pending[caller.identity] >= (self._pending_max + 1) // 2
+        ):
+            busy = errors.Overloaded("too many requests are under way", retry_after_s=1.0)
             self._spawn(self._refuse(message, busy))
         else:
-            self._spawn(self._serve(caller, operation))
+            self._pending[caller.identity] += 1
+            self._spawn(self._serve(caller, operation)).add_done_callback(lambda _: self._served(caller))
 
-    def _spawn(self, work: Any) -> None:
+    def _served(self, caller: requests.Caller) -> None:
+        self._pending[caller.identity] -= 1
+        if not self._pending[caller.identity]:
+            del self._pending[caller.identity]
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._finishing.discard)
+        return task
 
     async def _refuse(self, message: api.Message, error: errors.MusterError) -> None:
         self.outcomes[error.code] += 1

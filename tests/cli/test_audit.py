@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 
 import muster
@@ -156,13 +157,19 @@ async def test_nobody_acts_under_another_s_name(place, tmp_path):
     running = home.Folder(place / "local").running()
     assert running is not None
     async with await muster.connect(running.servers, creds=tmp_path / "mallory.creds") as bus:
-        await audit.say(bus, audit.decision("admin", "purge", "queue:innocent"))
+        padding = {f"detail-{number}": "x" * 4096 for number in range(60)}
+        line = audit.decision("admin", "purge", "queue:innocent", why="y" * 4096)
+        await audit.say(bus, msgspec.structs.replace(line, at_ms=1, details={**line.details, **padding}))
         answer = await bus.request("muster.audit.from.mallory.act", b"rubbish")
         assert b"malformed" in answer.data
         with pytest.raises(errors.InvalidInput, match="cannot be a name"):
             await audit.say(bus, messages_of("two words"))
     found = await asyncio.to_thread(driver.quick, "audit", "--target", "innocent", "-o", "json", home=place)
-    assert [one["who"] for one in found.json()] == ["mallory"]
+    (stored,) = found.json()
+    assert stored["who"] == "mallory"
+    assert not stored["at"].startswith("1970"), "it was dated back"
+    assert set(stored["details"]) == {"door", "user"}
+    assert len(stored["why"]) <= audit.TEXT_MAX
 
 
 def messages_of(what: str) -> messages.Decision:

@@ -37,6 +37,8 @@ PART = "audit"
 KIND = "act"
 FOLDER = "audit"  # of the domain's folder: notes that are not taken over yet
 LOOK_S = 1.0
+TEXT_MAX = 1000  # characters that a sender says in its own words
+DETAILS = ("door", "user")  # what else it may state
 SAY_S = 15.0  # the stream may have to be made first, on a quorum of brokers
 
 
@@ -131,7 +133,18 @@ class Audit:
         return team.Health()
 
     async def _heard(self, call: server.Call, line: messages.Decision) -> None:
-        await self._store(msgspec.structs.replace(line, who=call.identity, on_behalf_of="", epoch=0))
+        """Little of it is the sender's own: records must not be dated back, nor push others out by size."""
+        stored = msgspec.structs.replace(
+            line,
+            who=call.identity,
+            on_behalf_of="",
+            epoch=0,
+            at_ms=int(time.time() * 1000),
+            why=line.why[:TEXT_MAX],
+            details={name: line.details[name][:TEXT_MAX] for name in DETAILS if name in line.details},
+            trace_id="",
+        )
+        await self._store(stored)
 
     async def _take_over(self) -> None:
         while True:

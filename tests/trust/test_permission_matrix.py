@@ -41,11 +41,7 @@ CONNECTED = {"ask who is connected", "receive connection events"}
 MAY: dict[roles.Role, set[str]] = {
     R.AGENT: SPEAKS,
     R.MANAGER: SPEAKS | MANAGE - {"write manage's log and audit", "receive requests to manage"},
-    R.REGISTRY: SPEAKS
-    | SERVICE
-    | MANAGE
-    | CONNECTED
-    | {"write manage's leases", "change the audit's limits"},
+    R.REGISTRY: SPEAKS | SERVICE | MANAGE | CONNECTED | {"write manage's leases"},
     R.BOOTSTRAP: SPEAKS
     | SERVICE
     | MANAGE

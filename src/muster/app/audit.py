@@ -148,6 +148,9 @@ class Audit:
 
     async def _take_over(self) -> None:
         while True:
+            with contextlib.suppress(errors.MusterError):  # the domain alone sets the limits of the audit
+                if self._stream is None:
+                    self._stream = await self._open()
             for path in await asyncio.to_thread(_notes, self._context.folder.root / FOLDER):
                 try:
                     data = await asyncio.to_thread(path.read_bytes)

@@ -300,7 +300,6 @@ def _task(context: context_.Context, wanted: settings.Manage, name: str) -> mana
         log_bytes_max=logs.file_bytes(whole, 2 * len(_names(wanted))),
         log_age_s=whole.retention.logs.max_age_s,
         replicas=whole.bus.replicas,
-        audit_bytes_max=whole.retention.decisions.max_bytes,
         log_level=whole.log.level,
         health=msgspec.structs.replace(whole.health, port=0),
         pages=str(context.folder.pages),

@@ -66,7 +66,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     log_file: str = ""
     log_bytes_max: int = 1 << 20
     log_age_s: float = 30 * 86400.0
-    audit_bytes_max: int = 256 << 20
     log_level: str = "info"
     health: ground.Health = msgspec.field(default_factory=ground.Health)
     pages: str = ""  # the folder in which it tells where its pages are
@@ -111,7 +110,6 @@ async def run(task: Task, stop: asyncio.Event, ready: Callable[[], None]) -> Non
                     manager_ttl_s=task.manager_ttl_s,
                     authorize=Gate(pathlib.Path(task.keys)),
                     replicas=task.replicas,
-                    audit_bytes_max=task.audit_bytes_max,
                     open_key=lambda: keyring.Trust.open(pathlib.Path(task.keys)).key_of_secrets(),
                 )
             case "manager":

@@ -49,7 +49,6 @@ class Registry:
         manager_ttl_s: float = MANAGER_TTL_S,
         authorize: Authorize = allow_all,
         replicas: int = 1,
-        audit_bytes_max: int = 256 << 20,
         open_key: secrecy.OpenKey | None = None,
     ) -> None:
         """``open_key`` reads the key of secrets; without it none are kept here."""
@@ -63,7 +62,6 @@ class Registry:
         self._manager_ttl_s = manager_ttl_s
         self._authorize = authorize
         self._replicas = replicas
-        self._audit_bytes_max = audit_bytes_max
         self._open_key = open_key
         self._lease: leases.Lease | None = None
         self._leases: leases.Leases | None = None
@@ -137,7 +135,6 @@ class Registry:
             self._bus,
             protocol.PART,
             epoch=lambda: self.processor.term if self.processor else 0,
-            settings=auditing.stream_settings(max_bytes=self._audit_bytes_max, replicas=self._replicas),
         )
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(

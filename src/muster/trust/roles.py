@@ -144,7 +144,6 @@ DUTIES = {
         "keeps the system state",
         serves=("manage",),
         leases=("manage",),
-        publish=(f"$JS.API.STREAM.UPDATE.{AUDIT}",),
     ),
     Role.BOOTSTRAP: Duty(
         "starts the domain and its brokers, watches budgets, and keeps the audit",

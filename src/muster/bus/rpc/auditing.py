@@ -22,7 +22,7 @@ events = log.Events("audit")
 class Audit:
     """Writes for the services of one part. ``epoch``: the term under which they act, if they have one.
 
-    With ``settings`` it brings the stream to them; otherwise it takes it as it is, or makes it.
+    It takes the stream as it is, or makes it: only the domain's own process may change its limits.
     """
 
     def __init__(
@@ -31,13 +31,11 @@ class Audit:
         part: str,
         *,
         epoch: Callable[[], int] = int,
-        settings: api.StreamSettings | None = None,
     ) -> None:
         self.lost = 0  # records that could not be stored
         self._bus = bus
         self._part = part
         self._epoch = epoch
-        self._settings = settings
         self._stream: api.Stream | None = None
 
     async def record(
@@ -76,8 +74,6 @@ class Audit:
             events.error("not-recorded", what=what, target=target, by=who, error=error)
 
     async def _open(self) -> api.Stream:
-        if self._settings is not None:
-            return await self._bus.stream(self._settings)
         try:
             return await self._bus.open_stream(messages.DECISIONS_STREAM)
         except errors.NotFound:

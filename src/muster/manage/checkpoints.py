@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import Callable
 
 from muster.bus import api
 from muster.bus.rpc import client
-from muster.core import errors, messages
+from muster.core import errors, log, messages
 from muster.manage import protocol
+
+events = log.Events("manage")
 
 EVERY_S = 0.2
 MAX = 500  # in one message
@@ -31,6 +32,7 @@ class Checkpoints:
         superseded: Callable[[str, int], None],
     ) -> None:
         self.due: set[str] = set()
+        self.failed = 0
         self._bus = bus
         self._manager = manager
         self._may_act = may_act
@@ -40,8 +42,13 @@ class Checkpoints:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
-            with contextlib.suppress(errors.MusterError):
+            try:
                 await self.flush()
+            except errors.MusterError:
+                pass  # the registry is away: they stay due
+            except Exception as error:  # noqa: BLE001  (what others report must not wait for this)
+                self.failed += 1
+                events.error("checkpoints-failed", manager=self._manager, failed=self.failed, error=error)
 
     async def flush(self) -> None:
         while self.due and self._may_act():

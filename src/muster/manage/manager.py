@@ -87,6 +87,7 @@ class Manager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions: list[api.Subscription] = []
         self._operations = 0
+        self.failed_ticks = 0
         self._listening: Callable[[], None] | None = None
 
     # Life
@@ -371,7 +372,11 @@ class Manager:
         while True:
             await asyncio.sleep(self._tick_s)
             if self.acts:
-                self.tick()
+                try:
+                    self.tick()
+                except Exception as error:  # noqa: BLE001  (one resource must not end the care of all others)
+                    self.failed_ticks += 1
+                    events.error("tick-failed", manager=self.name, failed=self.failed_ticks, error=error)
 
     def tick(self) -> None:
         """Silence, and what was put off."""

@@ -16,8 +16,10 @@ import secrets
 from collections.abc import Callable
 
 from muster.bus import api
-from muster.core import errors, messages
+from muster.core import errors, log, messages
 from muster.manage import protocol
+
+events = log.Events("manage")
 
 FIRST_TTL_S = 15.0
 
@@ -28,6 +30,7 @@ class Renewal:
     def __init__(self, bus: api.Bus, manager: str, take: Callable[[protocol.Granted], None]) -> None:
         self.boot = secrets.randbits(48)
         self.held_until = 0.0  # of the loop's clock
+        self.failed = 0  # renewals, for an internal error
         self.leaving = False  # it takes nothing more, and hands back what it has
         self._bus = bus
         self._manager = manager
@@ -52,7 +55,10 @@ class Renewal:
             self._poked.clear()
             try:
                 again = await self.ask(timeout_s=self._ttl_s / 3)
-            except errors.MusterError:
+            except Exception as error:  # noqa: BLE001  (without renewals all that it manages is lost)
+                if not isinstance(error, errors.MusterError):
+                    self.failed += 1
+                    events.error("renewal-failed", manager=self._manager, failed=self.failed, error=error)
                 await asyncio.sleep(min(0.5, self._ttl_s / 10))
                 continue
             if again:

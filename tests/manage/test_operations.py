@@ -130,6 +130,28 @@ async def test_rename_leaves_the_process_running(small, process_manifest):
     assert small.host.hosted["new"].seen.exists
 
 
+async def test_a_kill_by_exec_is_one_failure_and_never_shown_up_while_dead(small, process_manifest):
+    await small.client.apply(
+        process_manifest("web").replace("delay_s: 0.05", "delay_s: 0.05, delay_s_max: 0.05")
+    )
+    await small.client.wait("web", "up")
+    runtime = small.man.managed["web"].runtime
+    async with small.client.listening("web") as changes:
+        for kills in range(1, 4):
+            pid = runtime.observed.properties["pid"]
+            await small.client.execute("web", "signal", {"number": 9})
+            heard = []
+            async for one in changes:
+                if isinstance(one, protocol.State):
+                    heard.append(one.state)
+                    if one.state is health.State.UP:
+                        break
+            assert heard[0] is not health.State.UP
+            assert heard.count(health.State.DOWN) == 1
+            assert len(runtime.failures) == kills, "one kill is one failure"
+            assert runtime.observed.properties["pid"] != pid, "what is up is not what was killed"
+
+
 async def test_rename_is_refused_where_it_cannot_be(small):
     await small.client.create(memory("a"))
     await small.client.create(memory("b"))

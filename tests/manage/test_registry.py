@@ -409,14 +409,37 @@ def test_what_its_agent_cannot_rename_can_be_renamed_back_or_deleted(monkeypatch
         await world.client.rename("old", "new")
         await world.client.rename("other", "another")
         await asyncio.sleep(20)
+        shown = await world.client.describe("new")
+        assert "a memory cannot be renamed" in shown["reason"]
+        assert shown["status"]["fault"] == shown["reason"]
         with pytest.raises(errors.Conflict):
             await world.client.rename("new", "third")
         await world.client.rename("new", "old")
-        await world.client.wait("old", "up")
+        assert "cannot be renamed" not in (await world.client.wait("old", "up"))["reason"]
         await world.client.delete("another")
         await world.client.wait_gone("another", timeout_s=60)
         assert world.hosted("old") is health.State.UP
         assert not world.host.hosted["other"].seen.exists
+
+    play(scenario)
+
+
+def test_a_tick_that_fails_does_not_end_the_loop():
+    async def scenario(world: World) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(world.manager, "_claim_soon", lambda: 1 / 0)
+            await asyncio.sleep(5)
+        assert world.manager.failed_ticks
+        assert world.manager.renewal.failed
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(world.manager._checkpoints, "flush", lambda: 1 / 0)
+            await asyncio.sleep(5)
+        assert world.manager._checkpoints.failed
+        await world.apply("a")
+        await world.host.stop()
+        await eventually(
+            lambda: world.manager.managed["a"].runtime.health.state is not health.State.UP, timeout_s=120
+        )
 
     play(scenario)
 

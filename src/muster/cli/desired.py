@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,22 +31,12 @@ def apply(invocation: base.Invocation, path: Path, wait_s: float | None, to: con
     text = managing.text_of(path)
 
     async def work(fleet: client.Client) -> Any:
-        done = await fleet.apply(text)
-        if wait_s is not None:
-            deadline = time.monotonic() + wait_s
-            for number, line in enumerate(done["plan"]):
-                say(line["name"], number / len(done["plan"]))
-                left_s = max(0.1, deadline - time.monotonic())
-                if line["act"] == "delete":
-                    await fleet.wait_gone(line["name"], timeout_s=left_s)
-                else:
-                    await fleet.wait(line["name"], timeout_s=left_s)
-        return done
+        return await fleet.apply(text, wait_s=wait_s, progress=say)
 
     with invocation.printer.progress("applying") as say:
         done = managing.call(invocation, to, work)
-    changed, all_ = len(done["changed"]), len(done["plan"])
-    invocation.printer.done(done, f"applied: {changed} of {all_} resources changed")
+    changed, all_ = done["changed_count"], sum(done["counts"].values())
+    invocation.printer.done(done, f"applied: {changed:,} of {all_:,} resources changed")
 
 
 @click.command(cls=base.Command, examples=[("muster plan -f fleet.yaml", "in waves: each goes at once")])

@@ -144,7 +144,8 @@ def exec(
         to,
         lambda fleet: fleet.exec(operation, *names, where=where, arguments=managing.key_values(arguments)),
     )
-    columns = ("resource", "outcome", "result", "reason")
+    columns = ["resource", "outcome", "result", "reason"]
+    columns += ["truncated"] if any(row["truncated"] for row in rows) else []
     invocation.printer.rows(rows, columns, of="resource", empty="no resource is selected: nothing was done")
     if any(row["outcome"] != "done" for row in rows):
         raise click.exceptions.Exit(1)

@@ -43,7 +43,9 @@ def set_(invocation: base.Invocation, name: str, path: Path | None, to: connecti
     """Keep a value, from standard input or a file, without the newline it ends with."""
     value = _value(name, path)
     done = managing.call(invocation, to, lambda fleet: fleet.set_secret(name, value))
-    using = f"; restart what uses it: {', '.join(done['used_by'])}" if done["used_by"] else ""
+    more = done["used_by_count"] - len(done["used_by"])
+    names = ", ".join(done["used_by"]) + (f" and {more:,} more" if more else "")
+    using = f"; restart what uses it: {names}" if names else ""
     invocation.printer.done(done, f"{name} is kept{using}")
 
 

@@ -268,7 +268,7 @@ class Agent(household.Household):
         answer = await self.obey(operation)
         if message.reply is not None:
             with contextlib.suppress(errors.Unavailable):
-                await message.respond(_encoded(answer))
+                await message.respond(messages.encode(answer))
 
     # What it asks
 
@@ -296,13 +296,3 @@ def _exit_code(observed: protocol.Observed) -> dict[str, Any]:
     """The one property that managers decide by."""
     properties = observed.properties
     return {"exit_code": properties["exit_code"]} if "exit_code" in properties else {}
-
-
-def _encoded(answer: protocol.Answer) -> bytes:
-    try:
-        return messages.encode(answer)
-    except (errors.LimitExceeded, TypeError, ValueError) as error:
-        failed = msgspec.structs.replace(
-            answer, result=None, code="bad-result", reason=f"the result cannot be sent: {error}"[:4000]
-        )
-        return messages.encode(failed)

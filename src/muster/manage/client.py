@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -36,10 +37,12 @@ READ_TRY_S = 2.0
 EXEC_TRY_S = 3.0  # the same id is carried out once: what a broker lost on its way is asked again
 LOOK_S = 2.0  # a state may have been missed: look again
 NAMES_MAX = 500  # in one question: answers must fit into a message
+EXEC_FEWER = (20, 1)  # asked for together again, where results are long
 
 _STATE = protocol.STATES.removesuffix("*")
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +61,29 @@ class Client:
 
     # Manifests
 
-    async def apply(self, text: str) -> dict[str, Any]:
-        """The text of a manifest. Returns the plan and what changed; `manifest.Fault` says line and field."""
-        found: dict[str, Any] = await self._ask("apply", entries=_entries(text))
+    async def apply(
+        self,
+        text: str,
+        *,
+        wait_s: float | None = None,
+        progress: Callable[[str, float], None] = lambda name, part: None,
+    ) -> dict[str, Any]:
+        """The text of a manifest; `manifest.Fault` has line and field.
+
+        Returns ``counts`` of what was to be done, ``changed_count``, and the first of the names: ``changed``,
+        ``deleting``.  With ``wait_s``, waits until all of it is in its desired state.
+        """
+        entries = _entries(text)
+        found: dict[str, Any] = await self._ask("apply", entries=entries)
+        if wait_s is not None:
+            deadline = time.monotonic() + wait_s
+            await self._wait_all([entry["name"] for entry in entries], wait_s, progress)
+            left_s = max(0.1, deadline - time.monotonic())
+            await self.wait_gone(*found["deleting"], timeout_s=left_s)
         return found
 
     async def plan(self, text: str) -> list[Row]:
-        found: list[Row] = await self._read("plan", entries=_entries(text))
-        return found
+        return [line async for line in self._pages("plan", entries=_entries(text))]
 
     async def delete_manifest(self, text: str, *, force: bool = False) -> dict[str, Any]:
         return await self.delete(*(entry["name"] for entry in _entries(text)), force=force)
@@ -156,31 +174,27 @@ class Client:
         """Rows of those named, or of those of which ``where`` is true, or of all."""
         if not names:
             return [row async for row in self._rows(where)]
-        pages = [names[first : first + NAMES_MAX] for first in range(0, len(names), NAMES_MAX)]
-        found = await asyncio.gather(*(self._read("get", names=list(page)) for page in pages))
+        found = await asyncio.gather(*map(self._get, _parts(names, NAMES_MAX)))
         return [row for page in found for row in page]
 
+    async def _get(self, names: Sequence[str]) -> list[Row]:
+        rows: list[Row] = []
+        while len(rows) < len(names):
+            rows += await self._read("get", names=list(names[len(rows) :]))
+        return rows
+
     async def enumerate(self, *, where: str = "", after: str = "", limit: int = 100) -> Page:
-        """Rows in the order of their names, those behind ``after``; at most ``limit`` (and 200)."""
+        """Rows in the order of their names, those behind ``after``; at most ``limit``, and as many as fit."""
         found = await self._read("enumerate", where=where, after=after, limit=limit)
         return Page(found["items"], found["next"])
 
     async def _rows(self, where: str) -> AsyncIterator[Row]:
-        after: str | None = ""
-        while after is not None:
-            page = await self.enumerate(where=where, after=after, limit=200)
-            for row in page.items:
-                yield row
-            after = page.next
+        async for row in self._pages("enumerate", where=where):
+            yield row
 
     async def names(self, *, where: str = "") -> list[str]:
-        found: list[str] = []
-        after: str | None = ""
-        while after is not None:
-            page = await self._read("enumerate", where=where, after=after, limit=5_000, names_only=True)
-            found += page["items"]
-            after = page["next"]
-        return found
+        pages = self._pages("enumerate", where=where, limit=5_000, names_only=True)
+        return [name async for name in pages]
 
     async def exec(
         self,
@@ -191,27 +205,39 @@ class Client:
         timeout_s: float = protocol.OPERATION_TIMEOUT_S,
         id: str | None = None,
     ) -> list[Row]:
-        """On all of them at once: what became of each. The same ``id`` again does nothing again."""
+        """On all of them at once: what became of each. The same ``id`` again does nothing again.
+
+        Rows of which ``truncated`` is true have the part of a result that an agent sends.
+        """
         if not names and not where:
             raise errors.InvalidInput("say which resources: names, or an expression")
         chosen = list(names) or await self.names(where=where)
         id = id or secrets.token_hex(8)
-        found = await asyncio.gather(
-            *(
-                self._ask(
-                    "exec",
-                    extra_s=timeout_s,
-                    try_s=EXEC_TRY_S,
-                    operation=operation,
-                    names=chosen[first : first + NAMES_MAX],
-                    arguments=dict(arguments or {}),
-                    timeout_s=timeout_s,
-                    id=id,
-                )
-                for first in range(0, len(chosen), NAMES_MAX)
+
+        async def ask(some: list[str]) -> list[Row]:
+            found: list[Row] = await self._ask(
+                "exec",
+                extra_s=timeout_s,
+                try_s=EXEC_TRY_S,
+                operation=operation,
+                names=some,
+                arguments=dict(arguments or {}),
+                timeout_s=timeout_s,
+                id=id,
             )
-        )
-        return [row for page in found for row in page]
+            return found
+
+        found = await asyncio.gather(*map(ask, _parts(chosen, NAMES_MAX)))
+        rows = [row for page in found for row in page]
+        # Results that had no room beside the others: for fewer at a time there is more.
+        for many in EXEC_FEWER:
+            cut = [number for number, row in enumerate(rows) if row["truncated"]]
+            for some in _parts(cut, many) if len(rows) > many else ():
+                again = await ask([rows[number]["resource"] for number in some])
+                for number, row in zip(some, again, strict=True):
+                    if row["result"] is not None:  # its agent may have forgotten it meanwhile
+                        rows[number] = row
+        return rows
 
     async def drain(self, name: str) -> dict[str, Any]:
         """A resource, or all of an agent's, which then takes no more."""
@@ -232,8 +258,7 @@ class Client:
         return found
 
     async def agents(self) -> list[Row]:
-        found: list[Row] = await self._read("agents")
-        return found
+        return [row async for row in self._pages("agents")]
 
     async def managers(self) -> list[Row]:
         found: list[Row] = await self._read("managers")
@@ -301,10 +326,30 @@ class Client:
         async def look() -> bool:
             nonlocal row
             row = (await self.get(name))[0]
-            return bool(row["state"] == (state or row["wanted"]) and row["applied"])
+            return _is_in(row, state)
 
         await self._until(look, timeout_s, lambda: f"{name} is {row.get('state')}: {row.get('reason')}")
         return row
+
+    async def _wait_all(
+        self, names: list[str], timeout_s: float, progress: Callable[[str, float], None]
+    ) -> None:
+        """Until each has been in its desired state, some of them at a time."""
+        left, row = names, Row()
+
+        async def look() -> bool:
+            nonlocal left, row
+            while left:
+                rows = await self.get(*left[:NAMES_MAX])
+                waiting = [one for one in rows if not _is_in(one, None)]
+                left = [one["name"] for one in waiting] + left[NAMES_MAX:]
+                if waiting:
+                    row = waiting[0]
+                    progress(row["name"], 1 - len(left) / len(names))
+                    return False
+            return True
+
+        await self._until(look, timeout_s, lambda: f"{row.get('name')} is {row['state']}: {row['reason']}")
 
     async def wait_gone(self, *names: str, timeout_s: float = 30.0) -> None:
         left: list[str] = []
@@ -352,13 +397,7 @@ class Client:
 
     async def rollout_steps(self, id: str) -> list[Row]:
         """Of each of its resources: state, reason and result."""
-        found: list[Row] = []
-        after: str | None = ""
-        while after is not None:
-            page = await self._read("rollout-steps", id=id, after=after)
-            found += page["items"]
-            after = page["next"]
-        return found
+        return [row async for row in self._pages("rollout-steps", id=id)]
 
     async def pause(self, id: str) -> Row:
         found: Row = await self._ask("pause", id=id)
@@ -381,8 +420,7 @@ class Client:
 
     async def secrets(self) -> list[Row]:
         """Names, who set them and when, and what uses them; values are told to nobody."""
-        found: list[Row] = await self._read("secrets")
-        return found
+        return [row async for row in self._pages("secrets")]
 
     async def delete_secret(self, name: str) -> Row:
         found: Row = await self._ask("secret-delete", name=name)
@@ -419,13 +457,31 @@ class Client:
         subject = protocol.read(self._bus.identity, verb)
         return await call(self._bus, subject, arguments, timeout_s=self._timeout_s, try_s=READ_TRY_S)
 
+    def _pages(self, verb: str, **arguments: Any) -> AsyncIterator[Any]:
+        subject = protocol.read(self._bus.identity, verb)
+        return client.pages(
+            self._bus, subject, arguments, timeout_s=self._timeout_s, try_s=READ_TRY_S, absent=_absent()
+        )
+
 
 async def call(bus: api.Bus, subject: str, arguments: Mapping[str, Any], **options: Any) -> Any:
     """A request to the acting registry; while none acts (a take-over) it waits. See `rpc.client.call`."""
-    absent = errors.Unavailable(
+    return await client.call(bus, subject, arguments, absent=_absent(), **options)
+
+
+def _absent() -> errors.Unavailable:
+    return errors.Unavailable(
         "no registry acts on this bus", hint="is management enabled in the domain's settings?"
     )
-    return await client.call(bus, subject, arguments, absent=absent, **options)
+
+
+def _parts(items: Sequence[T], many: int) -> list[list[T]]:
+    return [list(items[first : first + many]) for first in range(0, len(items), many)]
+
+
+def _is_in(row: Row, state: str | None) -> bool:
+    """Whether it is in this state, or, without one, in its desired state."""
+    return bool(row["state"] == (state or row["wanted"]) and row["applied"])
 
 
 def _entries(text: str) -> list[Any]:

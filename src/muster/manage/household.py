@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import functools
+import heapq
 import pathlib
 import time
 from collections.abc import Awaitable, Callable
@@ -18,13 +19,14 @@ from typing import Any
 import msgspec
 
 from muster.core import errors, files, health, log, messages
-from muster.manage import hosting, manifest, protocol
+from muster.manage import hosting, manifest, protocol, results
 from muster.manage.adapters import base
 
 events = log.Events("manage")
 
 SYNCS_AT_ONCE = 8  # concurrent syncs share the disk's work
 RESUME_S = 30.0  # for one adapter to find its resource again
+NAMES_MAX = 1_000  # of hosted resources in one answer
 EVENTS_A_SECOND = 10  # of one resource; what is more is told by the next heartbeat
 CHANGING = (
     *(protocol.Verb.PUT, protocol.Verb.CREATE, protocol.Verb.DELETE),
@@ -201,7 +203,7 @@ class Household(abc.ABC):
             events.error(
                 "adapter-failed", resource=operation.resource, verb=operation.verb.value, error=error
             )
-        return protocol.Answer(
+        answer = protocol.Answer(
             id=operation.id,
             outcome=outcome,
             result=result,
@@ -210,6 +212,7 @@ class Household(abc.ABC):
             observed=one.seen,
             epoch=one.record.epoch,
         )
+        return results.bounded(answer)
 
     async def _do(self, one: Hosted, operation: protocol.Operation) -> Any:
         record = one.record
@@ -248,7 +251,10 @@ class Household(abc.ABC):
             case protocol.Verb.EXECUTE:
                 return await self._require(one).execute(operation.operation, operation.arguments)
             case protocol.Verb.ENUMERATE:
-                return {"resources": sorted(self.hosted), "operations": self._require(one).operations()}
+                return {
+                    "resources": heapq.nsmallest(NAMES_MAX, self.hosted),
+                    "operations": self._require(one).operations(),
+                }
             case protocol.Verb.RENAME:
                 return await self._rename(one, str(operation.arguments.get("from", "")))
             case protocol.Verb.SUBSCRIBE:

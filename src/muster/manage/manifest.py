@@ -111,9 +111,12 @@ def read(text: str, checks: Mapping[str, Check]) -> list[Entry]:
 
 def specification(entry: Entry, agent: str, names_of: Callable[[str], Iterable[str]]) -> protocol.Spec:
     """``names_of`` a group: its members, for dependencies upon all of it."""
-    needed: list[str] = []
+    needed: dict[str, None] = {}
     for one in entry.depends_on:
-        needed += sorted(names_of(one.removeprefix(GROUP))) if one.startswith(GROUP) else [one]
+        names = sorted(names_of(one.removeprefix(GROUP))) if one.startswith(GROUP) else [one]
+        needed |= dict.fromkeys(names)
+        if len(needed.keys() - {entry.name}) > protocol.DEPENDENCIES_MAX:
+            raise too_many(entry.name)
     return protocol.Spec(
         name=entry.name,
         type=entry.type,
@@ -125,6 +128,13 @@ def specification(entry: Entry, agent: str, names_of: Callable[[str], Iterable[s
         wanted=entry.wanted,
         restart=entry.restart,
         digest=digest(entry.config),
+    )
+
+
+def too_many(name: str) -> errors.LimitExceeded:
+    return errors.LimitExceeded(
+        f"{name!r} depends on more than {protocol.DEPENDENCIES_MAX} resources",
+        hint="depend on a smaller group, or on one resource that depends on the others",
     )
 
 
@@ -251,15 +261,16 @@ def _ordered(entries: list[Entry], places: Mapping[str, tuple[str | int, ...]], 
     groups: dict[str, list[str]] = {}
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry.name)
-    needs = {
-        entry.name: [
-            name
-            for one in entry.depends_on
-            for name in (groups.get(one.removeprefix(GROUP), []) if one.startswith(GROUP) else [one])
-            if name != entry.name or not one.startswith(GROUP)
-        ]
-        for entry in entries
-    }
+    needs: dict[str, list[str]] = {}
+    for entry in entries:
+        named = [groups.get(one.removeprefix(GROUP), []) for one in entry.depends_on if one.startswith(GROUP)]
+        itself = f"{GROUP}{entry.group}" in entry.depends_on
+        if sum(map(len, named)) - itself > protocol.DEPENDENCIES_MAX:
+            path = (*places[entry.name], "depends_on")
+            error = too_many(entry.name)
+            raise Fault(error.message, line=_line(lines, path), field=_dotted(path), hint=error.hint)
+        needs[entry.name] = [name for names in named for name in names if name != entry.name]
+        needs[entry.name] += [one for one in entry.depends_on if not one.startswith(GROUP)]
     circle = ordering.circle(needs)
     if circle is not None:
         path = (*places[circle[0]], "depends_on")

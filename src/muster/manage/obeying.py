@@ -10,7 +10,7 @@ import msgspec
 
 from muster.bus import api
 from muster.core import errors, log, messages
-from muster.manage import once, operating, protocol
+from muster.manage import once, operating, protocol, results
 
 events = log.Events("manage")
 
@@ -73,14 +73,6 @@ class Orders:
 
 
 def _results(answers: list[protocol.Answer]) -> bytes:
-    """Those of one message; results that are too long to be sent together are left out, and that is told."""
-    slim = tuple(msgspec.structs.replace(answer, observed=None) for answer in answers)
-    try:
-        return messages.encode(protocol.Results(results=slim), "msgpack")
-    except (messages.TooLarge, TypeError, ValueError):
-        why = "it was done; the result is too long to be sent with the others"
-        slim = tuple(
-            one if one.result is None else msgspec.structs.replace(one, result=None, reason=why)
-            for one in slim
-        )
-        return messages.encode(protocol.Results(results=slim), "msgpack")
+    """Those of one message."""
+    slim = [msgspec.structs.replace(answer, observed=None) for answer in answers]
+    return messages.encode(protocol.Results(results=tuple(results.fitting(slim))), "msgpack")

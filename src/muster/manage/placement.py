@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import heapq
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -32,9 +33,9 @@ def specifications(state: processor.Processor, raw: list[Any]) -> list[protocol.
             found.setdefault(entry.group, set()).add(entry.name)
         return found
 
-    load = functools.cache(lambda: views.resources_by_agent(state))
+    agents = _Agents(state)
     specs = [
-        manifest.specification(entry, _agent_for(state, entry, load), lambda group: groups().get(group, ()))
+        manifest.specification(entry, agents.choose(entry), lambda group: groups().get(group, ()))
         for entry in entries
     ]
     for spec in specs:
@@ -42,6 +43,11 @@ def specifications(state: processor.Processor, raw: list[Any]) -> list[protocol.
             raise errors.LimitExceeded(
                 f"the configuration of {spec.name!r} is over {protocol.CONFIG_BYTES_MAX} bytes",
                 hint="keep what is large in a file, and name it",
+            )
+        if len(msgspec.json.encode(spec)) > protocol.SPEC_BYTES_MAX:
+            raise errors.LimitExceeded(
+                f"the specification of {spec.name!r} is over {protocol.SPEC_BYTES_MAX} bytes",
+                hint="give it fewer labels or dependencies",
             )
         if (where := manifest.open_secret(spec.config)) is not None:
             field = ".".join(map(str, ("config", *where)))
@@ -70,35 +76,59 @@ def _needs(state: processor.Processor, wanted: Mapping[str, protocol.Spec]) -> d
     return needs
 
 
-def _agent_for(state: processor.Processor, entry: manifest.Entry, load: Callable[[], dict[str, int]]) -> str:
-    """The named one; or, of those the expression selects, the one that has least. What runs stays."""
-    known = state.resources.get(entry.name)
-    if entry.agent is not None:
-        agent = state.agents.get(entry.agent)
-        if agent is not None and agent.types and entry.type not in agent.types:
-            raise errors.InvalidInput(f"{entry.agent!r} has no adapter of type {entry.type!r}")
-        return entry.agent
-    if entry.where is None:
-        raise errors.InvalidInput(f"{entry.name!r}: say where it runs, with `agent` or `where`")
-    condition = parser.parse(entry.where)
+class _Agents:
+    """Which agent hosts an entry.  What an expression selects is looked for once, not for each entry."""
+
+    def __init__(self, state: processor.Processor) -> None:
+        self._state = state
+        self._fitting: dict[tuple[str, str], tuple[set[str], list[tuple[int, str]]]] = {}
+
+    @functools.cached_property
+    def _counts(self) -> dict[str, int]:
+        return views.resources_by_agent(self._state)
+
+    def choose(self, entry: manifest.Entry) -> str:
+        """The named one; or, of those the expression selects, the one that has least. What runs stays."""
+        known = self._state.resources.get(entry.name)
+        if entry.agent is not None:
+            agent = self._state.agents.get(entry.agent)
+            if agent is not None and agent.types and entry.type not in agent.types:
+                raise errors.InvalidInput(f"{entry.agent!r} has no adapter of type {entry.type!r}")
+            return entry.agent
+        if entry.where is None:
+            raise errors.InvalidInput(f"{entry.name!r}: say where it runs, with `agent` or `where`")
+        wanted = (entry.where, entry.type)
+        if wanted not in self._fitting:
+            names = _fitting(self._state, entry, entry.where)
+            least = [(self._counts.get(name, 0), name) for name in names]
+            heapq.heapify(least)
+            self._fitting[wanted] = (set(names), least)
+        fitting, least = self._fitting[wanted]
+        if known is not None and known.spec.agent in fitting:
+            return known.spec.agent
+        while (count := self._counts.get(least[0][1], 0)) != least[0][0]:  # it got more meanwhile
+            heapq.heapreplace(least, (count, least[0][1]))
+        chosen = least[0][1]
+        self._counts[chosen] = self._counts.get(chosen, 0) + 1
+        return chosen
+
+
+def _fitting(state: processor.Processor, entry: manifest.Entry, where: str) -> list[str]:
+    """Agents that the expression selects: one at least."""
+    condition = parser.parse(where)
     matches = closure.compile(condition)
-    fitting = [
+    found = [
         name
         for name, agent in state.agents.items()
         if not agent.cordoned
         and entry.type in agent.types
         and matches(views.agent_attributes(name, agent).get)
     ]
-    if known is not None and known.spec.agent in fitting:
-        return known.spec.agent
-    if not fitting:
+    if not found:
         there = {key for name, agent in state.agents.items() for key in views.agent_attributes(name, agent)}
         unknown = sorted({name.key for name in ast.names(condition)} - there) if there else []
         hint = f"no agent has an attribute {unknown[0]}" if unknown else None
         if unknown and (near := check.nearest(unknown[0], there)):
             hint = f"{hint}; {near}"
-        raise errors.Unavailable(f"{entry.name!r}: no agent that is there fits {entry.where!r}", hint=hint)
-    counts = load()
-    chosen = min(fitting, key=lambda name: (counts.get(name, 0), name))
-    counts[chosen] = counts.get(chosen, 0) + 1
-    return chosen
+        raise errors.Unavailable(f"{entry.name!r}: no agent that is there fits {where!r}", hint=hint)
+    return found

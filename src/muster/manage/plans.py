@@ -9,6 +9,8 @@ import msgspec
 
 from muster.manage import ordering, processor, protocol
 
+CHANGES_BYTES_MAX = 128 << 10  # of one line
+
 
 def plan(before: Mapping[str, processor.Resource], specs: list[protocol.Spec]) -> list[dict[str, Any]]:
     """One line for each resource, in the order of the steps; those of one wave go at the same time."""
@@ -19,7 +21,9 @@ def plan(before: Mapping[str, processor.Resource], specs: list[protocol.Spec]) -
             known = before.get(name)
             changes = differences(known.spec, spec) if known else {}
             act = "create" if known is None else "change" if changes else "keep"
-            lines.append({"wave": number, "act": act, "name": name, "type": spec.type, "changes": changes})
+            lines.append(
+                {"wave": number, "act": act, "name": name, "type": spec.type, "changes": _bounded(changes)}
+            )
     lines += [
         {"wave": 1, "act": "delete", "name": name, "type": before[name].spec.type, "changes": {}}
         for name in leftover(before, specs)
@@ -51,6 +55,21 @@ def differences(before: protocol.Spec, after: protocol.Spec) -> dict[str, list[A
         for name in sorted({*old, *new})
         if old.get(name) != new.get(name) and name != "digest"
     }
+
+
+def _bounded(changes: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Fields that make a line too long to be sent are left out, and counted."""
+    if len(msgspec.json.encode(changes)) <= CHANGES_BYTES_MAX:
+        return changes
+    found: dict[str, list[Any]] = {}
+    size = 0
+    for name, values in changes.items():
+        length = len(msgspec.json.encode({name: values}))
+        if size + length <= CHANGES_BYTES_MAX:
+            found[name] = values
+            size += length
+    found["…"] = [None, f"{len(changes) - len(found)} more fields, too long to be shown"]
+    return found
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

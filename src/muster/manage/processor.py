@@ -98,6 +98,7 @@ class Processor:
         self._news = news.News()
         self._expiries: dict[str, int] = {}  # of a manager: how often what it knew was forgotten here
         self._dependants: dict[str, set[str]] = {}
+        self._ordered: list[str] | None = None
 
     # What was stored
 
@@ -129,6 +130,13 @@ class Processor:
                 touched |= self._dependants.get(name, set())
         return self._touch(touched)
 
+    @property
+    def ordered(self) -> list[str]:
+        """The names of all resources in their order; kept, because lists are read page by page."""
+        if self._ordered is None:
+            self._ordered = sorted(self.resources)
+        return self._ordered
+
     def _hosted_by(self, agent: str) -> set[str]:
         return {name for name, resource in self.resources.items() if resource.spec.agent == agent}
 
@@ -147,6 +155,8 @@ class Processor:
 
     def _set_resource(self, name: str, resource: Resource | None) -> None:
         before = self.resources.pop(name, None)
+        if (before is None) != (resource is None):
+            self._ordered = None
         if before is not None:
             for one in before.spec.depends_on:
                 self._dependants.get(one, set()).discard(name)

@@ -34,6 +34,9 @@ PART = "manage"
 LEASE = f"{PART}.registry"
 PAGE, PAGE_BYTES = 1_000, 600_000  # assignments in one answer: below a message's limit
 CONFIG_BYTES_MAX = 256 << 10  # of one resource
+SPEC_BYTES_MAX = 512 << 10  # of one resource, with labels and dependencies
+DEPENDENCIES_MAX = 1_000  # of one resource
+AGENT_BYTES_MAX = 64 << 10  # facts and labels of one agent
 OPERATION_TIMEOUT_S = 30.0
 NOT_MANAGED = "not-managed"  # an order's resource is with another manager, or with none
 TOPOLOGY = "topology"  # the label of brokers that a topology unfolded into
@@ -96,7 +99,10 @@ class Operation(messages.Message, frozen=True, kw_only=True, tag="operation/1", 
 
 
 class Answer(messages.Message, frozen=True, kw_only=True, tag="answer/1", omit_defaults=True):
-    """What became of an operation. ``epoch``: the highest that the adapter has obeyed."""
+    """What became of an operation. ``epoch``: the highest that the adapter has obeyed.
+
+    ``truncated``: the result, or the reason, is longer than what is here (see `results`).
+    """
 
     id: messages.Name
     outcome: messages.Outcome
@@ -105,6 +111,7 @@ class Answer(messages.Message, frozen=True, kw_only=True, tag="answer/1", omit_d
     reason: messages.Text = ""
     observed: Observed | None = None
     epoch: messages.Count = 0
+    truncated: bool = False
 
 
 class Claim(messages.Message, frozen=True, kw_only=True, tag="claim/1"):
@@ -213,6 +220,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ran: int = 0  # the last generation that it is known to have run for
     given_up: bool = False  # no further attempts for the wish in force
     gone: bool = False
+    fault: str = ""  # why the last step failed, where the state does not show it
     properties: Values = {}
     superseded_by: int = 0  # the higher epoch that the agent obeys; nothing else of this status holds then
 

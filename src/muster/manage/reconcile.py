@@ -70,7 +70,7 @@ class Runtime:
     busy: bool = False  # an operation is under way
     pending: protocol.Observed | None = None  # the latest that was heard meanwhile
     look: bool = False  # a heartbeat differs from what is known: the agent is to be asked
-    fault: str = ""  # the last operation's, until one succeeds
+    fault: str = ""  # why the last step failed, where its health does not say so
     dirty: bool = True  # not checkpointed yet
     boot: int = 0  # of the agent, at the last observation
     sequence: int = 0  # of the last observation
@@ -116,6 +116,7 @@ class Runtime:
             ran=self.ran,
             given_up=self.given_up,
             gone=self.gone,
+            fault=self.fault,
             properties=self.observed.properties if self.observed else {},
         )
 
@@ -131,7 +132,7 @@ def happen(runtime: Runtime, event: health.Event, reason: str, now_ms: int) -> b
             runtime.dirty = True
         return False
     runtime.health = health.advance(runtime.health, event, reason, now_ms)
-    runtime.dirty = True
+    runtime.fault, runtime.dirty = "", True
     return True
 
 
@@ -162,6 +163,8 @@ def observe(
     if not observed.properties and before is not None and before.properties and observed.exists:
         observed = msgspec.structs.replace(observed, properties=before.properties)
     runtime.observed = observed
+    if before is None or before.properties != observed.properties:  # a restarted process has another pid
+        runtime.dirty = True
     drift = ""
     applied = runtime.generation == assignment.generation
     if observed.exists and applied and observed.digest != spec.digest:
@@ -384,21 +387,21 @@ def failed(
 ) -> bool:
     """A step came to nothing: when is the next attempt, and is there one? Whether its state changed."""
     restart = assignment.spec.restart
-    runtime.fault, runtime.dirty = f"{act.value}: {answer.reason}", True
+    fault, runtime.dirty = f"{act.value}: {answer.reason}", True
     if answer.outcome is messages.Outcome.IN_DOUBT or answer.code in ("unavailable", "timed-out"):
         runtime.retry_at = now + RETRY_S
         runtime.observed = None  # look again before anything else is done
         return False
     if act not in (Act.CREATE, Act.START, Act.PUT):
-        runtime.retry_at = now + RETRY_S
+        runtime.fault, runtime.retry_at = fault, now + RETRY_S
         return False
     count = _count(runtime, restart, now)
     runtime.retry_at = now + max(min(0.1, restart.delay_s_max), _delay_s(restart, count))
     if runtime.observed is not None:  # if it fell with this step, that is counted
         runtime.observed = msgspec.structs.replace(runtime.observed, state=health.State.DOWN)
-    changed = happen(runtime, health.Event.DIED, runtime.fault, now_ms)
+    changed = happen(runtime, health.Event.DIED, fault, now_ms)
     if count > restart.attempts:
-        why = f"{runtime.fault}; given up after {restart.attempts} attempts"
+        why = f"{fault}; given up after {restart.attempts} attempts"
         changed |= _give_up(runtime, why, now_ms)
     return changed
 
@@ -427,6 +430,6 @@ def changed(before: protocol.Assignment, after: protocol.Assignment, runtime: Ru
 
 def _one_more_chance(runtime: Runtime) -> None:
     runtime.retry_at, runtime.failures, runtime.given_up = 0.0, [], False
-    runtime.dirty = True
+    runtime.fault, runtime.dirty = "", True
     if runtime.health.state is health.State.FAILED:
         runtime.health = health.Health(health.State.DOWN, "a new wish", runtime.health.since_ms)

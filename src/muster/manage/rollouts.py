@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from muster.core import errors, log, messages
-from muster.manage import orders, protocol, rollout
+from muster.manage import orders, protocol, rollout, views
 from muster.store import transactions
 
 if TYPE_CHECKING:
@@ -73,13 +73,14 @@ class Rollouts:
         if await self._registry.store.get(ROLLOUTS, id) is None:
             raise errors.NotFound(f"no rollout {id!r}")
         start = f"{id}/{after}\0" if after else None
-        page = await self._registry.store.scan(STEPS, prefix=f"{id}/", start=start, limit=limit + 1)
-        rows: list[dict[str, Any]] = []
-        for record in page[:limit]:
-            step = msgspec.json.decode(record.value, type=rollout.Step)
-            name = record.key.removeprefix(f"{id}/")
-            rows.append({"name": name, "state": step.state, "reason": step.reason, "result": step.result})
-        return {"items": rows, "next": rows[-1]["name"] if len(page) > limit else None}
+        records = await self._registry.store.scan(STEPS, prefix=f"{id}/", start=start, limit=limit + 1)
+        values = {record.key.removeprefix(f"{id}/"): record.value for record in records}
+
+        def row(name: str) -> dict[str, Any]:
+            step = msgspec.json.decode(values[name], type=rollout.Step)
+            return {"name": name, "state": step.state, "reason": step.reason, "result": step.result}
+
+        return views.page(values, row, limit)
 
     async def turn(self, id: str, state: str, reason: str) -> dict[str, Any]:
         """Pause it, or go on."""

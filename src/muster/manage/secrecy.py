@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from muster.core import errors, settings, subjects
-from muster.manage import processor, protocol
+from muster.manage import processor, protocol, views
 from muster.trust import sealing
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SECRETS = "manage.secrets"
 STORE = "store:"
+USERS_MAX = 100  # resources named with a secret; all are counted
 BOX_CHARACTERS_MAX = 2 * settings.MAX_SECRET_BYTES
 
 OpenKey = Callable[[], sealing.Key]  # reads files
@@ -62,9 +63,17 @@ def references(config: Any) -> Iterator[str]:
         yield from references(one)
 
 
-def users_of(state: processor.Processor, name: str) -> list[str]:
-    """Resources that refer to it."""
-    return sorted(one for one, known in state.resources.items() if name in references(known.spec.config))
+def users(state: processor.Processor) -> dict[str, list[str]]:
+    """Of each secret that resources refer to: those resources, in the order of their names."""
+    found: dict[str, list[str]] = {}
+    for name in state.ordered:
+        for secret in set(references(state.resources[name].spec.config)):
+            found.setdefault(secret, []).append(name)
+    return found
+
+
+def _used_by(using: list[str]) -> dict[str, Any]:
+    return {"used_by": using[:USERS_MAX], "used_by_count": len(using)}
 
 
 class Secrets:
@@ -78,7 +87,7 @@ class Secrets:
     async def public_key(self) -> str:
         return (await self._opened_key()).public
 
-    async def keep(self, by: str, name: str, box: str) -> list[str]:
+    async def keep(self, by: str, name: str, box: str) -> dict[str, Any]:
         """Returns the resources that use it; they get the new value when they are started next."""
         subjects.token(name)
         if len(box) > BOX_CHARACTERS_MAX:
@@ -88,26 +97,29 @@ class Secrets:
         kept = Kept(box=box, by=by, at_ms=int(time.time() * 1000))
         async with self._registry.writing() as state:
             await self._registry.write(lambda tx: tx.put(SECRETS, name, msgspec.json.encode(kept)))
-            return users_of(state, name)
+            return _used_by(users(state).get(name, []))
 
     async def delete(self, name: str) -> None:
         async with self._registry.writing() as state:
             await self._kept(name)
-            using = users_of(state, name)
+            using = users(state).get(name)
             if using:
                 raise errors.Conflict(
                     f"{', '.join(using[:5])} refer(s) to the secret {name!r}", hint="change or delete those"
                 )
             await self._registry.write(lambda tx: tx.delete(SECRETS, name))
 
-    async def listed(self) -> list[dict[str, Any]]:
-        """Names, never values."""
-        state, found = self._registry.state, []
-        for record in await self._registry.store.scan(SECRETS):
-            kept = msgspec.json.decode(record.value, type=Kept)
-            using = users_of(state, record.key)
-            found.append({"name": record.key, "by": kept.by, "at_ms": kept.at_ms, "used_by": using})
-        return found
+    async def listed(self, after: str, limit: int) -> dict[str, Any]:
+        """A page of names, never values."""
+        start = f"{after}\0" if after else None
+        records = await self._registry.store.scan(SECRETS, start=start, limit=limit + 1)
+        values, using = {record.key: record.value for record in records}, users(self._registry.state)
+
+        def row(name: str) -> dict[str, Any]:
+            kept = msgspec.json.decode(values[name], type=Kept)
+            return {"name": name, "by": kept.by, "at_ms": kept.at_ms, **_used_by(using.get(name, []))}
+
+        return views.page(values, row, limit)
 
     async def check(self, specs: list[protocol.Spec]) -> None:
         """That what these refer to is there."""

@@ -16,6 +16,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Self
 
+import msgspec
+
 from muster.bus import api, leases
 from muster.bus.rpc import auditing, requests, server
 from muster.core import errors, log, messages
@@ -335,6 +337,10 @@ class Registry:
                 machine=said.machine,
                 cordoned=before.cordoned if before else False,
             )
+            if len(msgspec.json.encode(now)) > protocol.AGENT_BYTES_MAX:
+                raise errors.LimitExceeded(
+                    f"facts and labels of {name!r} are over {protocol.AGENT_BYTES_MAX} bytes"
+                )
             if now != before:
                 await self.commit(processor.Changes(agents={name: now}, epoch=acting.epoch))
         return {}

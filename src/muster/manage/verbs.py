@@ -7,8 +7,8 @@ Lists are answered page by page, because a fleet's are longer than a message may
 from __future__ import annotations
 
 import asyncio
+import collections
 import heapq
-import itertools
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import msgspec
 
 from muster.bus.rpc import server
 from muster.core import errors, messages
-from muster.manage import orders, placement, plans, protocol, rollout, rollouts, secrecy, views
+from muster.manage import orders, placement, plans, protocol, results, rollout, rollouts, secrecy, views
 from muster.manage.adapters import catalogue
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ CHANGES = (
     *("exec", "rollout", "pause", "resume", "secret-set", "secret-delete", protocol.SECRET),
 )
 NAMES_MAX = 1_000  # of the resources that an act concerned; all are counted
-PAGE = 200  # rows in one answer: with long reasons it stays below a message's limit
+PAGE = 2_000  # rows in one answer, as far as they fit (`views.page`)
+NAMES_PAGE = 5_000
+EXEC_MAX = 500  # resources of one exec: each has a share of the room for results
 
 
 class Verbs:
@@ -97,11 +99,20 @@ class Verbs:
                 if changes:
                     await self._registry.commit(changes)
                     changed |= set(changes.resources)
-        return {"plan": lines, "changed": sorted(changed)}
+        return {
+            "counts": collections.Counter(line["act"] for line in lines),
+            "changed_count": len(changed),
+            "changed": heapq.nsmallest(NAMES_MAX, changed),
+            "deleting": [line["name"] for line in lines if line["act"] == "delete"][:NAMES_MAX],
+        }
 
-    async def _plan(self, entries: list[Any]) -> list[dict[str, Any]]:
+    async def _plan(self, entries: list[Any], after: str = "") -> dict[str, Any]:
+        """A page of it; ``after`` is the number of the last line of the page before."""
         state = self._registry.state
-        return plans.plan(state.resources, placement.specifications(state, entries))
+        lines = plans.plan(state.resources, placement.specifications(state, entries))
+        start = int(after) + 1 if after.isdecimal() else 0
+        numbers = map(str, range(start, len(lines)))
+        return views.page(numbers, lambda number: lines[int(number)], len(lines))
 
     async def _create(self, by: str, entry: dict[str, Any]) -> dict[str, Any]:
         """One resource, which must not be there yet."""
@@ -187,18 +198,21 @@ class Verbs:
     # What is
 
     async def _get(self, names: list[str]) -> list[dict[str, Any]]:
+        """Rows of the first of them: as many as fit into a message."""
         state = self._registry.state
-        return [views.row(state, name) for name in views.select(state, names, "", "")]
+        selected = views.select(state, names, "", "")
+        rows: list[dict[str, Any]] = views.page(selected, lambda name: views.row(state, name), PAGE)["items"]
+        return rows
 
     async def _enumerate(
         self, where: str = "", after: str = "", limit: int = PAGE, names_only: bool = False
     ) -> dict[str, Any]:
         """Some of them, in the order of their names; ``next`` is what to go on ``after``, None at the end."""
         state = self._registry.state
-        limit = max(1, min(limit, PAGE * 25 if names_only else PAGE))
-        page = list(itertools.islice(views.select(state, None, where, after), limit + 1))
-        rows = page[:limit] if names_only else [views.row(state, name) for name in page[:limit]]
-        return {"items": rows, "next": page[limit - 1] if len(page) > limit else None}
+        selected = views.select(state, None, where, after)
+        if names_only:
+            return views.page(selected, str, max(1, min(limit, NAMES_PAGE)))
+        return views.page(selected, lambda name: views.row(state, name), max(1, min(limit, PAGE)))
 
     async def _describe(self, name: str) -> dict[str, Any]:
         return views.description(self._registry.state, name)
@@ -206,8 +220,8 @@ class Verbs:
     async def _summary(self) -> dict[str, Any]:
         return views.summary(self._registry.state)
 
-    async def _agents(self) -> list[dict[str, Any]]:
-        return views.agents(self._registry.state)
+    async def _agents(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        return views.agents(self._registry.state, after, max(1, min(limit, PAGE)))
 
     async def _managers(self) -> list[dict[str, Any]]:
         return views.managers(self._registry.state, asyncio.get_running_loop().time())
@@ -223,7 +237,12 @@ class Verbs:
         timeout_s: float = protocol.OPERATION_TIMEOUT_S,
         id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """On each of them at once. The same ``id`` again does nothing again."""
+        """On each of them at once. The same ``id`` again does nothing again.
+
+        Results that do not fit into one message are ``truncated``: ask with the same ``id`` for fewer.
+        """
+        if len(names) > EXEC_MAX:
+            raise errors.LimitExceeded(f"an exec is for at most {EXEC_MAX} resources at a time")
         id = id or secrets.token_hex(8)
         selected = self._named(names)
         wanted = [
@@ -236,7 +255,7 @@ class Verbs:
             )
             for name in selected
         ]
-        answers = await orders.send(self._registry, wanted, by)
+        answers = results.fitting(await orders.send(self._registry, wanted, by))
         return [
             {
                 "resource": order.resource,
@@ -244,6 +263,7 @@ class Verbs:
                 "result": answer.result,
                 "reason": answer.reason,
                 "code": answer.code,
+                "truncated": answer.truncated,
             }
             for order, answer in zip(wanted, answers, strict=True)
         ]
@@ -273,15 +293,15 @@ class Verbs:
 
     # Secrets
 
-    async def _secrets(self) -> list[dict[str, Any]]:
-        return await self._keeper.listed()
+    async def _secrets(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        return await self._keeper.listed(after, max(1, min(limit, PAGE)))
 
     async def _secret_key(self) -> str:
         """For which `secret-set` wants the value sealed."""
         return await self._keeper.public_key()
 
     async def _secret_set(self, by: str, name: str, box: str) -> dict[str, Any]:
-        return {"name": name, "used_by": await self._keeper.keep(by, name, box)}
+        return {"name": name, **await self._keeper.keep(by, name, box)}
 
     async def _secret_delete(self, by: str, name: str) -> dict[str, Any]:
         await self._keeper.delete(name)

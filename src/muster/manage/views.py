@@ -5,8 +5,10 @@ Pure.
 
 from __future__ import annotations
 
+import bisect
 import collections
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +17,7 @@ from muster.core import errors
 from muster.manage import processor
 from muster.predicates import ast, check, closure, parser
 
+PAGE_BYTES = 512 << 10  # of the items of one page: half of what a message holds
 SUMMARY_MAX = 200  # groups, types and managers in one answer: those with most resources
 
 
@@ -73,10 +76,12 @@ def select(state: processor.Processor, names: Sequence[str] | None, where: str, 
         if missing is not None:
             raise errors.NotFound(f"no resource {missing!r}")
         return iter(names)
-    behind = (name for name in sorted(state.resources) if name > after)
+    names = state.ordered
+    behind = itertools.islice(names, bisect.bisect_right(names, after) if after else 0, None)
     if not where:
         return behind
-    matches = closure.compile(condition(state, where))
+    # The names in it are checked with the first page: that looks at every resource.
+    matches = closure.compile(parser.parse(where) if after else condition(state, where))
     return (name for name in behind if matches(attributes(state, name).get))
 
 
@@ -89,7 +94,7 @@ def row(state: processor.Processor, name: str) -> dict[str, Any]:
         "agent": resource.spec.agent,
         "wanted": "absent" if resource.deleting else state.wanted(name).value,
         "state": status.state.value if status else "starting",
-        "reason": status.reason if status else "not managed yet",
+        "reason": (status.fault or status.reason) if status else "not managed yet",
         "since_ms": status.since_ms if status else 0,
         "drift": status.drift if status else "",
         "restarts": status.restarts if status else 0,
@@ -135,12 +140,31 @@ def summary(state: processor.Processor) -> dict[str, Any]:
     }
 
 
-def agents(state: processor.Processor) -> list[dict[str, Any]]:
+def agents(state: processor.Processor, after: str, limit: int) -> dict[str, Any]:
+    """A page of them."""
     load = resources_by_agent(state)
-    return [
-        {"name": name, "resources": load.get(name, 0), **msgspec.to_builtins(agent)}
-        for name, agent in sorted(state.agents.items())
-    ]
+
+    def row_of(name: str) -> dict[str, Any]:
+        return {"name": name, "resources": load.get(name, 0), **msgspec.to_builtins(state.agents[name])}
+
+    return page(sorted(name for name in state.agents if name > after), row_of, limit)
+
+
+def page(keys: Iterable[str], item: Callable[[str], Any], limit: int) -> dict[str, Any]:
+    """The items of the first ``keys``, at most ``limit`` and as many as fit into a message.
+
+    ``next`` is the key to continue ``after``, None at the end: see `rpc.client.pages`.
+    """
+    items: list[Any] = []
+    size, last = 0, ""
+    for key in keys:
+        one = item(key)
+        size += len(msgspec.json.encode(one))
+        if items and (len(items) >= limit or size > PAGE_BYTES):
+            return {"items": items, "next": last}
+        items.append(one)
+        last = key
+    return {"items": items, "next": None}
 
 
 def managers(state: processor.Processor, now: float) -> list[dict[str, Any]]:

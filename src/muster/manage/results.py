@@ -1,0 +1,62 @@
+"""Results of operations, in a size that can be sent. Pure.
+
+An operation that was carried out must be answered, however long its result is: what is too long is cut, and
+marked as truncated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from muster.manage import protocol
+
+RESULT_BYTES_MAX = 512 << 10  # of one operation
+RESULTS_BYTES_MAX = 640 << 10  # of all in one message
+REASON_BYTES_MAX = 400  # of one that has to be cut
+
+
+def bounded(answer: protocol.Answer) -> protocol.Answer:
+    """As its agent remembers and sends it; an adapter is others' code."""
+    reason = answer.reason.encode("utf-8", "replace").decode()
+    answer = msgspec.structs.replace(answer, reason=reason)
+    try:
+        size = len(msgspec.json.encode(answer.result))
+    except (TypeError, ValueError, RecursionError) as error:
+        why = f"the result cannot be sent: {error}"[:4000].encode("utf-8", "replace").decode()
+        return msgspec.structs.replace(answer, result=None, code="bad-result", reason=why)
+    return answer if size <= RESULT_BYTES_MAX else _truncated(answer, RESULT_BYTES_MAX)
+
+
+def fitting(answers: Sequence[protocol.Answer]) -> list[protocol.Answer]:
+    """Those of one message.  Where they do not fit together, each has an equal share of the room."""
+    sizes = [len(msgspec.json.encode(answer)) for answer in answers]
+    if sum(sizes) <= RESULTS_BYTES_MAX:
+        return list(answers)
+    share = RESULTS_BYTES_MAX // len(answers)
+    return [
+        answer if size <= share else _truncated(answer, share)
+        for answer, size in zip(answers, sizes, strict=True)
+    ]
+
+
+def _truncated(answer: protocol.Answer, size: int) -> protocol.Answer:
+    reason = answer.reason
+    if len(reason.encode()) > REASON_BYTES_MAX:
+        reason = reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore") + "…"
+    rest = msgspec.structs.replace(answer, result=None, reason=reason, observed=None, truncated=True)
+    room = max(0, size - len(msgspec.json.encode(rest)))
+    result = None if answer.result is None else _cut(answer.result, room)
+    return msgspec.structs.replace(rest, result=result, observed=answer.observed)
+
+
+def _cut(result: Any, room: int) -> Any:
+    """The end of a text (a log's end matters most); the beginning of anything else, as JSON text."""
+    is_text = isinstance(result, str)
+    text = result if is_text else msgspec.json.encode(result).decode()
+    while (size := len(msgspec.json.encode(text))) > room and text:
+        keep = min(len(text) - 1, len(text) * room // size)
+        text = text[len(text) - keep :] if is_text else text[:keep]
+    return text

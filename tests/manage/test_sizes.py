@@ -1,0 +1,179 @@
+"""Answers that grow with the fleet: bounded, or in pages that fit into a message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.core import errors, messages
+from muster.manage import orders, processor, protocol, results, secrecy, views
+from muster.manage.adapters import memory
+from muster.trust import sealing
+from tests.manage.test_registry import World, play
+
+LONG = "frankfurt-2-web-" * 7
+
+
+def test_lists_of_a_large_fleet_come_in_pages():
+    async def scenario(world: World) -> None:
+        core = world.registry.processor
+        agents: dict[str, processor.Agent | None] = {
+            f"{LONG}{i:05}": processor.Agent(facts={"text": "x" * 200}) for i in range(3_000)
+        }
+        await world.registry.commit(processor.Changes(agents=agents))
+        assert len(await world.client.agents()) == 3_001
+
+        specs = [
+            protocol.Spec(name=f"{LONG}{i:05}", type="memory", agent="nowhere", labels={"number": str(i)})
+            for i in range(3_000)
+        ]
+        await world.registry.commit(core.apply(specs, "ann"))
+        rows = await world.client.get()
+        names = [spec.name for spec in specs]
+        assert [row["name"] for row in rows] == names == await world.client.names()
+        assert await world.client.names(where="number IN ('1', '2999')") == [names[1], names[2999]]
+
+        # Reasons may be of any length and in any script.
+        status = protocol.Status(reason="\N{CJK UNIFIED IDEOGRAPH-4E00}" * 4_000)
+        core.accept(processor.Changes(statuses=dict.fromkeys(names[:500], (1, status))))
+        assert len(await world.client.get(*names[:500])) == 500
+        assert len(await world.client.get()) == 3_000
+
+    play(scenario)
+
+
+def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
+    key = sealing.Key.create()
+
+    async def scenario(world: World) -> None:
+        world.registry._verbs._keeper._open_key = lambda: key
+        kept = secrecy.Kept(box="", by="ann", at_ms=1)
+        names = [f"{LONG}{i:05}" for i in range(2_500)]
+
+        def fill(tx: Any) -> None:
+            for name in names:
+                tx.put(secrecy.SECRETS, name, json.dumps({"box": kept.box, "by": "ann", "at_ms": 1}).encode())
+
+        await world.registry.write(fill)
+        config = {"key": {"secret": f"store:{names[0]}"}, "again": {"secret": f"store:{names[0]}"}}
+        users = [
+            protocol.Spec(name=f"r{i:05}", type="memory", agent="nowhere", config=config)
+            for i in range(2_000)
+        ]
+        await world.registry.commit(world.registry.processor.apply(users, "ann"))
+        rows = await world.client.secrets()
+        assert [row["name"] for row in rows] == names
+        assert (rows[0]["used_by_count"], rows[0]["used_by"][:2]) == (2_000, ["r00000", "r00001"])
+        assert rows[1]["used_by_count"] == 0
+        done = await world.client.set_secret(names[0], "value")
+        assert (done["used_by_count"], len(done["used_by"])) == (2_000, secrecy.USERS_MAX)
+
+    play(scenario)
+
+
+def test_an_apply_that_changes_much_is_answered_with_counts_and_a_plan_in_pages():
+    async def scenario(world: World) -> None:
+        def text(value: str, many: int) -> str:
+            entries = [
+                {"name": f"r{i:05}", "type": "memory", "agent": "nowhere", "config": {"value": value}}
+                for i in range(many)
+            ]
+            return json.dumps({"resources": entries})
+
+        done = await world.client.apply(text("x" * 1_400, 400))
+        assert (done["counts"], done["changed_count"]) == ({"create": 400}, 400)
+        assert done["changed"][:2] == ["r00000", "r00001"]
+        # Each line has the old value and the new one: together more than a message holds.
+        after = text("y" * 1_400, 400)
+        plan = await world.client.plan(after)
+        assert [line["name"] for line in plan] == [f"r{i:05}" for i in range(400)]
+        assert {line["act"] for line in plan} == {"change"}
+        done = await world.client.apply(after)
+        assert (done["counts"], done["changed_count"]) == ({"change": 400}, 400)
+
+        large = text("z" * 200_000, 1)
+        await world.client.apply(large)
+        (line,) = await world.client.plan(text("a" * 200_000, 1))
+        assert "too long" in line["changes"]["…"][1]
+
+    play(scenario)
+
+
+def test_a_page_ends_where_it_is_full():
+    assert views.page([], str, 2) == {"items": [], "next": None}
+    assert views.page("abc", str, 3) == {"items": ["a", "b", "c"], "next": None}
+    assert views.page("abc", str, 2) == {"items": ["a", "b"], "next": "b"}
+    long = "x" * views.PAGE_BYTES
+    assert views.page("abc", lambda key: long, 9) == {"items": [long], "next": "a"}
+
+
+def test_long_results_of_an_exec_are_complete_or_marked():
+    async def scenario(world: World) -> None:
+        names = [f"r{i:02}" for i in range(30)]
+        await world.apply(*names)
+        executed = 0
+        execute = memory.Memory.execute
+
+        async def talkative(self: memory.Memory, operation: str, arguments: Any) -> Any:
+            nonlocal executed
+            if operation != "talk":
+                return await execute(self, operation, arguments)
+            executed += 1
+            return "\n" * arguments["many"] + f"end of {self.place.name}"
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory.Memory, "execute", talkative)
+            rows = await world.client.exec("talk", *names, arguments={"many": 60_000})
+            assert [row["resource"] for row in rows] == names
+            assert not any(row["truncated"] for row in rows)
+            assert {len(row["result"]) for row in rows} == {60_000 + len("end of r00")}
+            assert executed == 30, "results are asked for again, operations are not"
+
+            # What no message holds is cut where it is made.
+            (row,) = await world.client.exec("talk", "r00", arguments={"many": 2 << 20})
+            assert (row["outcome"], row["truncated"]) == ("done", True)
+            assert row["result"].endswith("\nend of r00")
+            assert len(row["result"]) > 200_000
+
+        with pytest.raises(errors.LimitExceeded, match="at most 500"):
+            await world.client._ask("exec", operation="talk", names=["r00"] * 501)
+
+    play(scenario)
+
+
+def test_answers_of_one_message_fit_into_it_whatever_they_are():
+    answers = [
+        protocol.Answer(
+            id=f"{'i' * 140}-{i}",
+            outcome=messages.Outcome.FAILED,
+            result=[{"line": "\x01" * 2_000}] if i % 2 else None,
+            reason="\N{CJK UNIFIED IDEOGRAPH-4E00}" * 4_000,
+        )
+        for i in range(orders.ORDERS_MAX)
+    ]
+    fitting = results.fitting(answers)
+    for codec in ("json", "msgpack"):
+        messages.encode(protocol.Results(results=tuple(fitting)), codec)
+    assert all(one.truncated and one.reason for one in fitting)
+    assert results.fitting(answers[:2]) == answers[:2]
+
+
+def test_a_result_that_cannot_be_sent_is_left_out():
+    answer = protocol.Answer(id="a", outcome=messages.Outcome.DONE, reason="\udc80", result=object())
+    found = results.bounded(answer)
+    assert (found.outcome, found.code, found.result) == (messages.Outcome.DONE, "bad-result", None)
+    messages.encode(found)
+    plain = msgspec.structs.replace(answer, result={"a": 1})
+    assert results.bounded(plain) == msgspec.structs.replace(plain, reason="?")
+
+
+def test_facts_of_an_agent_that_are_too_long_are_refused():
+    async def scenario(world: World) -> None:
+        said = protocol.Hello(boot=1, facts={"text": "x" * 100_000})
+        with pytest.raises(errors.LimitExceeded, match="facts and labels of 'ann'"):
+            await world.registry._store_agent("ann", said)
+
+    play(scenario)

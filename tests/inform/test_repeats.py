@@ -198,3 +198,22 @@ async def test_a_read_that_neither_a_holder_nor_the_log_answers_has_timed_out(pa
         with pytest.raises(errors.TimedOut, match="neither a holder nor the log"):
             await carol.get("k")
         net.heal()
+
+
+async def test_whatever_is_sent_again_is_marked_as_a_repeat(pair: Pair, monkeypatch):
+    """A timer may fire a moment early: then there is time left for one more attempt."""
+    request = pair.alice._bus.request
+    sent: list[protocol.Put] = []
+
+    async def lose_first_answer(subject: str, data: bytes, **options: Any) -> api.Message:
+        sent.append(protocol.decode(data, protocol.Put))
+        message = await request(subject, data, **options)
+        if len(sent) == 1:
+            await pair.bob.put("k", b"bob")
+            raise errors.TimedOut("no answer")
+        return message
+
+    monkeypatch.setattr(pair.alice._bus, "request", lose_first_answer)
+    written = await pair.alice.put("k", b"alice", expected_version=pair.version)
+    assert [put.repeat for put in sent] == [False, True]
+    assert [change.version for change in (await pair.bob.history("k")).changes][1] == written.version

@@ -10,6 +10,7 @@ async for change in inform.watch("printers/3"):
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -93,26 +94,22 @@ class Client:
         `errors.TimedOut`: it may have been stored.
         """
         verb = "put" if isinstance(asked, protocol.Put) else "delete"
+        subject = protocol.asked(self._bus.identity, verb, self._node)
         now_s = asyncio.get_running_loop().time
         until_s = now_s() + self._timeout_s
         while True:
             try_s = min(TRY_S, max(0.1, until_s - now_s()))
             try:
-                message = await rpc.exchange(
-                    self._bus,
-                    protocol.asked(self._bus.identity, verb, self._node),
-                    protocol.encode(asked),
-                    timeout_s=try_s,
-                    waits=False,
-                    absent=_ABSENT,
-                    is_named=True,
-                )
-            except errors.TimedOut:
+                # Not `rpc.exchange`: a request that is sent again differs from the first.
+                message = await self._bus.request(subject, protocol.encode(asked), timeout_s=try_s)
+            except errors.TimedOut as error:
                 if now_s() >= until_s:
-                    raise
+                    raise errors.TimedOut(
+                        f"no answer in {self._timeout_s:g} s; {asked.key!r} may have been written"
+                    ) from error
             except errors.Unavailable as error:
                 if not asked.repeat:
-                    raise
+                    raise copy.copy(_ABSENT) from error
                 raise errors.TimedOut(f"{asked.key!r} may have been written: {error}") from error
             else:
                 return protocol.result_of(message.data, protocol.Written)

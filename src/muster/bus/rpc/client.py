@@ -78,16 +78,14 @@ async def exchange(
     waits: bool = True,
     absent: errors.Unavailable | None = None,
     headers: Mapping[str, str] | None = None,
-    is_named: bool = False,
 ) -> api.Message:
     """The reply to one request, as it came.
 
     After ``try_s`` without an answer it is sent again, to whichever process then serves.  While none does, it
-    ``waits`` for one, or raises ``absent`` at once.  ``is_named``: the data name the request, and the service
-    recognises a repetition by that.
+    ``waits`` for one, or raises ``absent`` at once.
     """
     reads = _reads(subject)
-    if not reads and not is_named:
+    if not reads:
         headers = {**(headers or {}), requests.REQUEST_ID: secrets.token_hex(16)}
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

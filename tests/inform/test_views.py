@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pathlib
 import secrets
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -216,3 +217,14 @@ async def test_what_an_interrupted_clearing_left_is_not_loaded(start_node, infor
         await node.close()
         again = await start_node("n1", store=store)
         assert list(again.desk.copies.index) == ["k"]
+
+
+async def test_a_view_of_the_future_is_not_loaded(start_node, inform, tmp_path):
+    """The clock was stepped back, so the view may be older than deletions are remembered."""
+    async with await database.open(f"sqlite:{tmp_path}/future.db") as store:
+        await (await start_node("n1", store=store)).writer.write(protocol.Put("k", b"v"), "ann")
+        record = protocol.Record("gone", ("n2",), 1 << 16, "n2", b"v")
+        in_an_hour_ns = time.time_ns() + 3_600_000_000_000
+        await views.View(store, "n2").save({"gone": contextlog.Entry(record, 1)}, 1, in_an_hour_ns)
+        again = await start_node("n2", store=store)
+        assert "gone" not in again.desk.copies.index

@@ -25,10 +25,10 @@ class Keeper:
         view, shared = self._view, self._desk
         try:
             position, saved_at_ns = await view.position()
-            kept_ns = shared.settings.tombstone_s * 1e9
-            if position and (
-                saved_at_ns + kept_ns < shared.now_ns() or position > await shared.log.ends_at()
-            ):
+            age_s = (shared.now_ns() - saved_at_ns) / 1e9
+            # Below zero the clock was stepped back, and the age is unknown.
+            is_young = 0 <= age_s <= shared.settings.tombstone_s
+            if position and (not is_young or position > await shared.log.ends_at()):
                 desk.events.warning("view-too-old", node=shared.name, position=position)
                 position = 0
             if position:

@@ -377,7 +377,8 @@ def test_writing_a_context_anew_keeps_what_is_not_changed(lab, olga):
         again = browser.post("/do/put-context", data={**form, "value": "of an older page"})
         assert "Written: kept-anew" not in again.text
     found = olga.get("/contexts/kept-anew", params={"max_staleness_s": 0}).json()
-    assert (found["value"], found["version"]) == ("corrected", 31)
+    assert found["value"] == "corrected"
+    assert found["version"] > versions[-1]
     tags = found["attributes"].pop("tags")
     assert sorted(tags) == ["a", "b c"]
     assert found["attributes"] == {"floor": 2, "room": "2", "open": True, "share": 0.5}

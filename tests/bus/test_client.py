@@ -59,7 +59,7 @@ async def trusted(tmp_path):
 class TestCredentials:
     async def test_a_file_of_credentials_opens_the_door(self, trusted):
         running, trust = trusted
-        trust.issue("m1", roles.Role.MANAGER)
+        trust.issue("m1", roles.Role.REGISTRY)
         async with await muster.connect(running.url, creds=trust.credentials_path("m1")) as bus:
             assert bus.identity == "m1"
             await bus.flush()
@@ -70,17 +70,17 @@ class TestCredentials:
             await muster.connect(running.url)
         assert "Authorization Violation" in str(caught.value)
         stranger = keyring.Trust.create(tmp_path / "other", "fleet")
-        stranger.issue("m1", roles.Role.MANAGER)
+        stranger.issue("m1", roles.Role.REGISTRY)
         with pytest.raises(errors.Unauthorized):
             await muster.connect(running.url, creds=stranger.credentials("m1"))
         late = keyring.Trust.open(tmp_path / "trust", clock=lambda: time.time() - 3600)
-        late.issue("m2", roles.Role.MANAGER, lifetime_s=60)
+        late.issue("m2", roles.Role.REGISTRY, lifetime_s=60)
         with pytest.raises(errors.Unauthorized):
             await muster.connect(running.url, creds=late.credentials("m2"))
 
     async def test_credentials_that_expire_end_the_connection_with_the_reason(self, trusted):
         running, trust = trusted
-        trust.issue("m1", roles.Role.MANAGER, lifetime_s=4)
+        trust.issue("m1", roles.Role.REGISTRY, lifetime_s=4)
         bus = await muster.connect(running.url, creds=trust.credentials("m1"))
         subscription = await bus.subscribe("muster.manage.from.*.x")
         await eventually(lambda: bus.state is api.ConnectionState.CLOSED)
@@ -93,7 +93,7 @@ class TestCredentials:
 
     async def test_credentials_renewed_in_time_are_read_again(self, trusted):
         running, trust = trusted
-        trust.issue("m1", roles.Role.MANAGER, lifetime_s=4)
+        trust.issue("m1", roles.Role.REGISTRY, lifetime_s=4)
         path = trust.credentials_path("m1")
         async with await muster.connect(running.url, creds=path) as bus:
             trust.renew("m1", lifetime_s=600)
@@ -102,7 +102,7 @@ class TestCredentials:
 
     async def test_a_file_that_cannot_be_read_for_a_while_ends_nothing(self, trusted):
         running, trust = trusted
-        trust.issue("m1", roles.Role.MANAGER)
+        trust.issue("m1", roles.Role.REGISTRY)
         path = trust.credentials_path("m1")
         async with await muster.connect(running.url, creds=path) as bus:
             path.unlink()
@@ -152,7 +152,7 @@ class TestPermissions:
     async def test_a_stream_that_may_not_be_written(self, trusted):
         """One of many publishes of a connection is forbidden: it fails alone, and not by its deadline."""
         running, trust = trusted
-        trust.issue("m1", roles.Role.MANAGER)
+        trust.issue("m1", roles.Role.REGISTRY)
         async with await muster.connect(running.url, creds=trust.credentials("m1")) as bus:
             bucket = await bus.key_value(api.KeyValueSettings("leases"))
             keys = [f"manage.k{n}" for n in range(40)]
@@ -352,7 +352,7 @@ class TestDeafSubscriptions:
         self, trusted, knows_its_role, caplog
     ):
         running, trust = trusted
-        for identity, role in (("a1", roles.Role.AGENT), ("m1", roles.Role.MANAGER)):
+        for identity, role in (("a1", roles.Role.AGENT), ("m1", roles.Role.REGISTRY)):
             trust.issue(identity, role)
         async with (
             await client.connect([running.url], creds=trust.credentials("a1")) as bus,

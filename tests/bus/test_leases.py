@@ -28,7 +28,7 @@ async def join(tmp_path):
     async with broker.Broker(settings) as running, contextlib.AsyncExitStack() as stack:
 
         async def make(identity: str, *, ttl_s: float = 30.0) -> tuple[client.Client, leases.Leases]:
-            trust.issue(identity, roles.Role.MANAGER)
+            trust.issue(identity, roles.Role.REGISTRY)
             bus = await client.connect([running.url], creds=trust.credentials(identity))
             stack.push_async_callback(bus.close)
             return bus, await stack.enter_async_context(await leases.Leases.open(bus, ttl_s=ttl_s))

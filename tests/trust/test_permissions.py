@@ -119,7 +119,6 @@ PUBLISH = {
             "muster.manage.log.decision.apply",
             "$KV.leases.manage.shard7",
             "$JS.API.STREAM.CREATE.decisions",
-            "$JS.API.STREAM.UPDATE.decisions",
         ],
         [
             "$KV.leases.notify.shard7",  # a lease of another part

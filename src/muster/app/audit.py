@@ -148,8 +148,9 @@ class Audit:
 
     async def _take_over(self) -> None:
         while True:
-            with contextlib.suppress(errors.MusterError):  # the domain alone sets the limits of the audit
-                if self._stream is None:
+            with contextlib.suppress(errors.MusterError):  # the domain alone sets the limits of the audit,
+                if self._stream is None:  # and leaves it to the first record, or to a restore, to make it
+                    await self._context.bus.open_stream(messages.DECISIONS_STREAM)
                     self._stream = await self._open()
             for path in await asyncio.to_thread(_notes, self._context.folder.root / FOLDER):
                 try:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from muster.app import catalogue, domain, doors
+from muster.bus import client
 from muster.core import messages, settings
 from muster.inform.uddi import schema as uddi_schema
 from muster.inform.wscontext import schema as context_schema
@@ -273,13 +274,15 @@ async def test_each_role_at_each_soap_operation(tmp_path):
         assert outcome(await soap.wsman("Identify", "anonymous")) == "y"
         # A failed login is in the audit.
         assert outcome(await soap.post("/wsman", "eve", "")) == "-"
-        stream = await running.bus.open_stream(messages.DECISIONS_STREAM)
+        running.trust.issue("reader", roles.Role.OPERATOR)  # whose the audit is to read
+        async with await client.connect(running.servers, creds=running.trust.credentials("reader")) as reader:
+            stream = await reader.open_stream(messages.DECISIONS_STREAM)
 
-        async def audited() -> bool:
-            found = await stream.last_for("muster.audit.log.decision.login")
-            return found is not None and b"wrong name or password, from 127.0.0.1" in found.data
+            async def audited() -> bool:
+                found = await stream.last_for("muster.audit.log.decision.login")
+                return found is not None and b"wrong name or password, from 127.0.0.1" in found.data
 
-        await eventually(audited)
+            await eventually(audited)
 
 
 async def publish(soap: Soap) -> None:

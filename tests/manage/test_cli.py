@@ -218,7 +218,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     assert done["outcome"] == "done"
     shell.until(lambda: shell.pid("web-2") != before)
     before, failed = shell.pid("web-2"), len(shell("describe", "web-2")["status"].get("failures_ms", ()))
-    shell("exec", "web-2", "signal", "number=9")
+    shell("exec", "web-2", "signal", "--argument", "number=9")
     shell.until(lambda: shell.pid("web-2") != before and shell.state("web-2") == "up")
     status = shell("describe", "web-2")["status"]
     assert len(status["failures_ms"]) == failed + 1, "one kill is one failure"

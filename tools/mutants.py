@@ -36,17 +36,17 @@ EQUIVALENT = "# equivalent:"
 CORES: dict[str, dict[str, tuple[str, ...]]] = {
     "manage": {
         "manage/reconcile.py": ("tests/manage/test_reconcile.py", "tests/manage/test_reconcile_model.py"),
-        "manage/processor.py": ("tests/manage/test_processor.py", "tests/manage/test_registry_model.py"),
-        "manage/placement.py": ("tests/manage/test_placement.py", "tests/manage/test_processor.py"),
+        "manage/processor.py": ("tests/manage/test_registry.py", "tests/manage/test_registry_model.py"),
+        "manage/placement.py": ("tests/manage/test_placement.py",),
     },
     "bus": {"bus/tenure.py": ("tests/bus/test_leases.py", "tests/bus/test_simulated_leases.py")},
     "message": {
-        "message/backlog.py": ("tests/message/test_backlog.py", "tests/message/test_model.py"),
-        "message/ledger.py": ("tests/message/test_backlog.py", "tests/message/test_model.py"),
+        "message/backlog.py": ("tests/message/test_backlog.py", "tests/message/test_races.py"),
+        "message/ledger.py": ("tests/message/test_backlog.py", "tests/message/test_races.py"),
     },
     "inform": {
-        "inform/writing.py": ("tests/inform/test_writing_model.py", "tests/inform/test_writing.py"),
-        "inform/placement.py": ("tests/inform/test_placement.py",),
+        "inform/writing.py": ("tests/inform/test_repeats.py", "tests/inform/test_writing_model.py"),
+        "inform/placement.py": ("tests/inform/test_decisions.py",),
     },
     "monitor": {"monitor/aggregator.py": ("tests/monitor/test_aggregator.py",)},
     "pipeline": {

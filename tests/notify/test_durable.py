@@ -146,7 +146,7 @@ async def test_kill_9_of_a_notifier_at_1000_events_a_second_loses_and_doubles_no
         await eventually(lambda: expected <= set(got), timeout_s=200)
         assert set(got) == expected
         assert set(got.values()) == {1}
-        assert len(mine._receipts) <= events  # what is settled is forgotten
+        assert len(mine._receipts) <= 3 * len(expected) // 4  # what is settled is forgotten
 
 
 def _settled(served: service.Notifier, number: int) -> bool:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from benchmarks import harness, measure
@@ -105,7 +106,12 @@ def _throughput(url: str, quick: bool) -> list[harness.Row]:
             )
             metric = f"1 to {subscribers}, {size:,} bytes"
             rows.append(_beside_peer(metric, found, "messages/s", "higher", PAPER_RATE[size]))
-    return rows
+    return harness.under(
+        "a process for the publisher and for each subscriber; not durable; 48 MiB or 20,000 to 100,000 "
+        f"messages a round{', a quarter of it' if quick else ''}, until every subscriber has the last; best "
+        "round of each side",
+        rows,
+    )
 
 
 def _one_to_many(
@@ -134,15 +140,19 @@ def _requests(url: str, quick: bool) -> list[harness.Row]:
             {side: functools.partial(_ask, side, asker, requests) for side, (_, asker) in sides.items()},
             rounds=3 if quick else 5,
         )
-    return [
+    rows = [
         _beside_peer(
             f"request {percent}",
             {side: [round_[f"{percent}_ns"] / 1e6 for round_ in rounds] for side, rounds in found.items()},
             "ms",
             "lower",
+            samples=requests,
         )
         for percent in ("p50", "p99")
     ]
+    return harness.under(
+        f"512 B there and back, one request at a time, {requests:,} a round; best round of each side", rows
+    )
 
 
 def _ask(side: str, asker: measure.Worker, requests: int) -> dict[str, float]:
@@ -160,7 +170,12 @@ def _durable(url: str, metric: str, quick: bool) -> harness.Row:
             },
             rounds=2 if quick else 5,
         )
-    return _beside_peer(f"{metric}, {SENDERS} senders", found, "messages/s", "higher", goal=None)
+    row = _beside_peer(f"{metric}, {SENDERS} senders", found, "messages/s", "higher", goal=None)
+    return replace(
+        row,
+        load=f"{SENDERS} senders of one process and connection, each waiting for acknowledgements; 512 B; "
+        "one stream in one broker, of the same settings on both sides; best round of each side",
+    )
 
 
 def _store(worker: measure.Worker, seconds: float) -> float:
@@ -177,6 +192,7 @@ def _beside_peer(
     better: measure.Better,
     paper: float | None = None,
     goal: float | None = RATIO_GOAL,
+    samples: int | None = None,
 ) -> harness.Row:
     return harness.Row(
         metric=metric,
@@ -188,6 +204,7 @@ def _beside_peer(
         peer_name=PEER,
         goal=goal,
         goal_is="ratio",
+        samples=samples,
     )
 
 
@@ -208,17 +225,20 @@ def _idle(crowded: broker.Broker, hold_s: float) -> list[harness.Row]:
         time.sleep(hold_s)
         held = asyncio.run(crowded.ask("varz"))["connections"]
         memory = measure.resident_bytes(crowded.pid) - before
-    return [
-        harness.Row(
-            metric="idle connections held",
-            ours=held,
-            unit="connections",
-            better="higher",
-            paper=PAPER_CONNECTIONS,
-            goal=IDLE,
-        ),
-        harness.Row(metric="memory an idle connection", ours=memory / held, unit="bytes", better="lower"),
-    ]
+    return harness.under(
+        f"{IDLE_PROCESSES} processes, connected and answering pings, held for {hold_s:g} s",
+        [
+            harness.Row(
+                metric="idle connections held",
+                ours=held,
+                unit="connections",
+                better="higher",
+                paper=PAPER_CONNECTIONS,
+                goal=IDLE,
+            ),
+            harness.Row(metric="memory an idle connection", ours=memory / held, unit="bytes", better="lower"),
+        ],
+    )
 
 
 def _start(place: pathlib.Path, rounds: int) -> harness.Row:
@@ -238,6 +258,7 @@ def _start(place: pathlib.Path, rounds: int) -> harness.Row:
         unit="s",
         better="lower",
         goal=3.0,
+        load=f"empty stores, from the command until the domain is up; median of {rounds}",
     )
 
 
@@ -245,7 +266,12 @@ def _help(rounds: int) -> harness.Row:
     _muster("--help")  # the first one reads from the disk
     took_ms = [measure.seconds(lambda: _muster("--help")) * 1000 for _ in range(rounds)]
     return harness.Row(
-        metric="muster --help", ours=statistics.median(took_ms), unit="ms", better="lower", goal=300
+        metric="muster --help",
+        ours=statistics.median(took_ms),
+        unit="ms",
+        better="lower",
+        goal=300,
+        load=f"a process each, files cached; median of {rounds}",
     )
 
 

@@ -4,6 +4,9 @@ Each prints its table, draws ``results/NAME.png``, writes ``results/NAME.json`` 
 texts up to date (`benchmarks.markers`).  A missed goal is shown as missed and is not a failure; the exit code
 is 1 only when a benchmark itself failed.  ``QUICK=1`` measures the same things for less time; its results go
 to ``quick/`` and change no text.
+
+A row states the load it was measured under, and a p50 or p99 the number of its samples.  A percentile of
+fewer than `markers.SAMPLES_MIN` samples is shown with the word "few".
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import benchmarks
@@ -39,7 +43,8 @@ class Row:
     """One figure. ``goal`` is the issue's; ``goal_is`` says whether our figure or the ratio has to reach it.
 
     ``ratio`` compares with the peer so that more is better, whichever way the metric goes: 2 means twice as
-    good.
+    good.  ``samples`` counts the independent measurements of a percentile; ``peer_samples`` is given where
+    the peer has another number.  ``load`` names the parameters that the metric's name does not.
     """
 
     metric: str
@@ -51,6 +56,9 @@ class Row:
     peer_name: str | None = None
     goal: float | None = None
     goal_is: Literal["ours", "ratio"] = "ours"
+    samples: int | None = None
+    peer_samples: int | None = None
+    load: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -78,6 +86,9 @@ class Row:
             "ratio": _rounded(self.ratio),
             "goal": self.goal,
             "met": self.met,
+            "samples": self.samples,
+            "peer_samples": self.peer_samples,
+            "load": self.load,
         }
 
     def goal_text(self) -> str:
@@ -88,6 +99,11 @@ class Row:
         return f"{'≥' if self.better == 'higher' else '≤'} {markers.figure(self.goal)}"
 
 
+def under(load: str, rows: Iterable[Row]) -> list[Row]:
+    """These rows, measured under this load; a row that states its own load keeps it."""
+    return [replace(row, load=row.load or load) for row in rows]
+
+
 def names() -> list[str]:
     """The modules here that have a ``run``."""
     found = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
@@ -95,7 +111,8 @@ def names() -> list[str]:
 
 
 def table(rows: list[Row]) -> str:
-    head = ("metric", "ours", "unit", "paper", "peer", "ratio", "goal", "met")
+    head = ("metric", "ours", "unit", "paper", "peer", "ratio", "goal", "met", "samples", "load")
+    labels = markers.load_labels(row.load for row in rows)
     body = [
         (
             row.metric,
@@ -106,6 +123,8 @@ def table(rows: list[Row]) -> str:
             markers.figure(row.ratio),
             row.goal_text(),
             {True: "yes", False: "MISSED", None: "–"}[row.met],
+            markers.samples(row.metric, row.samples, row.peer_samples),
+            labels.get(row.load, "–"),
         )
         for row in rows
     ]
@@ -114,7 +133,7 @@ def table(rows: list[Row]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in (head, tuple("-" * width for width in widths), *body)
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"{label}: {load}" for load, label in labels.items())])
 
 
 def machine(quick: bool) -> dict[str, Any]:

@@ -13,14 +13,17 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from muster.core import errors
 
 ROOT = pathlib.Path(__file__).parents[1]
 FIELDS = ("ours", "peer", "paper", "goal", "ratio")
+SAMPLES_MIN = 1000  # of a p50 or p99 that is worth quoting
 
 _FIGURE = re.compile(r"(<!-- bench:([\w-]+):([^>]+?) -->)(.*?)(<!-- /bench -->)", re.DOTALL)
+_PERCENTILE = re.compile(r"\bp\d{2}\b")
 _TABLE = re.compile(r"(<!-- bench-table:([\w-]+) -->\n)(.*?)(<!-- /bench-table -->)", re.DOTALL)
 
 
@@ -32,6 +35,22 @@ def figure(value: float | None) -> str:
         return "0"
     rounded = float(f"{value:.3g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
+
+
+def samples(metric: str, count: int | None, of_peer: int | None = None) -> str:
+    """How many samples a figure has; a percentile says so where they are few or were not counted."""
+    percentile = _PERCENTILE.search(metric) is not None
+    if count is None:
+        return "not counted" if percentile else "–"
+    text = f"{count:,}" if of_peer in (None, count) else f"{count:,}; peer {of_peer:,}"
+    few = percentile and min(count, count if of_peer is None else of_peer) < SAMPLES_MIN
+    return f"{text} (few)" if few else text
+
+
+def load_labels(loads: Iterable[str]) -> dict[str, str]:
+    """A short label for each load, in the order of the rows."""
+    different = dict.fromkeys(load for load in loads if load)
+    return {load: f"L{number}" for number, load in enumerate(different, 1)}
 
 
 def texts(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
@@ -68,7 +87,9 @@ def fill_all(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    lines = ["| metric | ours | paper | peer | ratio | goal | met |", "|---|---|---|---|---|---|---|"]
+    head = ("metric", "ours", "paper", "peer", "ratio", "goal", "met", "samples", "load")
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    labels = load_labels(row["load"] for row in result["rows"])
     for row in result["rows"]:
         peer = f"{figure(row['peer'])} ({row['peer_name']})" if row["peer"] is not None else "–"
         met = {True: "yes", False: "**missed**", None: "–"}[row["met"]]
@@ -80,12 +101,17 @@ def markdown(result: dict[str, Any]) -> str:
             figure(row["ratio"]),
             figure(row["goal"]),
             met,
+            samples(row["metric"], row["samples"], row["peer_samples"]),
+            labels.get(row["load"], "–"),
         )
         lines.append(f"| {' | '.join(cells)} |")
+    if labels:
+        lines += ["", *(f"- {label}: {load}" for load, label in labels.items())]
     about = result["machine"]
     lines.append(
         f"\n{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}, "
-        f"nats-server {about['nats_server']}, {about['date']} ({about['run']} run)."
+        f"nats-server {about['nats_server']}, {about['date']} ({about['run']} run); "
+        f"[plot](../benchmarks/results/{result['name']}.png)."
     )
     return "\n".join(lines) + "\n"
 

@@ -10,7 +10,10 @@ import pytest
 from benchmarks import harness, markers, measure, plots
 from muster.core import errors
 
-KEYS = {"metric", "ours", "unit", "better", "paper", "peer", "peer_name", "ratio", "goal", "met"}
+KEYS = {
+    "metric", "ours", "unit", "better", "paper", "peer", "peer_name", "ratio", "goal", "met",
+    "samples", "peer_samples", "load",
+}  # fmt: skip
 RESULTS = sorted(harness.RESULTS.glob("*.json"))
 
 ROWS = [
@@ -36,6 +39,41 @@ def test_the_table_shows_a_missed_goal_as_missed():
     assert "MISSED" in lines[3]
     assert "≤ 3" in lines[3]
     assert "≥ 0.8 × peer" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("metric", "count", "of_peer", "shown"),
+    [
+        ("request p50", 1000, None, "1,000"),
+        ("request p50", 999, None, "999 (few)"),
+        ("request p99", 5000, 60, "5,000; peer 60 (few)"),
+        ("request p99", 5000, 5000, "5,000"),
+        ("request p99", None, None, "not counted"),
+        ("messages", 3, None, "3"),
+        ("messages", None, None, "–"),
+    ],
+)
+def test_a_percentile_of_few_samples_is_flagged(
+    metric: str, count: int | None, of_peer: int | None, shown: str, tmp_path: Path
+):
+    row = harness.Row(
+        metric=metric, ours=1.0, unit="ms", better="lower", peer=2.0, samples=count, peer_samples=of_peer
+    )
+    assert f"  {shown}" in harness.table([row]).splitlines()[2]
+    path = harness.write("example", [row], quick=True, results=tmp_path)
+    (written,) = json.loads(path.read_text())["rows"]
+    assert (written["samples"], written["peer_samples"]) == (count, of_peer)
+    assert f"| {shown} |" in markers.markdown(json.loads(path.read_text()))
+
+
+def test_the_load_of_each_row_is_printed_once_below_the_table(tmp_path: Path):
+    few, many = "10 subscribers, 512 B", "100 subscribers, 512 B"
+    rows = harness.under(many, [ROWS[0], harness.under(few, [ROWS[1]])[0], ROWS[2]])
+    lines = harness.table(rows).splitlines()
+    assert [line.split()[-1] for line in lines[2:5]] == ["L1", "L2", "L1"]
+    assert lines[5:] == [f"L1: {many}", f"L2: {few}"]
+    shown = markers.markdown(json.loads(harness.write("example", rows, True, tmp_path).read_text()))
+    assert f"- L1: {many}\n- L2: {few}\n" in shown
 
 
 def test_a_result_file_has_the_agreed_form_and_names_no_machine(tmp_path: Path):
@@ -66,7 +104,7 @@ def test_markers_are_filled_from_the_files(tmp_path: Path):
     assert "-->9,000 messages/s<!-- /bench" in filled
     assert "-->0.9<!-- /bench" in filled
     assert "-->10,000 messages/s<!--" in filled
-    assert "| slow start, s | 4 | – | – | – | 3 | **missed** |" in filled
+    assert "| slow start, s | 4 | – | – | – | 3 | **missed** | – | – |" in filled
     assert markers.fill(filled, tmp_path) == filled
 
 
@@ -95,6 +133,15 @@ def test_result_files_are_whole(path: Path):
         assert set(row) == KEYS
         assert row["better"] in ("lower", "higher")
         assert (row["goal"] is None) == (row["met"] is None)
+
+
+@pytest.mark.parametrize("path", sorted(harness.RESULTS.iterdir()), ids=lambda path: path.name)
+def test_every_result_file_is_shown(path: Path):
+    shown = (markers.ROOT / "docs" / "benchmarks.md").read_text()
+    if path.suffix == ".json":
+        assert f"<!-- bench-table:{path.stem} -->" in shown
+    else:
+        assert f"(../benchmarks/results/{path.name})" in shown
 
 
 def test_percentiles_are_values_that_occurred():

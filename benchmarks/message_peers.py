@@ -1,8 +1,13 @@
-"""The paper's measurement with real JMS clients: our gateway beside Artemis and ActiveMQ, in turns.
+"""Real JMS clients through our gateway, beside Artemis and ActiveMQ, in turns.
 
 The brokers and the clients are Java, from Maven (`message_java`), compiled once into a cache: Artemis with
-Qpid JMS over AMQP, as our gateway; ActiveMQ 5.17 with its own client over OpenWire.  Both run in memory.
-Debian's ActiveMQ has no AMQP and needs to be installed, so the one of the same series from Maven is taken.
+Qpid JMS over AMQP, as our gateway; ActiveMQ 5.17 with its own client over OpenWire.  All three keep
+persistent messages on disk and sync them before they acknowledge them; non-persistent ones stay in memory.
+Every JVM is warmed up before anything is measured.
+
+Transit is measured at every subscriber.  The subscribers share connections evenly, and no subscriber has a
+place of its own.  Samples are messages; each has as many delays as there are subscribers.  5 messages a
+second are not measured: 1,000 samples would take 200 s for each provider and size.
 """
 
 from __future__ import annotations
@@ -11,20 +16,76 @@ import contextlib
 import hashlib
 import pathlib
 import shutil
-import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from benchmarks import etcd, harness, measure
+from muster.core import errors
 
 SOURCE = pathlib.Path(__file__).parent / "message_java"
-SLOW = tuple((size, 25) for size in (100, 2000, 6000))  # bytes, messages a second
-FAST = ((100, 100), (100, 1000))
-DELAYS_MAX = 500
-QUICK = ((100, 25), (6000, 25), (100, 1000))
+CONNECTIONS, SUBSCRIBERS = 10, 100
+SENDERS = 16
+BROKER_MEMORY = ("-Xms512m", "-Xmx2g")
+CLIENT_MEMORY = ("-Xmx1g",)
+
+Delays = npt.NDArray[np.int32]  # microseconds: a row for each subscriber, a column for each message
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Messages of one size at one rate."""
+
+    size: int
+    rate: int  # a second
+    seconds: int  # in all moments together
+
+    @property
+    def label(self) -> str:
+        return f"{self.size} B at {self.rate}/s to {SUBSCRIBERS} subscribers"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long and how often each thing is measured."""
+
+    cells: tuple[Cell, ...]
+    moments: int  # into which the time of a cell is divided, the sides taking turns
+    warm_up_s: float  # for each side: as quickly as it goes, one subscriber
+    subscribed_warm_up_s: int  # for each side: all subscribers, 200 messages a second
+    rounds: int  # of which the best counts, for every side
+    messages: int
+    stored: int
+
+
+FULL = Plan(
+    cells=(
+        *(Cell(size, 25, 40) for size in (100, 2000, 6000)),
+        Cell(100, 100, 20),
+        Cell(100, 1000, 6),
+    ),
+    moments=4,
+    warm_up_s=20,
+    subscribed_warm_up_s=5,
+    rounds=5,
+    messages=20_000,
+    stored=8_000,
+)
+QUICK = Plan(
+    cells=(Cell(6000, 25, 2), Cell(100, 100, 3), Cell(100, 1000, 1)),
+    moments=1,
+    warm_up_s=4,
+    subscribed_warm_up_s=2,
+    rounds=2,
+    messages=5_000,
+    stored=1_600,
+)
 
 
 def classpath() -> str | None:
@@ -56,12 +117,12 @@ def classpath() -> str | None:
 
 
 class Java(measure.Worker):
-    """A class of the project in a process of its own; it is told lines and says JSON."""
+    """A class of the project in a process of its own; it reads lines and prints JSON."""
 
-    def __init__(self, path: str, *arguments: str) -> None:
+    def __init__(self, path: str, memory: Iterable[str], *arguments: str) -> None:
         self.name = " ".join(arguments)
         self._process = subprocess.Popen(
-            ["java", "-XX:+UseSerialGC", "-Xmx1g", "-cp", path, *arguments],
+            ["java", *memory, "-cp", path, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -90,65 +151,123 @@ def cpu_seconds(*pids: int) -> float:
 class Side:
     load: Java
     pids: tuple[int, ...]  # of the broker, whose CPU time counts
+    settings: str  # how persistent messages are stored
+
+    def run(self, count: int, size: int, rate: int = 0, file: str = "-") -> float:
+        """Publish so many to all subscribers; seconds from the first send to the last arrival."""
+        return self._took_s(f"run {count} {size} {rate} {file}", count if rate == 0 else None)
+
+    def store(self, count: int, size: int) -> float:
+        return self._took_s(f"store {count} {size} {SENDERS}", count)
+
+    def _took_s(self, command: str, wanted: int | None) -> float:
+        answer = self.load.ask(command)
+        if wanted is not None and answer["received"] != wanted:
+            raise errors.InvariantBroken(
+                f"{answer['received']} of {wanted} messages arrived: {self.load.name}"
+            )
+        return float(answer["took_s"])
 
 
 @contextlib.contextmanager
 def sides(path: str, gateway_port: int, gateway_pids: tuple[int, ...]) -> Iterator[dict[str, Side]]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-message-peers"))
-        found: dict[str, Side] = {}
-        brokers = {}
-        for name in ("artemis", "activemq"):
-            brokers[name] = stack.enter_context(Java(path, "Peer", name, f"{folder}/{name}"))
-        urls = {"ours": ("qpid", f"amqp://127.0.0.1:{gateway_port}", gateway_pids)}
+        brokers = {
+            name: stack.enter_context(Java(path, BROKER_MEMORY, "Peer", name, f"{folder}/{name}"))
+            for name in ("artemis", "activemq")
+        }
+        settings = "nats-server stream, sync_interval always, one replica"
+        made = {"ours": ("qpid", f"amqp://127.0.0.1:{gateway_port}", gateway_pids, settings)}
         for name, scheme, client in (("artemis", "amqp", "qpid"), ("activemq", "tcp", "openwire")):
-            port = brokers[name].hear()["port"]
-            urls[name] = (client, f"{scheme}://127.0.0.1:{port}", (brokers[name].pid,))
-        for name, (client, url, pids) in urls.items():
-            found[name] = Side(stack.enter_context(Java(path, "Load", client, url)), pids)
-        for side in found.values():
+            answer = brokers[name].hear()
+            url = f"{scheme}://127.0.0.1:{answer['port']}"
+            made[name] = (client, url, (brokers[name].pid,), answer["settings"])
+        all_sides = {
+            name: Side(stack.enter_context(Java(path, CLIENT_MEMORY, "Load", client, url)), pids, settings)
+            for name, (client, url, pids, settings) in made.items()
+        }
+        for side in all_sides.values():
             side.load.hear()
-        yield found
+        yield all_sides
 
 
 def rows(quick: bool, gateway_port: int, gateway_pids: tuple[int, ...]) -> list[harness.Row]:
     path = classpath()
     if path is None:
         return []
+    plan = QUICK if quick else FULL
     with sides(path, gateway_port, gateway_pids) as all_sides:
-        found = [*_throughput(all_sides, quick)]
-        for side in all_sides.values():
-            side.load.tell("subscribe 10 100")
-        for side in all_sides.values():
-            side.load.hear()
-        delays = _delays(all_sides, quick)
+        found = harness.under(
+            f"one publisher, one subscriber, a connection each; topic, non-persistent, AUTO_ACKNOWLEDGE; "
+            f"{plan.messages:,} messages as quickly as possible; best of {plan.rounds} rounds of each side; "
+            f"JVMs warmed up for {plan.warm_up_s:g} s each",
+            _throughput(all_sides, plan),
+        )
+        stored = "; ".join(f"{_NAMES[name]}: {side.settings}" for name, side in all_sides.items())
+        found += harness.under(
+            f"{SENDERS} senders on a connection each, one consumer; queue, PERSISTENT, AUTO_ACKNOWLEDGE; "
+            f"{plan.stored:,} messages; best of {plan.rounds} rounds of each side; {stored}",
+            _persistent(all_sides, plan),
+        )
+        delays = _transit(all_sides, plan)
     if not quick:
         _draw(delays)
-    for (size, rate), by_side in delays.items():
-        what = f"{size} B at {rate}/s to 101 subscribers, Qpid JMS"
-        found += [
-            *_compared(f"transit p50, {what}", "µs", "lower", _each(by_side, _p50), goal=True),
-            *_compared(f"transit mean, {what}", "µs", "lower", _each(by_side, statistics.fmean)),
-            *_compared(f"transit deviation, {what}", "µs", "lower", _each(by_side, statistics.pstdev)),
-        ]
+    load = (
+        f"{SUBSCRIBERS} subscribers on {CONNECTIONS} connections, evenly; the publisher on its own; topic, "
+        f"non-persistent, AUTO_ACKNOWLEDGE; every subscriber measured; the sides took {plan.moments} turns; "
+        f"a sample is a message with its {SUBSCRIBERS} delays"
+    )
+    for cell, by_side in delays.items():
+        of = f"{cell.label}, Qpid JMS"
+        samples = min(one.shape[1] for one in by_side.values())
+        found += harness.under(
+            load,
+            [
+                *_compared(f"transit p50, {of}", "µs", "lower", _each(by_side, p50), True, samples),
+                *_compared(f"transit p99, {of}", "µs", "lower", _each(by_side, p99), False, samples),
+                *_compared(
+                    f"slowest subscriber's transit p99, {of}",
+                    "µs",
+                    "lower",
+                    _each(by_side, slowest_p99),
+                    False,
+                    samples,
+                ),
+            ],
+        )
     return found
 
 
-def _p50(delays_us: list[float]) -> float:
-    return measure.percentile(delays_us, 50)
+def p50(delays: Delays) -> float:
+    return float(np.percentile(delays, 50, method="inverted_cdf"))
 
 
-def _each(by_side: dict[str, list[float]], function: Any) -> dict[str, float]:
+def p99(delays: Delays) -> float:
+    return float(np.percentile(delays, 99, method="inverted_cdf"))
+
+
+def slowest_p99(delays: Delays) -> float:
+    """Of the subscriber whose p99 is the highest: far above the common p99 where some are served last."""
+    return float(np.percentile(delays, 99, axis=1, method="inverted_cdf").max())
+
+
+def _each(by_side: dict[str, Delays], function: Any) -> dict[str, float]:
     return {name: function(delays) for name, delays in by_side.items()}
 
 
-_NAMES = {"artemis": "Artemis, AMQP", "activemq": "ActiveMQ, OpenWire"}
+_NAMES = {"ours": "Muster, AMQP", "artemis": "Artemis, AMQP", "activemq": "ActiveMQ, OpenWire"}
 
 
 def _compared(
-    metric: str, unit: str, better: measure.Better, figures: dict[str, float], goal: bool = False
+    metric: str,
+    unit: str,
+    better: measure.Better,
+    figures: dict[str, float],
+    goal: bool = False,
+    samples: int | None = None,
 ) -> Iterator[harness.Row]:
-    for peer in _NAMES:
+    for peer in ("artemis", "activemq"):
         yield harness.Row(
             metric=metric,
             ours=figures["ours"],
@@ -158,47 +277,74 @@ def _compared(
             peer_name=_NAMES[peer],
             goal=1.0 if goal and peer == "artemis" else None,
             goal_is="ratio",
+            samples=samples,
         )
 
 
-def _throughput(all_sides: dict[str, Side], quick: bool) -> Iterator[harness.Row]:
-    """One publisher and one subscriber, as quickly as it goes."""
-    count = 3_000 if quick else 20_000
+def _turns(all_sides: dict[str, Side], turn: int) -> Iterator[tuple[str, Side]]:
+    """Each turn in the other order."""
+    yield from sorted(all_sides.items(), reverse=turn % 2 == 1)
+
+
+def _throughput(all_sides: dict[str, Side], plan: Plan) -> Iterator[harness.Row]:
     rates: dict[str, list[float]] = {name: [] for name in all_sides}
     cpu_us: dict[str, list[float]] = {name: [] for name in all_sides}
-    for side in all_sides.values():  # the Java side compiles itself first
-        side.load.ask(f"run {count} 512 0")
-    for turn in range(1 if quick else 3):
-        for name, side in sorted(all_sides.items(), reverse=turn % 2 == 1):
+    for side in all_sides.values():
+        side.load.ask("subscribe 1 1")
+        until = time.monotonic() + plan.warm_up_s
+        while time.monotonic() < until:
+            side.run(plan.messages, 512)
+    for turn in range(plan.rounds):
+        for name, side in _turns(all_sides, turn):
             before = cpu_seconds(*side.pids)
-            answer = side.load.ask(f"run {count} 512 0")
-            rates[name].append(len(answer["delays_us"]) / answer["took_s"])
-            cpu_us[name].append(1e6 * (cpu_seconds(*side.pids) - before) / count)
+            rates[name].append(plan.messages / side.run(plan.messages, 512))
+            cpu_us[name].append(1e6 * (cpu_seconds(*side.pids) - before) / plan.messages)
     best = {name: max(found) for name, found in rates.items()}
     yield from _compared("512 B through one connection, Qpid JMS", "/s", "higher", best, goal=True)
     least = {name: min(found) for name, found in cpu_us.items()}
     yield from _compared("broker's CPU a message, Qpid JMS", "µs", "lower", least)
 
 
-def _delays(all_sides: dict[str, Side], quick: bool) -> dict[tuple[int, int], dict[str, list[float]]]:
-    """The transit delays of the measuring subscriber, by size and rate: each side's best moment of a few."""
-    cells = QUICK if quick else SLOW + FAST
-    moments: dict[tuple[int, int], dict[str, list[list[float]]]] = {
-        cell: {name: [] for name in all_sides} for cell in cells
+def _persistent(all_sides: dict[str, Side], plan: Plan) -> Iterator[harness.Row]:
+    rates: dict[str, list[float]] = {name: [] for name in all_sides}
+    for turn in range(1 + plan.rounds):
+        for name, side in _turns(all_sides, turn):
+            rates[name].append(plan.stored / side.store(plan.stored, 512))
+    best = {name: max(found[1:]) for name, found in rates.items()}  # the first round warms up
+    metric = f"512 B persistent, synced, {SENDERS} senders, Qpid JMS"
+    yield from _compared(metric, "/s", "higher", best)
+
+
+def _transit(all_sides: dict[str, Side], plan: Plan) -> dict[Cell, dict[str, Delays]]:
+    """Every delay of every subscriber, by cell and side."""
+    for side in all_sides.values():
+        side.load.ask(f"subscribe {CONNECTIONS} {SUBSCRIBERS}")
+        side.run(200 * plan.subscribed_warm_up_s, 100, 200)
+    moments: dict[Cell, dict[str, list[Delays]]] = {
+        cell: {name: [] for name in all_sides} for cell in plan.cells
     }
-    for moment in range(1 if quick else 3):
-        for turn, (size, rate) in enumerate(cells, moment):
-            # Each goes to 101 subscribers: what two cores of Java clients take in a few seconds.
-            count = min(max(5, rate * (1 if quick else 2)), DELAYS_MAX)
-            for name, side in sorted(all_sides.items(), reverse=turn % 2 == 1):
-                moments[size, rate][name].append(side.load.ask(f"run {count} {size} {rate}")["delays_us"])
+    with tempfile.TemporaryDirectory(prefix="bench-message-delays") as folder:
+        file = pathlib.Path(folder) / "delays"
+        for moment in range(plan.moments):
+            for turn, cell in enumerate(plan.cells, moment):
+                count = cell.rate * cell.seconds // plan.moments
+                for name, side in _turns(all_sides, turn):
+                    side.run(count, cell.size, cell.rate, str(file))
+                    moments[cell][name].append(read_delays(file, SUBSCRIBERS))
     return {
-        cell: {name: min(found, key=_p50) for name, found in by_side.items()}
+        cell: {name: np.concatenate(found, axis=1) for name, found in by_side.items()}
         for cell, by_side in moments.items()
     }
 
 
-def _draw(delays: dict[tuple[int, int], dict[str, list[float]]]) -> None:
+def read_delays(file: pathlib.Path, subscribers: int) -> Delays:
+    delays = np.fromfile(file, dtype="<i4").reshape(subscribers, -1)
+    if lost := int((delays < 0).sum()):
+        raise errors.InvariantBroken(f"{lost} of {delays.size} deliveries did not arrive")
+    return delays
+
+
+def _draw(delays: dict[Cell, dict[str, Delays]]) -> None:
     """The paper's figures 3 to 10, as far as its text tells them: mean transit delay and deviation."""
     import matplotlib as mpl
 
@@ -206,24 +352,25 @@ def _draw(delays: dict[tuple[int, int], dict[str, list[float]]]) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    panels = ((axes[0], 25, SLOW), (axes[1], None, FAST))
-    labels = {"ours": "Muster, AMQP", **_NAMES}
-    for axis, rate, cells in panels:
-        chosen = [cell for cell in cells if rate is None or cell[1] == rate]
-        for name, label in labels.items():
-            values = [delays[cell][name] for cell in chosen]
-            places = [size if rate else each for size, each in chosen]
+    panels = (
+        (axes[0], [cell for cell in delays if cell.rate == 25], "bytes, at 25 messages/s"),
+        (axes[1], [cell for cell in delays if cell.size == 100], "messages/s of 100 bytes"),
+    )
+    for axis, cells, label in panels:
+        for name, title in _NAMES.items():
+            values = [delays[cell][name] / 1000 for cell in cells]
             axis.errorbar(
-                places,
-                [statistics.fmean(found) / 1000 for found in values],
-                [statistics.pstdev(found) / 1000 for found in values],
-                label=label,
+                [cell.size if axis is axes[0] else cell.rate for cell in cells],
+                [found.mean() for found in values],
+                [found.std() for found in values],
+                label=title,
                 marker="o",
                 capsize=3,
             )
-        axis.set_xlabel(f"bytes, at {rate} messages/s" if rate else "messages/s of 100 bytes", fontsize=8)
+        axis.set_xlabel(label, fontsize=8)
         axis.set_ylabel("transit delay, ms (mean ± deviation)", fontsize=8)
         axis.set_ylim(bottom=0)
+    axes[1].set_xscale("log")
     axes[0].legend(fontsize=7, frameon=False)
     figure.savefig(harness.RESULTS / "message-transit.png", dpi=110)
     plt.close(figure)

@@ -5,6 +5,7 @@ answers in JSON.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -15,11 +16,13 @@ from typing import Any
 from benchmarks import measure
 from muster.bus import api
 from muster.bus import client as bus_client
+from muster.core import errors
 from muster.message import client, consuming, destinations, messages, service
 
 TOPIC = destinations.topic("bench/topic")
 QUEUE = destinations.queue("bench")
 REGIONS = destinations.topic("bench/regions")
+QUIET_S = 20.0
 
 
 async def _connect(url: str, identity: str) -> client.Connection:
@@ -55,50 +58,90 @@ async def gateway(url: str) -> None:
 
 
 async def subscriber(url: str) -> None:
-    """``[connections, subscribers]``: then for each ``[messages]`` the delays of the last subscriber, in
-    µs.
+    """``[connections, subscribers]``: these share the connections evenly; then for each ``[messages]`` the
+    delays of every subscriber, in µs.
     """
     connections, subscribers = await hear()
     made = [await _connect(url, f"sub{number}") for number in range(connections)]
-    idle = [await made[number % connections].session().consumer(TOPIC) for number in range(subscribers - 1)]
-    measuring = await made[-1].session().consumer(TOPIC)
-
-    dropping = [asyncio.create_task(drop(consumer)) for consumer in idle]
+    arrived = Arrivals(subscribers)
+    measuring = [
+        asyncio.create_task(arrived.watch(number, await made[number % connections].session().consumer(TOPIC)))
+        for number in range(subscribers)
+    ]
     say({})
     while (asked := await hear()) is not None:
-        delays_us: list[float] = []
-        began = cpu = 0.0
-        for _ in range(asked[0]):
-            message = await measuring.receive(20)
-            if message is None:
-                break
-            if not delays_us:
-                began, cpu = time.perf_counter(), time.process_time()
-            delays_us.append((time.time_ns() - int(str(message.body())[:20])) / 1000)
-        took_s = time.perf_counter() - began
-        say({"delays_us": delays_us, "took_s": took_s, "cpu_s": time.process_time() - cpu})
-    for task in dropping:
+        say(await arrived.of_next(asked[0]))
+    for task in measuring:
         task.cancel()
-    await asyncio.gather(*dropping, return_exceptions=True)
+    await asyncio.gather(*measuring, return_exceptions=True)
     for one in made:
         await one.close()
 
 
+class Arrivals:
+    """The transit delays of each subscriber, from one count of messages to the next."""
+
+    def __init__(self, subscribers: int) -> None:
+        self._delays_us: list[list[float]] = [[] for _ in range(subscribers)]
+        self._missing = 0
+        self._complete = asyncio.Event()
+        self._first_s = self._first_cpu_s = 0.0
+
+    async def watch(self, number: int, consumer: consuming.Consumer) -> None:
+        async for message in consumer:
+            delay_us = (time.monotonic_ns() - int(str(message.body())[:20])) / 1000
+            if not self._first_s:
+                self._first_s, self._first_cpu_s = time.perf_counter(), time.process_time()
+            self._delays_us[number].append(delay_us)
+            self._missing -= 1
+            if self._missing == 0:
+                self._complete.set()
+
+    async def of_next(self, messages: int) -> dict[str, Any]:
+        """Wait for so many at each subscriber; some may have arrived before this call."""
+        self._missing += messages * len(self._delays_us)
+        while self._missing > 0:
+            before = self._missing
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._complete.wait(), QUIET_S)
+            self._complete.clear()
+            if self._missing == before:
+                raise errors.TimedOut(f"{before} deliveries did not arrive")
+        answer = {
+            "delays_us": self._delays_us,
+            "took_s": time.perf_counter() - self._first_s,
+            "cpu_s": time.process_time() - self._first_cpu_s,
+        }
+        self._delays_us = [[] for _ in self._delays_us]
+        self._first_s = 0.0
+        return answer
+
+
 async def publisher(url: str) -> None:
-    """``[messages, bytes, a second]``: non-persistent, 0 a second being as quickly as it goes."""
+    """``[messages, bytes, a second]``: non-persistent, 0 a second being as quickly as it goes.
+
+    Where sending is held up, a delay counts from when the message was due.
+    """
     connection = await _connect(url, "pub")
     producer = connection.session().producer(TOPIC, persistent=False)
     say({})
     while (asked := await hear()) is not None:
         count, size, rate = asked
         padding = "x" * max(0, size - 20)
-        began, cpu = time.perf_counter(), time.process_time()
+        began, cpu = time.monotonic_ns(), time.process_time()
         for number in range(count):
+            sent = time.monotonic_ns()
             if rate:
-                await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
-            await producer.send(f"{time.time_ns():020d}{padding}")
+                due = began + 1_000_000_000 * number // rate
+                if due > sent:
+                    await asyncio.sleep((due - sent) / 1e9)
+                    sent = time.monotonic_ns()
+                else:
+                    sent = due
+            await producer.send(f"{sent:020d}{padding}")
         await connection.bus.flush()
-        say({"took_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu})
+        took_s = (time.monotonic_ns() - began) / 1e9
+        say({"took_s": took_s, "cpu_s": time.process_time() - cpu})
     await connection.close()
 
 

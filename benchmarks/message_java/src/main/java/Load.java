@@ -1,141 +1,245 @@
 import java.io.*;
-import java.lang.management.ManagementFactory;
+import java.nio.*;
+import java.nio.file.*;
 import java.util.*;
 import java.util.concurrent.*;
-import java.util.function.LongConsumer;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.Consumer;
 
 /**
- * The paper's client: "qpid URL" or "openwire URL". Reads commands and answers each with a line of JSON:
- * "subscribe CONNECTIONS SUBSCRIBERS" makes idle subscribers, "run COUNT BYTES RATE" publishes so many texts (at
- * RATE a second, 0 being as quickly as it goes) and tells the transit delays at the measuring subscriber. Where sending
- * itself is held up, a message's delay counts from when it was due: else a slow provider would seem a quick one.
+ * The JMS clients of one provider: "qpid URL" or "openwire URL". Reads commands and answers each with a line of JSON.
+ *
+ * "subscribe CONNECTIONS SUBSCRIBERS": replaces the subscribers of the topic; they are spread evenly over connections.
+ * "run COUNT BYTES RATE FILE": publishes so many non-persistent texts, at RATE a second (0: as quickly as possible), and
+ * writes the transit delays of every subscriber to FILE: 32-bit microseconds, little-endian, one subscriber after the
+ * other, -1 where a message did not arrive. Where sending is held up, a delay counts from when the message was due.
+ * "store COUNT BYTES SENDERS": persistent texts to a queue by so many senders, each on its own connection and waiting
+ * for each acknowledgement, received by one consumer.
  */
 public final class Load {
-    static final String TOPIC = "bench/topic";
+    static final String TOPIC = "bench/topic", QUEUE = "bench-queue";
+    static final long BASE = 1_000_000_000_000_000_000L;  // makes a time 19 digits long
+    static final int TIME_DIGITS = 19, RUN_DIGITS = 6;
+    static final long QUIET_NANOS = TimeUnit.SECONDS.toNanos(10);
 
-    /** What differs between two packages of one API. */
-    interface Door extends AutoCloseable {
-        void subscribe(LongConsumer sentAtNanos) throws Exception;
-        void publish(String text) throws Exception;
+    interface Publisher { void publish(String text) throws Exception; }
+
+    /** One connection; what differs between two packages of one API. */
+    interface Client extends AutoCloseable {
+        void subscribe(boolean queue, Consumer<String> listener) throws Exception;
+        Publisher publisher(boolean queue) throws Exception;
     }
 
-    static final class Qpid implements Door {
+    static final class Qpid implements Client {
         final jakarta.jms.Connection connection;
-        final jakarta.jms.Session publishing;
-        jakarta.jms.MessageProducer producer;
 
         Qpid(String url) throws Exception {
             connection = new org.apache.qpid.jms.JmsConnectionFactory(url).createConnection();
             connection.start();
-            publishing = connection.createSession(false, jakarta.jms.Session.AUTO_ACKNOWLEDGE);
         }
 
-        public void subscribe(LongConsumer heard) throws Exception {
-            var session = connection.createSession(false, jakarta.jms.Session.AUTO_ACKNOWLEDGE);
-            session.createConsumer(session.createTopic(TOPIC)).setMessageListener(message -> {
+        jakarta.jms.Session session() throws Exception {
+            return connection.createSession(false, jakarta.jms.Session.AUTO_ACKNOWLEDGE);
+        }
+
+        public void subscribe(boolean queue, Consumer<String> listener) throws Exception {
+            var session = session();
+            var from = queue ? session.createQueue(QUEUE) : session.createTopic(TOPIC);
+            session.createConsumer(from).setMessageListener(message -> {
                 try {
-                    heard.accept(Long.parseLong(((jakarta.jms.TextMessage) message).getText().substring(0, 20)));
+                    listener.accept(((jakarta.jms.TextMessage) message).getText());
                 } catch (jakarta.jms.JMSException error) {
                     throw new IllegalStateException(error);
                 }
             });
         }
 
-        public void publish(String text) throws Exception {
-            if (producer == null) {
-                producer = publishing.createProducer(publishing.createTopic(TOPIC));
-                producer.setDeliveryMode(jakarta.jms.DeliveryMode.NON_PERSISTENT);
-            }
-            producer.send(publishing.createTextMessage(text));
+        public Publisher publisher(boolean queue) throws Exception {
+            var session = session();
+            var producer = session.createProducer(queue ? session.createQueue(QUEUE) : session.createTopic(TOPIC));
+            producer.setDeliveryMode(queue ? jakarta.jms.DeliveryMode.PERSISTENT : jakarta.jms.DeliveryMode.NON_PERSISTENT);
+            return text -> producer.send(session.createTextMessage(text));
         }
 
         public void close() throws Exception { connection.close(); }
     }
 
-    static final class OpenWire implements Door {
+    static final class OpenWire implements Client {
         final javax.jms.Connection connection;
-        final javax.jms.Session publishing;
-        javax.jms.MessageProducer producer;
 
         OpenWire(String url) throws Exception {
             connection = new org.apache.activemq.ActiveMQConnectionFactory(url).createConnection();
             connection.start();
-            publishing = connection.createSession(false, javax.jms.Session.AUTO_ACKNOWLEDGE);
         }
 
-        public void subscribe(LongConsumer heard) throws Exception {
-            var session = connection.createSession(false, javax.jms.Session.AUTO_ACKNOWLEDGE);
-            session.createConsumer(session.createTopic(TOPIC)).setMessageListener(message -> {
+        javax.jms.Session session() throws Exception {
+            return connection.createSession(false, javax.jms.Session.AUTO_ACKNOWLEDGE);
+        }
+
+        public void subscribe(boolean queue, Consumer<String> listener) throws Exception {
+            var session = session();
+            var from = queue ? session.createQueue(QUEUE) : session.createTopic(TOPIC);
+            session.createConsumer(from).setMessageListener(message -> {
                 try {
-                    heard.accept(Long.parseLong(((javax.jms.TextMessage) message).getText().substring(0, 20)));
+                    listener.accept(((javax.jms.TextMessage) message).getText());
                 } catch (javax.jms.JMSException error) {
                     throw new IllegalStateException(error);
                 }
             });
         }
 
-        public void publish(String text) throws Exception {
-            if (producer == null) {
-                producer = publishing.createProducer(publishing.createTopic(TOPIC));
-                producer.setDeliveryMode(javax.jms.DeliveryMode.NON_PERSISTENT);
-            }
-            producer.send(publishing.createTextMessage(text));
+        public Publisher publisher(boolean queue) throws Exception {
+            var session = session();
+            var producer = session.createProducer(queue ? session.createQueue(QUEUE) : session.createTopic(TOPIC));
+            producer.setDeliveryMode(queue ? javax.jms.DeliveryMode.PERSISTENT : javax.jms.DeliveryMode.NON_PERSISTENT);
+            return text -> producer.send(session.createTextMessage(text));
         }
 
         public void close() throws Exception { connection.close(); }
     }
 
-    static Door door(String kind, String url) throws Exception {
-        return kind.equals("qpid") ? new Qpid(url) : new OpenWire(url);
+    /** What one subscriber saw of one run. A session calls its listener in one thread. */
+    static final class Seen {
+        final int[] delays;
+        final AtomicInteger count = new AtomicInteger();
+        volatile long lastNanos;
+
+        Seen(int count) {
+            delays = new int[count];
+            Arrays.fill(delays, -1);
+        }
+
+        void add(long delayNanos, long now) {
+            int place = count.get();
+            if (place < delays.length) {
+                delays[place] = (int) Math.min(Integer.MAX_VALUE, delayNanos / 1000);
+                lastNanos = now;
+                count.lazySet(place + 1);
+            }
+        }
+    }
+
+    record Run(int number, List<Seen> seen) { }
+
+    final String kind, url;
+    final List<Client> subscribing = new ArrayList<>();
+    int subscribers;
+    volatile Run run = new Run(0, List.of());
+
+    Load(String kind, String url) {
+        this.kind = kind;
+        this.url = url;
+    }
+
+    Client client() throws Exception { return kind.equals("qpid") ? new Qpid(url) : new OpenWire(url); }
+
+    String subscribe(int connections, int count) throws Exception {
+        for (Client client : subscribing) client.close();
+        subscribing.clear();
+        for (int number = 0; number < connections; number++) subscribing.add(client());
+        for (int number = 0; number < count; number++) {
+            int mine = number;
+            subscribing.get(number % connections).subscribe(false, text -> arrived(mine, text));
+        }
+        subscribers = count;
+        return "{}";
+    }
+
+    void arrived(int subscriber, String text) {
+        long now = System.nanoTime();
+        Run current = run;
+        if (Integer.parseInt(text, TIME_DIGITS, TIME_DIGITS + RUN_DIGITS, 10) == current.number)
+            current.seen.get(subscriber).add(now - (Long.parseLong(text, 0, TIME_DIGITS, 10) - BASE), now);
+    }
+
+    String publish(Publisher publisher, int count, int size, double rate, String file) throws Exception {
+        List<Seen> seen = new ArrayList<>();
+        for (int number = 0; number < subscribers; number++) seen.add(new Seen(count));
+        run = new Run(run.number + 1, seen);
+        String rest = String.format("%0" + RUN_DIGITS + "d", run.number);
+        rest += "x".repeat(Math.max(0, size - TIME_DIGITS - RUN_DIGITS));
+        long began = System.nanoTime();
+        for (int number = 0; number < count; number++) {
+            long now = System.nanoTime(), due = rate > 0 ? (long) (began + number * 1e9 / rate) : now;
+            if (due > now) {
+                TimeUnit.NANOSECONDS.sleep(due - now);
+                due = System.nanoTime();
+            }
+            publisher.publish(BASE + due + rest);
+        }
+        long received = settled(seen, (long) count * subscribers);
+        long last = seen.stream().mapToLong(each -> each.lastNanos).max().orElse(began);
+        if (!file.equals("-")) write(seen, file);
+        return String.format(Locale.ROOT, "{\"took_s\": %.6f, \"received\": %d}", (last - began) / 1e9, received);
+    }
+
+    /** How many arrived: all of them, or those until nothing came for a while. */
+    static long settled(List<Seen> seen, long wanted) throws InterruptedException {
+        long received = -1, since = System.nanoTime();
+        while (true) {
+            long now = seen.stream().mapToLong(each -> each.count.get()).sum();
+            if (now == wanted) return now;
+            if (now != received) since = System.nanoTime();
+            else if (System.nanoTime() - since > QUIET_NANOS) return now;
+            received = now;
+            Thread.sleep(5);
+        }
+    }
+
+    static void write(List<Seen> seen, String file) throws IOException {
+        var bytes = ByteBuffer.allocate(4 * seen.stream().mapToInt(each -> each.delays.length).sum());
+        var integers = bytes.order(ByteOrder.LITTLE_ENDIAN).asIntBuffer();
+        for (Seen each : seen) integers.put(each.delays);
+        Files.write(Path.of(file), bytes.array());
+    }
+
+    String store(int count, int size, int senders) throws Exception {
+        String text = "x".repeat(size);
+        int each = count / senders;
+        var all = new CountDownLatch(each * senders);
+        List<Client> clients = new ArrayList<>();
+        try (var threads = new Threads(senders)) {
+            clients.add(client());
+            clients.get(0).subscribe(true, got -> all.countDown());
+            List<Publisher> publishers = new ArrayList<>();
+            for (int number = 0; number < senders; number++) {
+                clients.add(client());
+                publishers.add(clients.get(number + 1).publisher(true));
+            }
+            long began = System.nanoTime();
+            List<Future<?>> sending = new ArrayList<>();
+            for (Publisher publisher : publishers)
+                sending.add(threads.pool.submit(() -> {
+                    for (int number = 0; number < each; number++) publisher.publish(text);
+                    return null;
+                }));
+            for (Future<?> one : sending) one.get();
+            if (!all.await(30, TimeUnit.SECONDS)) throw new IllegalStateException(all.getCount() + " did not arrive");
+            return String.format(Locale.ROOT, "{\"took_s\": %.6f, \"received\": %d}", (System.nanoTime() - began) / 1e9,
+                each * senders);
+        } finally {
+            for (Client client : clients) client.close();
+        }
+    }
+
+    record Threads(ExecutorService pool) implements AutoCloseable {
+        Threads(int count) { this(Executors.newFixedThreadPool(count)); }
+        public void close() { pool.shutdownNow(); }
     }
 
     public static void main(String[] arguments) throws Exception {
-        String kind = arguments[0], url = arguments[1];
-        var machine = (com.sun.management.OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
-        Door publisher = door(kind, url);
-        Door measuring = door(kind, url);
-        List<Door> idle = new ArrayList<>();
-        BlockingQueue<Long> delays = new LinkedBlockingQueue<>();
-        measuring.subscribe(sent -> delays.add(System.nanoTime() - sent));
+        var load = new Load(arguments[0], arguments[1]);
+        Publisher publisher = load.client().publisher(false);
         say("{}");
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
         for (String line; (line = in.readLine()) != null; ) {
             String[] words = line.split(" ");
-            if (words[0].equals("subscribe")) {
-                int connections = Integer.parseInt(words[1]), subscribers = Integer.parseInt(words[2]);
-                for (int number = 0; number < connections; number++) idle.add(door(kind, url));
-                for (int number = 0; number < subscribers; number++) idle.get(number % connections).subscribe(sent -> { });
-                say("{}");
-                continue;
-            }
-            if (words[0].equals("unsubscribe")) {
-                for (Door one : idle) one.close();
-                idle.clear();
-                say("{}");
-                continue;
-            }
-            int count = Integer.parseInt(words[1]), size = Integer.parseInt(words[2]);
-            double rate = Double.parseDouble(words[3]);
-            String padding = "x".repeat(Math.max(0, size - 20));
-            double cpu = machine.getProcessCpuTime() / 1e9;
-            long began = System.nanoTime();
-            for (int number = 0; number < count; number++) {
-                long now = System.nanoTime(), due = rate > 0 ? (long) (began + number * 1e9 / rate) : now;
-                if (due > now) {
-                    TimeUnit.NANOSECONDS.sleep(due - now);
-                    due = System.nanoTime();
-                }
-                publisher.publish(String.format("%020d", due) + padding);
-            }
-            StringBuilder found = new StringBuilder();
-            for (int number = 0; number < count; number++) {
-                Long delay = delays.poll(10, TimeUnit.SECONDS);
-                if (delay == null) break;
-                found.append(found.isEmpty() ? "" : ",").append(delay / 1000);
-            }
-            double took = (System.nanoTime() - began) / 1e9;
-            say(String.format(Locale.ROOT, "{\"took_s\": %.6f, \"cpu_s\": %.6f, \"delays_us\": [%s]}",
-                took, machine.getProcessCpuTime() / 1e9 - cpu, found));
+            int first = Integer.parseInt(words[1]), second = Integer.parseInt(words[2]);
+            say(switch (words[0]) {
+                case "subscribe" -> load.subscribe(first, second);
+                case "store" -> load.store(first, second, Integer.parseInt(words[3]));
+                default -> load.publish(publisher, first, second, Double.parseDouble(words[3]), words[4]);
+            });
         }
         Runtime.getRuntime().halt(0);
     }

@@ -70,9 +70,9 @@ def event(dice: random.Random, *, plenty: bool = False) -> dict[str, types.Value
     }
 
 
-def address(dice: random.Random, share: str) -> str:
-    """Which part of the receivers it means, about."""
-    load = round(dice.uniform(0.2, 0.95), 2)
+def address(dice: random.Random, share: str, digits: int = 2) -> str:
+    """Which part of the receivers it means, about; with many digits, no two are the same."""
+    load = round(dice.uniform(0.2, 0.95), digits)
     match share:
         case "0.01%":
             return (
@@ -83,7 +83,7 @@ def address(dice: random.Random, share: str) -> str:
             one, other = dice.sample(APPLICATIONS, 2)
             return f"application IN ('{one}', '{other}') AND services CONTAINS 'xml' AND load < {load}"
         case _:
-            load = round(dice.uniform(0.6, 0.75), 2)
+            load = round(dice.uniform(0.6, 0.75), digits)
             return f"(services CONTAINS 'docs' OR services CONTAINS 'cgi') AND load < {load}"
 
 

@@ -15,6 +15,7 @@ import pytest
 from muster.app import managing
 from muster.bus import http
 from muster.core import errors, health, messages
+from muster.manage import protocol
 from muster.manage.adapters import base, catalogue, process, systemd
 from muster.testing.eventually import eventually
 from tests.manage import contract
@@ -297,6 +298,14 @@ class TestSystemd(contract.Contract):
             answer = await self.do(host, "create", config=config)
         assert answer.outcome is messages.Outcome.FAILED
         assert answer.code == errors.MissingPart.code
+
+    async def test_the_next_look_corrects_a_late_observation(self, host, config):
+        await self.do(host, "create", config=config)
+        await eventually(lambda: self.seen(host).state is health.State.UP)
+        host.hosted["thing"].see(
+            protocol.Observed(True, health.State.DOWN, "began before the unit was started")
+        )
+        await eventually(lambda: self.seen(host).state is health.State.UP)
 
     def test_a_name_that_is_no_unit_is_refused(self):
         for name in ("thing", "../thing.service", "-H x.service", "thing.mount"):

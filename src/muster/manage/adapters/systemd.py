@@ -41,7 +41,6 @@ class Unit(base.Adapter):
         super().__init__(place)
         self._config: Config | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._last = protocol.Observed(False)
 
     async def create(self, config: Config, *, start: bool) -> None:
         await self.put(config)
@@ -67,10 +66,6 @@ class Unit(base.Adapter):
         self._config = None
 
     async def observe(self) -> protocol.Observed:
-        self._last = await self._look()  # who asked knows it now: the watch tells only what differs from it
-        return self._last
-
-    async def _look(self) -> protocol.Observed:
         if self._config is None:
             return protocol.Observed(False)
         said = await self._systemctl("show", "--property=ActiveState,SubState,Result,MainPID", unit=True)
@@ -104,12 +99,10 @@ class Unit(base.Adapter):
     async def _watch(self) -> None:
         while self._config is not None:
             try:
-                observed = await self._look()
+                observed = await self.observe()
             except errors.MusterError as error:
                 observed = protocol.Observed(True, health.State.DOWN, str(error))
-            if observed != self._last:
-                self._last = observed
-                self.place.changed(observed)
+            self.place.changed(observed)  # the agent publishes it only if it differs from what it knows
             await asyncio.sleep(self._config.every_s)
 
     async def _systemctl(self, *words: str, unit: bool = False) -> str:

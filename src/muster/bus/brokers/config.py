@@ -34,6 +34,7 @@ SYSTEM_USER = "muster-system"
 PEER_USER = "muster-peer"
 LAME_DUCK_S = 30  # the shortest the server allows; it only spreads the good-byes of connected clients
 LAME_DUCK_GRACE_S = 1
+LEAF_RECONNECT = "250ms"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _HEAD = "# Written by muster, and rewritten when a link or a certificate changes: edits are lost."
@@ -346,7 +347,8 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
     if config.remotes:
         leafnodes["remotes"] = [_remote(remote, config.tls) for remote in config.remotes]
     if leafnodes:
-        document["leafnodes"] = leafnodes
+        # A reload that adds a link may close it again while accounts are read anew.
+        document["leafnodes"] = leafnodes | {"reconnect": LEAF_RECONNECT}
     if config.websocket is not None:
         document["websocket"] = {
             "host": config.host,

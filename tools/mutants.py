@@ -6,43 +6,81 @@ missing, or the change makes no difference.  In the second case the argument sta
 comment ``# equivalent: why`` on the line, and the line is left out.
 
 The mutants of a module are a seeded sample, so two runs look at the same ones.
+
+One process imports everything that does not import the module, and forks for each mutant: the fork executes
+the mutant in place of the module, then pytest runs there.  The quickest tests run first, up to the first
+failure; Hypothesis neither shrinks nor varies.  Processes that a test starts run the code without the change.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import asyncio
-import copy
+import collections
+import contextlib
+import importlib
+import importlib.util
 import itertools
+import math
+import multiprocessing
 import os
 import pathlib
 import random
-import shutil
+import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import hypothesis
+import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 MUTANTS = 60
 SEED = 1
 PACKAGE_S_MAX = 1800.0
 SURVIVORS_MAX = 0.10
-EQUIVALENT = "# equivalent:"
+HANGS_S = 5.0
+EQUIVALENT = re.compile(r"#.*\bequivalent: ")
+FORK = multiprocessing.get_context("fork")
+
+_T = TypeVar("_T")
 
 #: By package: the deciding modules, and the tests that have to notice a change of each.
 CORES: dict[str, dict[str, tuple[str, ...]]] = {
     "manage": {
-        "manage/reconcile.py": ("tests/manage/test_reconcile.py", "tests/manage/test_reconcile_model.py"),
-        "manage/processor.py": ("tests/manage/test_registry.py", "tests/manage/test_registry_model.py"),
+        "manage/reconcile.py": (
+            "tests/manage/test_reconcile.py",
+            "tests/manage/test_reconcile_cases.py",
+            "tests/manage/test_reconcile_model.py",
+        ),
+        "manage/processor.py": (
+            "tests/manage/test_processor.py",
+            "tests/manage/test_processor_verbs.py",
+            "tests/manage/test_registry.py",
+            "tests/manage/test_registry_model.py",
+        ),
         "manage/placement.py": ("tests/manage/test_placement.py",),
     },
-    "bus": {"bus/tenure.py": ("tests/bus/test_leases.py", "tests/bus/test_simulated_leases.py")},
+    "bus": {
+        "bus/tenure.py": (
+            "tests/bus/test_tenure.py",
+            "tests/bus/test_leases.py",
+            "tests/bus/test_simulated_leases.py",
+        )
+    },
     "message": {
-        "message/backlog.py": ("tests/message/test_backlog.py", "tests/message/test_races.py"),
-        "message/ledger.py": ("tests/message/test_backlog.py", "tests/message/test_races.py"),
+        "message/backlog.py": (
+            "tests/message/test_backlog.py",
+            "tests/message/test_backlog_cases.py",
+            "tests/message/test_races.py",
+        ),
+        "message/ledger.py": (
+            "tests/message/test_ledger.py",
+            "tests/message/test_backlog.py",
+            "tests/message/test_races.py",
+        ),
     },
     "inform": {
         "inform/writing.py": ("tests/inform/test_repeats.py", "tests/inform/test_writing_model.py"),
@@ -88,28 +126,35 @@ _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 @dataclass(frozen=True)
 class Mutant:
+    """``place``: of the changed node in `ast.walk`; ``variant``: which of its possible changes."""
+
     line: int
     what: str
-    source: str
+    place: int
+    variant: int
 
 
 def mutants(source: str) -> list[Mutant]:
-    """All of a module; texts, annotations and lines with an argument for equivalence are left alone."""
+    """All of a module; texts, annotations, options of classes and lines that are argued are left alone."""
     tree = ast.parse(source)
-    argued = {number for number, line in enumerate(source.splitlines(), 1) if EQUIVALENT in line}
-    types = _annotations(tree)
-    found = []
-    for place, node in enumerate(ast.walk(tree)):
-        line = getattr(node, "lineno", 0)
-        if line in argued or id(node) in types:
-            continue
-        for variant, (what, _) in enumerate(_changes(node)):
-            changed = copy.deepcopy(tree)
-            target = next(itertools.islice(ast.walk(changed), place, None))
-            _, apply = list(_changes(target))[variant]
-            apply()
-            found.append(Mutant(line, what, ast.unparse(ast.fix_missing_locations(changed))))
-    return found
+    argued = {number for number, line in enumerate(source.splitlines(), 1) if EQUIVALENT.search(line)}
+    inert = _annotations(tree) | _options(tree)
+    return [
+        Mutant(node.lineno, what, place, variant)
+        for place, node in enumerate(ast.walk(tree))
+        if isinstance(node, ast.stmt | ast.expr) and node.lineno not in argued and id(node) not in inert
+        for variant, (what, _) in enumerate(_changes(node))
+    ]
+
+
+def changed(source: str, mutant: Mutant | None) -> ast.Module:
+    """The module with that one change."""
+    tree = ast.parse(source)
+    if mutant is not None:
+        node = next(itertools.islice(ast.walk(tree), mutant.place, None))
+        _, apply = list(_changes(node))[mutant.variant]
+        apply()
+    return ast.fix_missing_locations(tree)
 
 
 def _annotations(tree: ast.AST) -> set[int]:
@@ -120,6 +165,13 @@ def _annotations(tree: ast.AST) -> set[int]:
         for name in ("annotation", "returns")
         if getattr(node, name, None) is not None
     ]
+    return {id(node) for root in roots for node in ast.walk(root)}
+
+
+def _options(tree: ast.AST) -> set[int]:
+    """The ids of all nodes within a class's keywords and decorators, such as ``frozen=True``."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    roots = [root for one in classes for root in (*one.keywords, *one.decorator_list)]
     return {id(node) for root in roots for node in ast.walk(root)}
 
 
@@ -156,76 +208,142 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[], None]]]:
             yield "returns None", setting("value", ast.Constant(None))
 
 
-async def survives(mutant: Mutant, module: str, tests: tuple[str, ...], limit_s: float) -> bool:
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        source = pathlib.Path(folder) / "src"
-        await asyncio.to_thread(shutil.copytree, ROOT / "src", source)
-        (source / "muster" / module).write_text(mutant.source)
-        return await passes(source, tests, limit_s)
+@dataclass(eq=False)
+class Run:
+    """A run of the tests, as their plugin."""
+
+    usual_s: dict[str, float]  # by test: the quickest first; one that takes far longer hangs
+    passed: bool = False
+    took_s: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
+    imported: list[str] = field(default_factory=list)
+
+    def pytest_collection(self) -> None:
+        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+        hypothesis.settings.register_profile("mutants", phases=phases, derandomize=True)
+        hypothesis.settings.load_profile("mutants")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self.usual_s.get(item.nodeid, math.inf))
+        for item in items:
+            if item.nodeid in self.usual_s:
+                item.add_marker(pytest.mark.timeout(HANGS_S + 10 * self.usual_s[item.nodeid]), append=False)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.took_s[report.nodeid] += report.duration
 
 
-async def passes(source: pathlib.Path, tests: tuple[str, ...], limit_s: float) -> bool:
-    arguments = ("-x", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={source} .", *tests)
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pytest", *arguments),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(source)},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        async with asyncio.timeout(limit_s):
-            return await child.wait() == 0
-    except TimeoutError:  # it hangs: noticed
-        child.kill()
-        await child.wait()
-        return False
+def run(tests: tuple[str, ...], usual_s: dict[str, float]) -> Run:
+    """In a process of its own, which pytest may change as it likes."""
+    _silence()
+    result = Run(usual_s)
+    options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    already_imported = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+    result.passed = pytest.main([*options, *already_imported, *tests], plugins=[result]) == 0
+    result.imported = [name for name in sys.modules if not name.startswith(("tests", "__"))]
+    return result
 
 
-async def examine(
-    module: str, tests: tuple[str, ...], count: int, seed: int, ends_s: float
+def run_mutant(module: str, mutant: Mutant | None, tests: tuple[str, ...], usual_s: dict[str, float]) -> Run:
+    _silence()
+    name, path = _name(module), ROOT / "src" / "muster" / module
+    package, _, leaf = name.rpartition(".")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    made = importlib.util.module_from_spec(spec)
+    code = compile(changed(path.read_text(), mutant), path, "exec")
+    setattr(importlib.import_module(package), leaf, made)
+    sys.modules[name] = made
+    exec(code, made.__dict__)
+    return run(tests, usual_s)
+
+
+def _silence() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def _name(module: str) -> str:
+    return "muster." + module.removesuffix(".py").replace("/", ".")
+
+
+def forked(limit_s: float, function: Callable[..., _T], *arguments: Any) -> _T | None:
+    """What ``function`` returns in a fork; None where it fails or takes too long."""
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=lambda: sender.send(function(*arguments)))
+    process.start()
+    sender.close()
+    result: _T | None = None
+    with receiver, contextlib.suppress(EOFError):
+        if receiver.poll(limit_s):
+            result = receiver.recv()
+            process.join(10)
+    process.kill()
+    process.join()
+    return result
+
+
+def warm(module: str, imported: list[str]) -> None:
+    """Import all of these that do not import the module."""
+    name = _name(module)
+    sys.modules[name] = None  # type: ignore[assignment]  # to import it fails
+    for one in imported:
+        with contextlib.suppress(Exception):
+            importlib.import_module(one)
+    del sys.modules[name]
+
+
+def examine(
+    module: str, tests: tuple[str, ...], count: int, seed: int, lines: list[int], ends_s: float
 ) -> tuple[int, int]:
-    """How many were tried and how many survived; survivors are printed."""
+    """How many were tried and how many survived; survivors are printed. In a process of its own."""
     missing = [test for test in tests if not (ROOT / test).exists()]
     if missing:
         raise SystemExit(f"{module}: {', '.join(missing)} does not exist")
-    began_s = time.monotonic()
-    if not await passes(ROOT / "src", tests, 600):
+    first = forked(600, run, tests, {})
+    if first is None or not first.passed:
         raise SystemExit(f"{module}: its tests fail without any change: {' '.join(tests)}")
+    warm(module, first.imported)
+    began_s = time.monotonic()
+    second = forked(600, run_mutant, module, None, tests, first.took_s)
+    if second is None or not second.passed:
+        raise SystemExit(f"{module}: its tests fail in another order: {' '.join(tests)}")
     limit_s = 30 + 4 * (time.monotonic() - began_s)
     every = mutants((ROOT / "src" / "muster" / module).read_text())
     chosen = random.Random(seed).sample(every, min(count, len(every)))
-    gate = asyncio.Semaphore(os.cpu_count() or 1)
     tried = survived = 0
-
-    async def one(mutant: Mutant) -> None:
-        nonlocal tried, survived
-        async with gate:
-            if time.monotonic() > ends_s:
-                return
-            tried += 1
-            if await survives(mutant, module, tests, limit_s):
-                survived += 1
-                print(f"  survives: src/muster/{module}:{mutant.line}: {mutant.what}", flush=True)
-
-    await asyncio.gather(*(one(mutant) for mutant in sorted(chosen, key=lambda one: one.line)))
+    for mutant in sorted(chosen, key=lambda one: one.line):
+        if (lines and mutant.line not in lines) or time.monotonic() > ends_s:
+            continue
+        result = forked(limit_s, run_mutant, module, mutant, tests, second.took_s)
+        tried += 1
+        if result is not None and result.passed:
+            survived += 1
+            print(f"  survives: src/muster/{module}:{mutant.line}: {mutant.what}", flush=True)
     print(f"{module}: {survived} of {tried} survive (of {len(every)} possible, seed {seed})", flush=True)
     return tried, survived
 
 
-async def main() -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__.splitlines()[0])
     parser.add_argument("package", choices=sorted(CORES))
     parser.add_argument("modules", nargs="*", help="some of the package's cores, such as manage/reconcile.py")
     parser.add_argument("--count", type=int, default=MUTANTS, help="mutants of each module")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--lines", type=int, nargs="+", default=[], help="of these, those on some lines only")
     given = parser.parse_args()
     ends_s = time.monotonic() + PACKAGE_S_MAX
     tried = survived = 0
     for module, tests in CORES[given.package].items():
-        if not given.modules or module in given.modules:
-            results = await examine(module, tests, given.count, given.seed, ends_s)
-            tried, survived = tried + results[0], survived + results[1]
+        if given.modules and module not in given.modules:
+            continue
+        result = forked(
+            PACKAGE_S_MAX * 2, examine, module, tests, given.count, given.seed, given.lines, ends_s
+        )
+        if result is None:
+            return 1
+        tried, survived = tried + result[0], survived + result[1]
     share = survived / tried if tried else 0.0
     print(
         f"{given.package}: {survived} of {tried} mutants survive ({share:.0%}; at most {SURVIVORS_MAX:.0%})"
@@ -234,4 +352,4 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(main())

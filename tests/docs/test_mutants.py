@@ -1,0 +1,56 @@
+"""`tools.mutants` changes what it says, and names modules and tests that are there."""
+
+from __future__ import annotations
+
+import ast
+
+from tools import mutants
+
+SOURCE = '''
+@dataclass(frozen=True)
+class Box(Struct, kw_only=True):
+    size: Literal[3] = 4
+
+def fits(box: Box, width: int) -> bool:
+    """At most 5."""
+    if box.size <= width and not box.full:
+        note(box)
+        return max(width, 2)
+    return width == 1  # equivalent: because it is
+'''
+
+
+def test_each_mutant_is_one_change_of_what_is_decided():
+    lines = ast.unparse(mutants.changed(SOURCE, None)).splitlines()
+    found = []
+    for mutant in mutants.mutants(SOURCE):
+        other = ast.unparse(mutants.changed(SOURCE, mutant)).splitlines()
+        (different,) = [line.strip() for line, before in zip(other, lines, strict=True) if line != before]
+        found.append(different)
+    assert sorted(found) == sorted(
+        [
+            "size: Literal[3] = 5",
+            "if not (box.size <= width and (not box.full)):",
+            "if box.size <= width or not box.full:",
+            "if box.size < width and (not box.full):",
+            "if box.size <= width and (not not box.full):",
+            "None",
+            "return None",
+            "return min(width, 2)",
+            "return max(width, 3)",
+        ]
+    )
+
+
+def test_the_cores_and_their_tests_are_there():
+    for package, modules in mutants.CORES.items():
+        for module, tests in modules.items():
+            assert module.startswith(f"{package}/")
+            for path in (f"src/muster/{module}", *tests):
+                assert (mutants.ROOT / path).is_file(), path
+
+
+def test_what_fails_or_hangs_in_a_fork_gives_nothing():
+    assert mutants.forked(30, lambda: 7) == 7
+    assert mutants.forked(0.05, lambda: __import__("signal").pause()) is None
+    assert mutants.forked(30, lambda: __import__("os")._exit(3)) is None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.core import errors
@@ -35,6 +37,11 @@ def test_what_a_dependency_needs_may_have_been_forgotten_with_its_agent():
     assert placement.specifications(state, [entry("new", depends_on=["b"])])
     with pytest.raises(errors.InvalidInput, match="'gone', which is not there"):
         placement.specifications(state, [entry("b", depends_on=["gone"])])
+
+
+def test_a_circle_is_found_within_what_is_new():
+    with pytest.raises(errors.InvalidInput, match="circle"):
+        placement.specifications(having(), [entry("a", depends_on=["b"]), entry("b", depends_on=["a"])])
 
 
 def test_a_group_has_those_that_are_there_and_those_that_come_with_it():
@@ -87,3 +94,119 @@ def test_a_specification_that_fits_into_no_message_is_refused():
     labels = {f"label{number}": "x" * 1_000 for number in range(600)}
     with pytest.raises(errors.LimitExceeded, match="the specification of 'web' is over"):
         placement.specifications(having(), [entry("web", labels=labels)])
+
+
+def test_the_largest_configuration_and_specification_are_accepted_and_a_byte_more_is_not():
+    largest = protocol.CONFIG_BYTES_MAX - len('{"text":""}')
+    for size, refused in ((largest, False), (largest + 1, True)):
+        with pytest.raises(errors.LimitExceeded) if refused else contextlib.nullcontext():
+            placement.specifications(having(), [entry("web", config={"text": "x" * size})])
+    least = placement.specifications(having(), [entry("web", labels={"text": "x"})])[0]
+    largest = protocol.SPEC_BYTES_MAX - len(msgspec.json.encode(least)) + 1
+    for size, refused in ((largest, False), (largest + 1, True)):
+        with pytest.raises(errors.LimitExceeded) if refused else contextlib.nullcontext():
+            placement.specifications(having(), [entry("web", labels={"text": "x" * size})])
+
+
+def test_the_value_of_a_secret_is_refused_with_its_place():
+    with pytest.raises(errors.InvalidInput, match=r"config\.db\.password holds a secret") as caught:
+        placement.specifications(having(), [entry("web", config={"db": {"password": "pw"}})])
+    assert caught.value.hint == manifest.REFER
+    reference = {"db": {"password": {"secret": "env:PW"}}}
+    assert placement.specifications(having(), [entry("web", config=reference)])[0].config == reference
+
+
+# Agents
+
+
+def fleet(**agents: processor.Agent) -> processor.Processor:
+    state = having()
+    state.agents.update(agents)
+    return state
+
+
+def place(state: processor.Processor, *names: str, where: str = "zone = 'default'") -> list[str]:
+    entries = [{"name": name, "type": "memory", "where": where} for name in names]
+    return [spec.agent for spec in placement.specifications(state, entries)]
+
+
+@pytest.mark.parametrize(
+    ("agent", "refused"),
+    [
+        (None, False),  # not enrolled yet
+        (processor.Agent(types=()), False),  # it has not said what it can do
+        (processor.Agent(types=("process", "memory")), False),
+        (processor.Agent(types=("process",)), True),
+    ],
+)
+def test_a_named_agent_is_refused_only_if_it_is_known_to_lack_the_adapter(agent, refused):
+    state = fleet() if agent is None else fleet(a=agent)
+    if refused:
+        with pytest.raises(errors.InvalidInput, match="'a' has no adapter of type 'memory'"):
+            placement.specifications(state, [entry("web")])
+    else:
+        assert placement.specifications(state, [entry("web")])[0].agent == "a"
+
+
+def test_an_entry_says_where_it_runs():
+    with pytest.raises(errors.InvalidInput, match="'web': say where it runs"):
+        placement.specifications(having(), [{"name": "web", "type": "memory"}])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        processor.Agent(types=("memory",), cordoned=True),
+        processor.Agent(types=("process",)),
+        processor.Agent(types=()),
+        processor.Agent(types=("memory",), zone="south"),
+    ],
+)
+def test_only_agents_that_fit_are_chosen(other):
+    state = fleet(a=other, b=processor.Agent(types=("memory", "process")))
+    assert place(state, "n1", "n2") == ["b", "b"]
+
+
+def test_each_new_resource_counts_as_one():
+    state = having(entry("one"), entry("two"))
+    for name in ("a", "b"):
+        state.agents[name] = processor.Agent(types=("memory",))
+    assert place(state, "n1", "n2", "n3", "n4", "n5") == ["b", "b", "a", "b", "a"]
+
+
+def test_what_is_placed_stays_while_its_agent_fits_although_another_has_less():
+    state = having(entry("one"), entry("two"))
+    state.agents["a"] = processor.Agent(types=("memory",))
+    state.agents["b"] = processor.Agent(types=("memory",), labels={"rack": "7"})
+    assert place(state, "one") == ["a"]
+    assert place(state, "one", where="rack = '7'") == ["b"]
+    assert place(state, "new") == ["b"]
+
+
+def test_expressions_that_select_the_same_agents_share_their_counts():
+    state = fleet(**{name: processor.Agent(types=("memory",), labels={"rack": "7"}) for name in "abc"})
+    entries = [
+        {"name": f"n{number}", "type": "memory", "where": where}
+        for number, where in enumerate(["rack = '7'", "zone = 'default'"] * 3)
+    ]
+    assert [spec.agent for spec in placement.specifications(state, entries)] == [*"abcabc"]
+
+
+@pytest.mark.parametrize(
+    ("where", "hint"),
+    [
+        ("zone = 'south'", None),
+        ("zoen = 'default'", "no agent has an attribute zoen; did you mean zone?"),
+        ("zone = 'south' AND xyzzy = 1 AND zoen = 2", "no agent has an attribute xyzzy"),
+    ],
+)
+def test_where_nothing_fits_the_first_unknown_attribute_is_named(where, hint):
+    with pytest.raises(errors.Unavailable, match="'n1': no agent that is there fits") as caught:
+        place(fleet(a=processor.Agent(types=("memory",))), "n1", where=where)
+    assert caught.value.hint == hint
+
+
+def test_without_any_agent_no_attribute_is_blamed():
+    with pytest.raises(errors.Unavailable) as caught:
+        place(fleet(), "n1", where="zoen = 'default'")
+    assert caught.value.hint is None

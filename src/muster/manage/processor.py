@@ -24,8 +24,10 @@ from muster.core import errors, health, subjects
 from muster.manage import news, protocol
 
 EPOCH_MAX = 1 << 62  # of what an agent may report: there is always a higher one
-ASSIGNED_MAX = 25_000  # owners changed in one commit: the rest follows in the next
-WAITS_MAX = 100  # names in `waits_for`: for people to read
+# Owners changed in one commit: the rest follows in the next.
+ASSIGNED_MAX = 25_000  # equivalent: any bound of this order serves
+# Names in `waits_for`: for people to read.
+WAITS_MAX = 100  # equivalent: any bound of this order serves
 SLACK = 0.1  # managers may differ by this part of an even share before resources are moved for balance
 
 
@@ -191,7 +193,7 @@ class Processor:
         """A page of what this manager has to know, beyond what it says it knows: oldest changes first."""
         session = self.session + self._expiries.get(name, 0)
         anew = (said.term, said.session) != (self.term, session) or said.revision > self.revision
-        since = 0 if anew else said.revision
+        since = 0 if anew else said.revision  # equivalent: the first change has revision 2
         self._news.confirm(name, self.revision if anew else since)
         page = list(itertools.islice(self._news.since(name, since), protocol.PAGE + 1))
         assigned: list[protocol.Assignment] = []

@@ -1,0 +1,73 @@
+"""What tests of `muster.manage.processor` share: a registry's state, its managers and what they report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.core import health
+from muster.manage import processor, protocol
+
+State, Wanted = health.State, protocol.Wanted
+UP, DOWN, DRAINED = Wanted.UP, Wanted.DOWN, Wanted.DRAINED
+
+
+def spec(name: str, **fields: Any) -> protocol.Spec:
+    return protocol.Spec(**{"name": name, "type": "memory", "agent": "a", **fields})
+
+
+def having(*specs: protocol.Spec) -> processor.Processor:
+    core = processor.Processor(term=1, ttl_s=15.0, session=100)
+    core.accept(core.apply(specs, "ann"))
+    return core
+
+
+def renew(core: processor.Processor, *names: str, boot: int = 1, now: float = 0.0, **fields: Any) -> None:
+    for name in names:
+        core.renew(name, protocol.Renew(boot=boot, **fields), now)
+
+
+def assign(core: processor.Processor) -> dict[str, str]:
+    """All owners, as far as there are managers."""
+    while changes := core.assign():
+        core.accept(changes)
+    core.invariants()
+    return {name: owner.manager for name, owner in core.owners.items()}
+
+
+def own(core: processor.Processor, owners: dict[str, str]) -> None:
+    changes = processor.Changes(epoch=core.epoch)
+    for name, manager in owners.items():
+        changes.epoch += 1
+        changes.owners[name] = processor.Owner(manager=manager, epoch=changes.epoch, boot=1)
+    core.accept(changes)
+
+
+def report(core: processor.Processor, name: str, state: health.State = State.UP, **fields: Any) -> set[str]:
+    """A checkpoint of its owner. Returns the managers that have to hear of it."""
+    owner, status = core.owners[name], protocol.Status(state=state, **{"generation": 1, **fields})
+    changes, refused = core.checkpointed(owner.manager, {name: (owner.epoch, status)})
+    assert not refused
+    return core.accept(changes)
+
+
+def pages(
+    core: processor.Processor, name: str, said: protocol.Renew
+) -> tuple[list[protocol.Granted], protocol.Renew]:
+    """All that there is for a manager, and what it says then."""
+    found: list[protocol.Granted] = []
+    while not found or found[-1].more:
+        granted = core.granted(name, said)
+        found.append(granted)
+        said = protocol.Renew(
+            boot=said.boot, term=granted.term, session=granted.session, revision=granted.revision
+        )
+        assert len(found) < 100, "no end of pages"
+    return found, said
+
+
+def two() -> processor.Processor:
+    """``web`` on agent a with manager m depends on ``db`` on agent b with manager n."""
+    core = having(spec("db", agent="b"), spec("web", depends_on=("db",)), spec("alone", agent="c"))
+    renew(core, "m", "n")
+    own(core, {"web": "m", "db": "n"})
+    return core

@@ -1,0 +1,55 @@
+"""What tests of `muster.manage.reconcile` share: an assignment, and what is heard of its resource."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.core import health, messages
+from muster.manage import protocol, reconcile
+
+State, Act = health.State, reconcile.Act
+
+
+def assign(
+    *, generation: int = 1, status: protocol.Status | None = None, restart: Any = None, **spec: Any
+) -> protocol.Assignment:
+    given = {"name": "job", "type": "process", "agent": "a", "digest": "d", **spec}
+    made = protocol.Spec(restart=protocol.Restart(**(restart or {})), **given)
+    return protocol.Assignment(spec=made, epoch=1, generation=generation, status=status)
+
+
+def begin(assignment: protocol.Assignment, now: float = 0.0) -> Any:
+    return reconcile.Runtime.begin(assignment, now, int(now * 1000))
+
+
+def observed(state: Any = State.UP, digest: str = "d", exit_code: int | None = None, **more: Any) -> Any:
+    properties = {} if exit_code is None else {"exit_code": exit_code}
+    return protocol.Observed(True, state, more.pop("reason", ""), digest, properties, **more)
+
+
+def hear(assignment: Any, runtime: Any, seen: protocol.Observed, now: float = 1.0) -> bool:
+    return reconcile.observe(assignment, runtime, seen, now, int(now * 1000))
+
+
+def act(assignment: Any, runtime: Any, now: float = 1.0) -> Any:
+    step = reconcile.decide(assignment, runtime, now)
+    return step and step.act
+
+
+def state_of(runtime: reconcile.Runtime) -> Any:
+    return runtime.health.state
+
+
+def running(assignment: protocol.Assignment) -> Any:
+    """As it is when it was created and is up."""
+    runtime = begin(assignment)
+    hear(assignment, runtime, protocol.Observed(False))
+    reconcile.happen(runtime, health.Event.START, "", 0)
+    reconcile.done(runtime, Act.CREATE, generation=assignment.generation, started=True, there=True, now=0.0)
+    hear(assignment, runtime, observed())
+    assert state_of(runtime) is State.UP
+    return runtime
+
+
+def refusal(code: str = "adapter-failed", outcome: Any = messages.Outcome.FAILED) -> protocol.Answer:
+    return protocol.Answer(id="x", outcome=outcome, code=code, reason="boom")

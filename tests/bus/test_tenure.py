@@ -173,3 +173,192 @@ def test_what_is_remembered_of_closed_connections_is_bounded():
     for number in range(3 * tenure.CLOSED_KEPT):
         one.closed(api.ConnectionId("b", 100 + number), 0.0)
     assert len(one._closed) == tenure.CLOSED_KEPT
+
+
+# When it acts
+
+
+def test_wake_at_is_when_it_renews_or_looks_again_or_stops_believing():
+    one = tenure.Candidate("me", "mine", ttl_s=TTL_S)
+    times = [one.wake_at]
+    assert times == [None], "without a connection there is nothing to do"
+    one = waiting()
+    times = [one.wake_at]
+    one.disconnected()
+    times.append(one.wake_at)
+    assert times == [TTL_S, None], "it looks again after a whole lease without news"
+    one, store = claiming()
+    times = [one.wake_at]
+    one.stored(store.attempt, 7, 0.0, 0.1)
+    times.append(one.wake_at)
+    assert times == [None, TTL_S / 3], "the answer comes first"
+    one.tick(TTL_S / 3)
+    times = [one.wake_at]
+    one.disconnected()
+    times.append(one.wake_at)
+    one.tick(9.0)
+    times.append(one.wake_at)
+    assert times == [9.0, 9.0, None], "while it cannot renew, only its end is left"
+
+
+def test_it_acts_exactly_when_it_asked_to_be_woken():
+    one = holding()
+    assert isinstance(only(one.tick(TTL_S / 3)), Store)
+    one = waiting()
+    assert one.tick(TTL_S - 0.1) == ()
+    assert only(one.tick(TTL_S)) == Look()
+    assert one.tick(TTL_S + 0.1) == ()
+    assert one.wake_at == 2 * TTL_S
+
+
+def test_news_of_another_holder_is_believed_for_a_whole_lease():
+    one = waiting()
+    assert one.observed(5, other(), 4.0) == ()
+    assert one.wake_at == 4.0 + TTL_S
+    assert one.tick(4.1) == ()
+
+
+def test_while_a_store_is_under_way_nothing_else_is_stored():
+    one, _ = claiming()
+    assert one.tick(100.0) == ()
+    assert one.observed(None, None, 100.0) == ()
+    one = holding()
+    one.tick(3.4)
+    assert one.tick(3.5) == ()
+
+
+def test_without_a_connection_nothing_is_claimed():
+    one = waiting()
+    one.disconnected()
+    assert one.tick(100.0) == ()
+    assert one.observed(None, None, 100.0) == ()
+    assert one.closed(THERE, 100.0) == ()
+    assert one.phase is Phase.WAITING
+
+
+# Claims whose outcome is not known
+
+
+@pytest.mark.parametrize(("epoch", "gained"), [(0, 7), (5, 5)])
+def test_its_own_record_is_a_claim_whose_acknowledgement_was_lost(epoch: int, gained: int):
+    one = waiting()
+    mine = tenure.Record("me", "mine", HERE.broker, HERE.number, TTL_S)
+    if epoch:
+        mine = tenure.Record("me", "mine", HERE.broker, HERE.number, TTL_S, epoch)
+    renewal = only(one.observed(7, mine, 20.0))
+    assert isinstance(renewal, Store)
+    assert (renewal.revision, renewal.record.epoch) == (7, gained)
+    assert not one.held_at(20.0), "how much of its time is left is not known"
+    assert only(one.stored(renewal.attempt, 8, 20.0, 20.1)) == Gained(gained)
+
+
+def test_a_claim_that_failed_is_looked_into_a_little_later():
+    one, store = claiming()
+    assert one.failed(store.attempt, 1.0) == ()
+    assert one.phase is Phase.WAITING
+    assert one.wake_at == 1.0 + tenure.RETRY_S
+    assert only(one.tick(1.0 + tenure.RETRY_S)) == Look()
+
+
+def test_a_claim_that_conflicted_is_looked_into_at_once():
+    one, store = claiming()
+    assert only(one.conflicted(store.attempt, 1.0)) == Look()
+    assert one.phase is Phase.WAITING
+    assert isinstance(only(one.observed(8, None, 1.1)), Store), "it was removed meanwhile"
+
+
+def test_a_renewal_that_failed_at_the_end_of_its_time_is_the_end():
+    one = holding()
+    renewal = only(one.tick(3.4))
+    assert isinstance(renewal, Store)
+    assert only(one.failed(renewal.attempt, 9.0)) == Lost("it could not be renewed in time")
+
+
+def test_what_is_heard_of_an_earlier_attempt_says_nothing():
+    one, first = claiming()
+    one.conflicted(first.attempt, 1.0)
+    second = only(one.observed(8, None, 1.1))
+    assert isinstance(second, Store)
+    assert second.attempt != first.attempt
+    assert one.stored(first.attempt, 7, 0.0, 1.2) == ()
+    assert one.failed(first.attempt, 1.3) == ()
+    assert one.conflicted(first.attempt, 1.4) == ()
+    assert one.phase is Phase.CLAIMING
+    assert only(one.stored(second.attempt, 9, 1.1, 1.5)) == Gained(9)
+
+
+def test_after_its_end_nothing_is_decided():
+    one = holding()
+    renewal = only(one.tick(3.4))
+    assert isinstance(renewal, Store)
+    one.tick(9.0)
+    assert one.failed(renewal.attempt, 9.1) == ()
+    assert one.conflicted(renewal.attempt, 9.1) == ()
+    assert one.observed(20, None, 9.2) == ()
+    assert one.closed(THERE, 9.3) == ()
+    assert one.tick(100.0) == ()
+    assert one.ended
+
+
+def test_an_acknowledgement_at_the_end_of_its_time_is_too_late():
+    one, store = claiming()
+    assert one.stored(store.attempt, 7, 0.0, 9.0) == ()
+    assert (one.phase, one.wake_at) == (Phase.WAITING, 9.0 + tenure.RETRY_S)
+    assert one.closed(THERE, 9.1) == (), "first it looks what is there"
+    again = only(one.observed(8, None, 9.2))
+    assert isinstance(again, Store)
+    assert again.record.epoch == 0, "another claim, another epoch"
+    assert only(one.stored(again.attempt, 9, 9.2, 9.3)) == Gained(9)
+
+
+def test_an_acknowledgement_without_a_connection_is_no_tenure_yet():
+    one, store = claiming()
+    one.disconnected()
+    assert one.stored(store.attempt, 7, 0.0, 0.2) == ()
+    assert (one.phase, one.held_at(0.2)) == (Phase.SUSPENDED, False)
+    assert one.wake_at == 9.0
+
+
+# While it holds
+
+
+def test_a_holder_that_finds_its_record_gone_has_lost():
+    assert only(holding().observed(8, None, 1.0)) == Lost("the record is gone")
+    assert only(holding().observed(8, other(), 1.0)) == Lost("another has taken over")
+
+
+def test_a_holder_that_sees_its_own_record_goes_on():
+    one, store = claiming()
+    one.stored(store.attempt, 7, 0.0, 0.1)
+    assert one.observed(7, store.record, 1.0) == ()
+    assert one.held_at(1.0)
+    renewal = only(one.observed(8, store.record, 3.4))
+    assert isinstance(renewal, Store), "its renewal is due"
+    assert renewal.revision == 8
+
+
+def test_a_holder_ignores_old_news_and_closed_connections_of_others():
+    one = holding()
+    assert one.observed(6, other(), 1.0) == ()
+    assert one.closed(THERE, 1.0) == ()
+    assert one.held_at(1.0)
+
+
+def test_a_suspended_holder_that_releases_removes_its_record():
+    one = holding()
+    one.disconnected()
+    assert only(one.release()) == Remove(7)
+
+
+def test_a_claim_under_way_is_removed_when_its_revision_is_known():
+    one, store = claiming()
+    assert one.release() == ()
+    assert only(one.stored(store.attempt, 7, 0.0, 0.1)) == Remove(7)
+
+
+def test_a_renewal_is_acknowledged_without_an_instruction():
+    one = holding()
+    renewal = only(one.tick(3.4))
+    assert isinstance(renewal, Store)
+    assert one.stored(renewal.attempt, 8, 3.4, 3.5) == ()
+    assert one.phase is Phase.HELD

@@ -35,7 +35,7 @@ from muster.bus import api
 RENEWALS = 3  # a lease is renewed this many times in its time to live
 MARGIN = 0.1  # of the time to live: for clocks that run at different rates, and for what a pause may hide
 RETRY_S = 0.25
-CLOSED_KEPT = 1024
+CLOSED_KEPT = 1024  # equivalent: any bound of this order serves
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -104,11 +104,11 @@ class Candidate:
         self._ttl_s = ttl_s
         self._connection: api.ConnectionId | None = None
         self._closed: dict[api.ConnectionId, None] = {}  # in order of their closing
-        self._revision = 0  # of the newest record seen or stored
+        self._revision = 0  # of the newest record seen or stored; equivalent: revisions begin at 1
         self._record: Record | None = None  # another's, while waiting; None: the key is free
         self._known = False  # whether anything has been observed yet
-        self._writing = False
-        self._attempt = 0
+        self._writing = False  # equivalent: without a connection nothing is stored, and `connected` sets it
+        self._attempt = 0  # equivalent: compared only with itself
         self._written_over: api.ConnectionId | None = None
         self._gained = False
         self._deadline = 0.0
@@ -246,7 +246,7 @@ class Candidate:
     def _store(self, revision: int | None) -> Sequence[Instruction]:
         assert self._connection is not None
         self._writing = True
-        self._attempt += 1
+        self._attempt += 1  # equivalent: any number that none before had
         self._written_over = self._connection
         record = Record(
             holder=self._holder,

@@ -334,7 +334,6 @@ class Backlog:
         found: list[Instruction] = []
         if not any(consumer.credit > 0 for consumer in self._turn):
             return found
-        blocked: set[str] = set()
         for ready in reversed(self._ready):
             kept: deque[Entry] = deque()
             while ready:
@@ -344,7 +343,7 @@ class Backlog:
                     self._finishing.add(entry.sequence)
                     found.append(Expired(entry))
                     continue
-                consumer, wanted = self._taker(entry, blocked)
+                consumer, wanted = self._taker(entry)
                 if consumer is not None:
                     self._hand(entry, consumer)
                     found.append(Deliver(consumer.key, entry))
@@ -367,13 +366,12 @@ class Backlog:
         self.delivered += 1
         self.matched += consumer.selector is not None
 
-    def _taker(self, entry: Entry, blocked: set[str]) -> tuple[Consumer | None, bool]:
+    def _taker(self, entry: Entry) -> tuple[Consumer | None, bool]:
         """Who takes it now, and whether anybody present ever would."""
         group = entry.meta.group
         if group is not None and (holder := self._groups.get(group)) is not None:
             consumer = self.consumers[holder]
-            if group in blocked or consumer.credit <= 0:
-                blocked.add(group)
+            if consumer.credit <= 0:
                 return None, True
             if selectors.accepts(consumer.selector, entry.meta):
                 self._groups[group] = self._groups.pop(group)  # the least used are the first

@@ -17,7 +17,8 @@ import msgspec
 from muster.core import topics
 from muster.message import backlog, messages
 
-WORKS_KEPT = 20_000  # connections of which the last work is known: none before it is done again
+# Connections of which the last work is known: none before it is done again.
+WORKS_KEPT = 20_000  # equivalent: any bound of this order serves
 ACK_BYTES = 10
 CHUNK_BYTES = 400 << 10  # about, of one message of a checkpoint
 SPANS = 10_000  # of what a backlog has done, in one

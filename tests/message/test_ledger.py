@@ -1,0 +1,276 @@
+"""What the log says: the rules of `ledger`, one by one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from muster.core import topics
+from muster.message import backlog, ledger, messages
+
+LARGE = 1 << 50  # numbers as after years
+
+
+def subscription(key: str = "s:c:n", **fields: str) -> ledger.Subscription:
+    return ledger.Subscription(**{"key": key, "name": "n", "topic": "a/*", "client_id": "c", **fields})  # type: ignore[arg-type]
+
+
+def restored(one: ledger.Ledger) -> ledger.Ledger:
+    """As the next dispatcher reads it."""
+    other = ledger.Ledger()
+    chunks = [
+        msgspec.json.decode(msgspec.json.encode(chunk), type=ledger.Checkpoint) for chunk in one.checkpoint()
+    ]
+    assert {chunk.chunks for chunk in chunks} == {len(chunks)}
+    assert {chunk.head for chunk in chunks} == {one.head}
+    other.restore(chunks)
+    other.reach(one.head, one.end)
+    return other
+
+
+def test_a_new_ledger_says_nothing():
+    one = ledger.Ledger()
+    assert (one.head, one.end, one.floor_of_topics()) == (0, 0, 0)
+    again = restored(one)
+    assert (again.backlogs, again.subscriptions, again.last_works, again.consumed) == ({}, {}, {}, set())
+
+
+def test_backlogs_are_made_once_as_the_ledger_was_told():
+    one = ledger.Ledger(window=7, max_deliveries=3)
+    made = one.queue("x")
+    assert (made.key, made.floor, made.window, made.max_deliveries) == ("q:x", 0, 7, 3)
+    assert one.queue("x") is made
+    assert one.backlog("s:c:n", floor=5).floor == 5
+    default = ledger.Ledger().queue("x")
+    assert (default.window, default.max_deliveries) == (backlog.WINDOW, 0)
+
+
+# Records
+
+
+def test_a_queue_is_as_deep_as_what_was_stored_and_not_acknowledged():
+    one = ledger.Ledger()
+    one.apply(ledger.Record(stored={"q:x": 3}), 3)
+    one.apply(ledger.Record(stored={"q:x": 2, "q:y": 1}), 6)
+    assert (one.depths, one.stored) == ({"q:x": 5, "q:y": 1}, {"q:x": 5, "q:y": 1})
+    assert set(one.backlogs) == {"q:x", "q:y"}
+    one.apply(ledger.Record(acked={"q:x": [1, 2, 1], "q:gone": [1]}), 6)
+    one.apply(ledger.Record(acked={"q:x": [2]}), 6)
+    assert one.depths == {"q:x": 3, "q:y": 1}, "each counts once"
+    assert one.stored == {"q:x": 5, "q:y": 1}
+    assert one.queue("x").is_done(2)
+
+
+def test_a_subscription_hears_what_comes_after_it():
+    one = ledger.Ledger()
+    one.apply(ledger.Record(subscribed=[subscription()]), 5)
+    assert one.subscriptions == {"s:c:n": subscription()}
+    assert (one.backlogs["s:c:n"].floor, one.created) == (5, {"s:c:n": 5})
+    one.apply(ledger.Record(acked={"s:c:n": [7]}), 8)
+    assert one.depths == {}, "only queues have a depth"
+    assert one.backlogs["s:c:n"].is_done(7)
+    changed = subscription(topic="b/*")
+    one.apply(ledger.Record(subscribed=[changed]), 6)
+    assert one.subscriptions == {"s:c:n": changed}
+    assert (one.backlogs["s:c:n"].floor, one.created) == (6, {"s:c:n": 6})
+    assert not one.backlogs["s:c:n"].is_done(7), "another subscription of the same name begins anew"
+
+
+def test_nothing_is_left_of_what_was_unsubscribed_or_dropped():
+    one = ledger.Ledger()
+    one.apply(ledger.Record(subscribed=[subscription()], stored={"q:x": 1}, consumed=["s:c:n", "q:x"]), 5)
+    assert one.consumed == {"s:c:n", "q:x"}
+    one.apply(ledger.Record(unsubscribed=["s:c:n"]), 6)
+    assert (one.subscriptions, one.created, one.consumed) == ({}, {}, {"q:x"})
+    assert set(one.backlogs) == {"q:x"}
+    one.apply(ledger.Record(dropped=["q:x"]), 7)
+    assert (one.backlogs, one.depths, one.stored, one.consumed) == ({}, {}, {}, set())
+    assert one.dropped == {"q:x"}
+
+
+def test_delayed_messages_that_are_done_belong_to_no_backlog():
+    one = ledger.Ledger()
+    one.apply(ledger.Record(acked={ledger.DELAY_KEY: [3, 5]}), 6)
+    assert (one.delayed_done, one.backlogs) == ({3, 5}, {})
+
+
+def test_what_has_consumers_is_known_until_it_is_idle():
+    one = ledger.Ledger()
+    one.apply(ledger.Record(consumed=["q:x", "q:y"]), 1)
+    one.apply(ledger.Record(idle=["q:x"]), 2)
+    assert one.consumed == {"q:y"}
+
+
+def test_the_last_work_of_the_latest_connections_is_known(monkeypatch):
+    monkeypatch.setattr(ledger, "WORKS_KEPT", 3)
+    one = ledger.Ledger()
+    for connection, number in (("a", 1), ("b", 1), ("c", 4), ("a", 2), ("c", 3)):
+        one.apply(ledger.Record(last_works={connection: number}), 1)
+    assert list(one.last_works.items()) == [("b", 1), ("a", 2), ("c", 4)], "a late record takes nothing back"
+    one.apply(ledger.Record(last_works={"d": 1}), 1)
+    assert list(one.last_works.items()) == [("a", 2), ("c", 4), ("d", 1)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ledger.Record(acked={"q:x": [LARGE + number for number in range(500)]}),
+        ledger.Record(acked={f"s:client-{number}:name": [LARGE] for number in range(500)}),
+        ledger.Record(stored={f"q:queue-{number}": 1_000 for number in range(500)}),
+        ledger.Record(last_works={f"connection-{number}": 1_000 for number in range(500)}),
+        *(
+            msgspec.convert({field: [f"q:queue-{number}" for number in range(500)]}, ledger.Record)
+            for field in ("unsubscribed", "consumed", "idle", "dropped")
+        ),
+        *(
+            ledger.Record(subscribed=[subscription(**{"topic": "a/b", field: "x" * 900})] * 50)
+            for field in ("key", "name", "topic", "selector")
+        ),
+    ],
+)
+def test_the_estimated_size_of_a_record_is_not_below_its_size_and_not_far_above(record: ledger.Record):
+    size = len(msgspec.msgpack.encode(record))
+    assert size <= ledger.about_bytes(record) <= 3 * size
+    assert ledger.about_bytes(ledger.Record()) == 0
+
+
+# Checkpoints
+
+
+def everything() -> ledger.Ledger:
+    one = ledger.Ledger()
+    other = subscription("g:all", selector="n = 1")
+    one.apply(ledger.Record(subscribed=[subscription(), other], last_works={"a": 1, "b": 7}), 4)
+    one.apply(ledger.Record(stored={"q:x": 9}, consumed=["q:x", "g:all"], last_works={"a": 2}), 20)
+    one.apply(ledger.Record(acked={"q:x": [12, 14], "g:all": [9], ledger.DELAY_KEY: [3, 8, 5]}), 21)
+    one.queue("empty")
+    one.reach(21, 30)
+    return one
+
+
+def same(one: ledger.Ledger, other: ledger.Ledger) -> None:
+    for name in ("subscriptions", "created", "consumed", "delayed_done", "head", "end"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert list(one.last_works.items()) == list(other.last_works.items())
+    assert one.backlogs.keys() == other.backlogs.keys()
+    for key, theirs in other.backlogs.items():
+        assert (one.backlogs[key].floor, list(one.backlogs[key].done)) == (theirs.floor, list(theirs.done))
+
+
+def test_a_checkpoint_restores_everything():
+    first = everything()
+    assert len(first.checkpoint()) == 1
+    second = restored(first)
+    same(second, first)
+    assert second.depths == {"q:x": 7, "q:empty": 0}
+    same(restored(second), first)
+
+
+def test_a_large_checkpoint_is_cut_into_chunks_of_about_the_same_size(monkeypatch):
+    monkeypatch.setattr(ledger, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(ledger, "SPANS", 100)
+    first = everything()
+    works = {f"connection-{number}": LARGE for number in range(2_000)}
+    first.apply(ledger.Record(last_works=works), 30)
+    first.apply(ledger.Record(acked={ledger.DELAY_KEY: [LARGE + number for number in range(2_001)]}), 30)
+    for number in range(100):
+        key = f"s:client-{number}:name"
+        first.apply(ledger.Record(subscribed=[subscription(key, selector="n = 1 OR " * 20)]), 30)
+        first.apply(ledger.Record(acked={key: [LARGE + 2 * number for number in range(5 * number)]}), 30)
+    sizes = [len(msgspec.json.encode(chunk)) for chunk in first.checkpoint()]
+    assert max(sizes) < 21_000
+    assert sum(sizes) / len(sizes) > 8_000
+    same(restored(first), first)
+
+
+# What subscriptions want
+
+
+@pytest.mark.parametrize(
+    ("no_local", "origin", "sequence", "wants"),
+    [
+        (None, None, 0, True),
+        (None, "c", 0, True),
+        ("c", "c", 0, False),
+        ("c", "d", 0, True),
+        ("c", None, 0, True),
+        (None, "c", 5, False),  # delayed, and sent before the subscription was made
+        (None, "c", 6, True),
+        ("c", "c", 6, False),
+    ],
+)
+def test_what_a_subscription_wants(no_local: str | None, origin: str | None, sequence: int, wants: bool):
+    one = ledger.Ledger()
+    wanted = subscription() if no_local is None else subscription(no_local=no_local)
+    one.apply(ledger.Record(subscribed=[wanted]), 5)
+    assert one.wants("s:c:n", messages.Meta(origin=origin, sequence=sequence)) is wants
+
+
+def test_a_subscription_of_unknown_age_wants_delayed_messages():
+    one = ledger.Ledger()
+    one.subscriptions["s:c:n"] = subscription()
+    assert one.wants("s:c:n", messages.Meta(sequence=1))
+
+
+def test_what_had_consumers_is_suspect_up_to_the_end_of_the_log():
+    one = everything()
+    one.consumed.add("q:gone")
+    one.suspect()
+    assert {key: made.suspect for key, made in one.backlogs.items()} == {
+        "s:c:n": 0,
+        "g:all": 30,
+        "q:x": 30,
+        "q:empty": 0,
+    }
+
+
+def test_the_log_is_needed_from_the_lowest_floor_of_a_subscription():
+    one = ledger.Ledger()
+    one.apply(ledger.Record(stored={"q:x": 1}), 3)
+    one.reach(9, 30)
+    assert one.floor_of_topics() == 30, "queues do not count"
+    for key, end in (("s:c:a", 20), ("s:c:b", 10), ("s:c:c", 25)):
+        one.apply(ledger.Record(subscribed=[subscription(key)]), end)
+    assert one.floor_of_topics() == 10
+
+
+# Keys and patterns
+
+
+def test_keys_of_different_things_differ():
+    assert ledger.queue_key("x") == "q:x"
+    names = [(None, "n"), ("c", "n"), ("c:n", "n"), ("c", "n:n"), ("c%3An", "n"), ("c%", "n")]
+    assert len({ledger.subscription_key(client_id, name) for client_id, name in names}) == len(names)
+    assert ledger.subscription_key(None, "n") == "g:n"
+    assert ledger.subscription_key("a:b%", "n:m") == "s:a%3Ab%25:n:m"
+
+
+def test_the_pattern_of_a_subscription_is_that_of_its_topic():
+    assert subscription().pattern.matches(topics.Topic.parse("a/b"))
+    assert not subscription().pattern.matches(topics.Topic.parse("b/b"))
+
+
+def test_a_pattern_matches_until_it_was_removed_as_often_as_it_was_added():
+    one = ledger.Patterns()
+    topic = topics.Topic.parse("a/b")
+    assert one.matching(topic) == ()
+    for _ in range(3):
+        one.add("a/*")
+    one.add("a/b")
+    one.add("b/*")
+    assert sorted(one) == ["a/*", "a/b", "b/*"]
+    assert sorted(one.matching(topic)) == ["a/*", "a/b"]
+    one.remove("a/b")
+    assert one.matching(topic) == ("a/*",)
+    for left in (("a/*",), ("a/*",), ()):
+        one.remove("a/*")
+        assert one.matching(topic) == left
+    assert list(one) == ["b/*"]
+
+
+def test_what_is_remembered_of_topics_is_bounded():
+    one = ledger.Patterns()
+    one.add("a/*")
+    for number in range(10_500):
+        assert one.matching(topics.Topic.parse(f"a/{number}")) == ("a/*",)
+    assert 0 < len(one._found) <= 10_001

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import types
 from typing import Any
 
 import pytest
@@ -186,6 +187,30 @@ async def test_7_8_and_7_9_priority_expiry_and_delay(dispatcher: service.Service
     both = messages.TextMessage("both")
     await producer.send(both, ttl_s=60, delay_s=30)
     assert both.expiration_ms == both.timestamp_ms + 60_000, "a time to live counts from the sending"
+
+
+@pytest.mark.parametrize("destination", [ORDERS, NEWS], ids=["queue", "topic"])
+async def test_7_9_a_message_that_expires_at_its_consumer_is_not_received(
+    dispatcher: service.Service,
+    dial: conftest.Dial,
+    destination: destinations.Destination,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    session = (await dial()).session()
+    consumer = await session.consumer(destination)
+    producer = (await dial()).session().producer(destination)
+    await producer.send("gone", ttl_s=60)
+    await eventually.eventually(lambda: consumer._arrived)
+    in_an_hour = types.SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * 10**9)
+    monkeypatch.setattr(consuming, "time", in_an_hour)
+    await producer.send("stays")
+    assert await _texts(consumer, 1) == ["stays"]
+    if destination is ORDERS:  # the expired message is acknowledged, too
+
+        async def empty() -> bool:
+            return [message async for message in session.browse(ORDERS)] == []
+
+        await eventually.eventually(empty)
 
 
 async def test_3_5_11_failed_deliveries_end_as_a_dead_letter(

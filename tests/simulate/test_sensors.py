@@ -38,3 +38,10 @@ async def test_single_reports_go_through_a_real_channel_and_garbage_is_counted(b
         await eventually(lambda: channel.dropped == {"malformed": 300})
         with pytest.raises(errors.InvalidInput):
             sensors.Player(above, made, form="reports", channel="c1")
+
+
+@pytest.mark.parametrize("profile", ["plain", "realistic"])
+def test_single_reports_are_those_of_the_batch(profile):
+    made = fleet.Fleet(fleet.Plan(machines=500, profile=profile))
+    batch = made.batch(made.slots[0], 2, 1_700_000_000_000)
+    assert list(sensors._rows(batch)) == reports.from_batch(batch)

@@ -17,6 +17,7 @@ def simulate() -> None:
 @simulate.command(
     examples=[
         ("muster simulate sensors --machines 1000000 --period 10s", "100,000 reports a second"),
+        ("muster simulate sensors --machines 20000 --groups 1000 --realistic", ""),
         ("muster simulate sensors --machines 500 --fault 'silent zone=z3 at 30s for 1m'", ""),
         ("muster simulate sensors --machines 200 --as reports --channel c1", "single reports, to a channel"),
         ("echo 'hot group=g2 for 1m' | muster simulate sensors --commands", "faults as lines on stdin"),
@@ -26,6 +27,11 @@ def simulate() -> None:
 @base.duration("--period", "10s", "Between two reports of a machine.")
 @click.option("--groups", type=click.IntRange(1), default=100, show_default=True)
 @click.option("--zones", type=click.IntRange(1), default=8, show_default=True)
+@click.option(
+    "--realistic",
+    is_flag=True,
+    help="Uneven groups mixed in messages, 20 to 50 metrics, reboots, silent machines, moves, wrong clocks.",
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed is the same fleet.")
 @click.option(
     "--fault", "faults", multiple=True, metavar="WORDS", help="KIND [group|zone|share=X] [at T] [for T]."
@@ -50,6 +56,7 @@ def sensors(
     lasts_s: float | None,
     share: str,
     name: str,
+    realistic: bool,
     to: connection.Options,
     **plan: Any,
 ) -> None:
@@ -63,7 +70,8 @@ def sensors(
     number, slash, of = share.partition("/")
     if not (slash and number.isdecimal() and of.isdecimal()):
         raise click.BadParameter(f"{share!r} is not i/n", param_hint="--share")
-    wanted = fleet.Plan(prefix=name, **plan).share(int(number), int(of))
+    profile: Any = "realistic" if realistic else "plain"
+    wanted = fleet.Plan(prefix=name, profile=profile, **plan).share(int(number), int(of))
     made = fleet.Fleet(wanted, faults=tuple(fleet.Fault.parse(words) for words in faults))
     base.run(_play(invocation, to, made, name, form, channel, lasts_s, commands))
 

@@ -5,6 +5,10 @@ drift slowly, a level of its own for each machine, and noise.  The other metrics
 its way.  The same seed gives the same fleet, whatever part of it is asked for and in which order; so several
 processes can each play a share.
 
+There are two profiles.  ``plain``: groups and zones of one size, one group in a message as far as possible,
+and the standard metrics.  ``realistic``: uneven groups mixed in messages, more metrics, reboots, silences,
+moves and wrong clocks (`realistic`).
+
 Faults are put on part of the fleet for some time, in words: ``hot group=web at 30s for 60s``.
 
     silent      reports nothing                     hot         load goes to the top
@@ -19,13 +23,14 @@ import functools
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from muster.core import errors, reports, units
+from muster.simulate import realistic
 
 Floats = npt.NDArray[np.float64]
 
@@ -89,6 +94,7 @@ class Plan:
     rows_per_message: int = 1000
     first: int = 0
     count: int | None = None
+    profile: Literal["plain", "realistic"] = "plain"
 
     def __post_init__(self) -> None:
         if self.machines < 1 or self.groups < 1 or self.zones < 1 or self.rows_per_message < 1:
@@ -104,6 +110,24 @@ class Plan:
         low, high = (slots * place // of * self.rows_per_message for place in (number - 1, number))
         return replace(self, first=low, count=max(0, min(high, self.machines) - low))
 
+    def describe(self) -> str:
+        """The parameters of the load, to print beside a result."""
+        size = f"{self.profile} fleet: {self.machines:,} machines every {self.period_s:g} s"
+        if self.profile == "plain":
+            return (
+                f"{size}, {self.groups:,} groups and {self.zones} zones of one size, one group in a message, "
+                f"{len(reports.STANDARD_METRICS)} metrics, seed {self.seed}"
+            )
+        return (
+            f"{size}, {self.groups:,} groups (the largest {realistic.largest_share(self.groups):.0%}) and "
+            f"{self.zones} zones (the largest {realistic.largest_share(self.zones):.0%}) mixed in messages, "
+            f"{realistic.METRICS_MIN} to {realistic.METRICS_MAX} metrics; "
+            f"{600 / realistic.REBOOT_EVERY_S:.0%} reboot and "
+            f"{600 / realistic.MOVE_EVERY_S:.0%} move in ten minutes, "
+            f"{realistic.SILENT_SHARE:.0%} silent, {realistic.WRONG_CLOCK_SHARE:.1%} of the clocks up to "
+            f"{realistic.WRONG_CLOCK_MS / 1000:.0f} s off, seed {self.seed}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -118,6 +142,7 @@ class Slot:
     level: Floats  # of load, its own
     cores: Floats
     luck: Floats  # between 0 and 1, fixed: whom a fault of a share of machines hits
+    lives: realistic.Machines | None = None  # of the realistic profile
 
 
 class Fleet:
@@ -125,6 +150,7 @@ class Fleet:
         self.plan = plan
         self.faults = list(faults)
         self._boot = boot
+        self._group_names = pa.array([f"g{number}" for number in range(plan.groups)])
         count = plan.machines - plan.first if plan.count is None else plan.count
         ends = range(plan.first, plan.first + count, plan.rows_per_message)
         self.slots = [
@@ -145,6 +171,9 @@ class Fleet:
         """What the machines of a slot report at tick ``tick`` (from 0), the wall time being ``at_ms``."""
         at_s = tick * self.plan.period_s
         chance = np.random.default_rng((self.plan.seed, 3, tick, slot.number))
+        moment = None if slot.lives is None else slot.lives.at(tick)
+        if moment is not None:  # machines move between groups
+            slot = replace(slot, group_numbers=moment.groups, groups=self._group_names.take(moment.groups))
         load = self._load(slot, tick, chance)
         for fault in self.active(at_s, "hot"):
             load = np.where(self._hit(slot, fault), 97.0 + 3 * chance.random(len(load)), load)
@@ -170,19 +199,32 @@ class Fleet:
             "services": _nothing("services", rows),
             **columns,
         }
+        heard = np.ones(rows, np.bool_)
+        if slot.lives is not None and moment is not None:
+            known |= {
+                "boot": self._boot + moment.boot,
+                "sequence": moment.sequence,
+                "reported_at": pa.array((reported_ms + slot.lives.clock_ms) * 1000).cast(
+                    pa.timestamp("us", tz="UTC")
+                ),
+                "uptime_s": np.floor(moment.uptime_s),
+                "extra": slot.lives.extra(moment, load, chance),
+            }
+            heard = moment.reports
         arrays = [
             one if isinstance(one := known[field.name], pa.Array) else pa.array(one, field.type)
             for field in reports.node_schema()
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=reports.node_schema())
-        silent = self.active(at_s, "silent")
-        if not silent:
-            return batch
-        speaks = ~functools.reduce(np.logical_or, (self._hit(slot, fault) for fault in silent))
-        return batch.filter(pa.array(speaks))
+        for fault in self.active(at_s, "silent"):
+            heard = heard & ~self._hit(slot, fault)
+        return batch if heard.all() else batch.filter(pa.array(heard))
 
     def _load(self, slot: Slot, tick: int, chance: np.random.Generator) -> Floats:
-        day = 12 * math.sin(2 * math.pi * tick * self.plan.period_s / DAY_S)
+        days = np.full(len(slot.level), tick * self.plan.period_s / DAY_S)
+        if slot.lives is not None:  # zones are around the world
+            days += slot.zone_numbers / self.plan.zones
+        day: Floats = 12 * np.sin(2 * math.pi * days)
         groups, zones = self._moods(tick)
         mood = groups[slot.group_numbers] + zones[slot.zone_numbers]
         return slot.level + day + mood + chance.normal(0, 4, len(slot.level))
@@ -240,6 +282,11 @@ class Fleet:
         together = min(plan.rows_per_message, math.ceil(plan.machines / plan.groups))
         group_numbers = (numbers // together) % plan.groups
         zone_numbers = numbers % plan.zones
+        lives = None
+        if plan.profile == "realistic":
+            lives = realistic.Machines.create(plan.seed, numbers, plan.groups, plan.period_s)
+            group_numbers = lives.at(0).groups
+            zone_numbers = realistic.heavy_tailed(realistic.uniform(plan.seed, 19, numbers), plan.zones)
         own = np.random.default_rng((plan.seed, 1, first))
         return Slot(
             number=first,
@@ -251,6 +298,7 @@ class Fleet:
             level=own.gamma(4.0, 8.0, len(numbers)),
             cores=own.choice([2.0, 4.0, 8.0, 16.0, 32.0], len(numbers)),
             luck=own.random(len(numbers)),
+            lives=lives,
         )
 
 

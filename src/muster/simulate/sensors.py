@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -144,10 +145,10 @@ class Player:
         finally:
             self._room.release()
 
-    async def _say(self, batch: object) -> None:
+    async def _say(self, batch: pa.RecordBatch) -> None:
         subject = protocol.report(self._bus.identity, subjects.token(self._channel))
         copies = 2 if self._fleet.active(self._at_s, "twice") else 1
-        for row in reports.from_batch(batch):
+        for row in _rows(batch):
             data = messages.encode(row)
             if self._fleet.active(self._at_s, "garbage"):
                 data = data[: len(data) // 2]
@@ -157,3 +158,35 @@ class Player:
                     self.statistics.messages += 1
                     self.statistics.bytes += len(data)
             self.statistics.rows += 1
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[messages.NodeReport]:
+    """As `reports.from_batch`, for batches of our own making: nothing to check, no services, nothing null."""
+    names = ("machine", "group", "zone", "boot", "sequence", "period_s")
+    columns = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    at_ms = (batch.column("reported_at").cast(pa.int64()).to_numpy() // 1000).tolist()
+    standard = zip(
+        *(batch.column(name).to_numpy().tolist() for name in reports.STANDARD_METRICS), strict=True
+    )
+    extra = batch.column("extra")
+    if extra.null_count:
+        ends, keys, values = [0] * (batch.num_rows + 1), [], []
+    else:
+        ends = extra.offsets.to_pylist()
+        keys, values = extra.keys.to_pylist(), extra.items.to_numpy().tolist()
+    for number, ((machine, group, zone, boot, sequence, period_s), metrics) in enumerate(
+        zip(columns, standard, strict=True)
+    ):
+        more = slice(ends[number], ends[number + 1])
+        yield messages.NodeReport(
+            machine=machine,
+            group=group,
+            zone=zone,
+            boot=boot,
+            sequence=sequence,
+            at_ms=at_ms[number],
+            period_s=period_s,
+            metrics=dict(
+                zip((*reports.STANDARD_METRICS, *keys[more]), (*metrics, *values[more]), strict=True)
+            ),
+        )

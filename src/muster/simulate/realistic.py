@@ -1,0 +1,208 @@
+"""The realistic profile of a simulated fleet: what happens to machines, and metrics beyond the standard ones.
+
+A plain fleet is the easiest case for everything above it: groups of one size, one group in a message, twelve
+metrics, no restarts.  This profile has what makes real fleets expensive:
+
+- Groups and zones have heavy-tailed sizes (Zipf's law), and machines of many groups share a message.
+- Machines have one of four roles with 20 to 50 metrics: counters that grow and restart from zero at a reboot,
+  and gauges that follow the load or only vary.
+- 1 % of the machines reboot in ten minutes and are away for a minute; 1 % move to another group.
+- 2 % are silent at any time, for two minutes each.
+- Clocks are some milliseconds off; those of 0.5 % of the machines up to half a minute.
+
+Everything is a pure function of the seed, the machine's number and the time, so any part of the fleet can be
+computed alone and in any order.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from muster.core import reports
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+REBOOT_EVERY_S = 60_000.0  # each machine: so 1 % of them in ten minutes
+DOWN_S = 60.0  # how long a reboot takes
+MOVE_EVERY_S = 60_000.0
+SILENT_EVERY_S = 6_000.0
+SILENT_SHARE = 0.02
+CLOCK_MS = 50.0  # how far off a clock is at most
+WRONG_CLOCK_MS = 30_000.0
+WRONG_CLOCK_SHARE = 0.005
+TAIL = 1.0  # exponent of Zipf's law: the n-th group has 1/n of the machines of the first
+
+_HOST = (
+    "tcp_established",
+    "tcp_retransmits_total",
+    "context_switches_total",
+    "interrupts_total",
+    "inodes_percent",
+    "file_handles",
+    "temperature_celsius",
+    "entropy_bits",
+)
+_WEB = (
+    *(f"http_{code}_responses_total" for code in ("2xx", "3xx", "4xx", "5xx")),
+    *(f"http_request_{part}_ms" for part in ("p50", "p95", "p99")),
+    "http_connections",
+    "http_queue_length",
+    "http_bytes_sent_total",
+    "http_bytes_received_total",
+    "tls_handshakes_total",
+    "workers_busy",
+    "workers_idle",
+)
+_DATABASE = (
+    *(f"db_{verb}_total" for verb in ("selects", "inserts", "updates", "deletes", "commits", "rollbacks")),
+    *(f"db_query_{part}_ms" for part in ("p50", "p95", "p99")),
+    *(f"db_cache_{part}" for part in ("hits_total", "misses_total", "used_bytes")),
+    "db_connections",
+    "db_connections_waiting",
+    "db_locks_held",
+    "db_deadlocks_total",
+    "db_replication_lag_ms",
+    "db_wal_bytes_total",
+    "db_checkpoints_total",
+    "db_rows_read_total",
+    "db_rows_written_total",
+    "db_size_bytes",
+)
+_APPLICATION = (
+    *(f"jvm_gc_{part}" for part in ("young_total", "old_total", "pause_p99_ms")),
+    *(f"jvm_{part}" for part in ("heap_used_bytes", "heap_max_bytes", "threads", "classes")),
+    *(f"rpc_{name}_calls_total" for name in ("login", "search", "order", "pay", "ship")),
+    *(f"rpc_{name}_errors_total" for name in ("login", "search", "order", "pay", "ship")),
+    *(f"rpc_{name}_p99_ms" for name in ("login", "search", "order", "pay", "ship")),
+    *(f"queue_{name}_length" for name in ("mail", "index", "export", "import")),
+    *(f"queue_{name}_done_total" for name in ("mail", "index", "export", "import")),
+)
+#: Metrics of each role besides the standard ones.
+ROLES = (_HOST, (*_HOST, *_WEB), (*_HOST, *_DATABASE), (*_HOST, *_APPLICATION))
+METRICS_MIN, METRICS_MAX = (len(reports.STANDARD_METRICS) + pick(map(len, ROLES)) for pick in (min, max))
+
+_NAMES = tuple(dict.fromkeys(name for role in ROLES for name in role))
+_WIDTH = max(map(len, ROLES))
+_KEYS = np.array(
+    [[*(_NAMES.index(name) for name in role), *([-1] * (_WIDTH - len(role)))] for role in ROLES], np.int64
+)
+_IS_COUNTER = np.array([name.endswith("_total") for name in _NAMES])
+_SCALE = 10.0 ** (1 + np.arange(len(_NAMES)) % 4)  # of a counter a second, or of a gauge
+
+
+def uniform(seed: int, salt: int, numbers: Ints, more: Ints | int = 0) -> Floats:
+    """For each number a value between 0 and 1 that looks random and is always the same (splitmix64)."""
+    key = np.asarray(seed * 1_000_003 + salt)
+    return (hashed(hashed(numbers, key), more) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def hashed(
+    one: npt.NDArray[np.integer[Any]], other: npt.NDArray[np.integer[Any]] | int
+) -> npt.NDArray[np.uint64]:
+    """64 bits that differ for different pairs."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        return _mixed(_mixed(one.astype(np.uint64) * golden) + np.asarray(other).astype(np.uint64) * golden)
+
+
+def _mixed(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+@functools.lru_cache(maxsize=8)
+def _shares(count: int) -> Floats:
+    """The end of each part when 0 to 1 is divided by Zipf's law."""
+    weights = 1.0 / np.arange(1, count + 1) ** TAIL
+    ends: Floats = np.cumsum(weights / weights.sum())
+    return ends
+
+
+def heavy_tailed(chance: Floats, count: int) -> Ints:
+    """Which of ``count`` parts of Zipf's sizes each value between 0 and 1 falls into."""
+    return np.minimum(np.searchsorted(_shares(count), chance, side="right"), count - 1)
+
+
+def largest_share(count: int) -> float:
+    return float(_shares(count)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The machines of a slot at one tick."""
+
+    groups: Ints
+    boot: Ints  # how many reboots ago, counted from the fleet's start
+    sequence: Ints
+    uptime_s: Floats
+    reports: Bools  # neither rebooting nor silent
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """The machines of a slot: what is fixed of them."""
+
+    seed: int
+    numbers: Ints
+    group_count: int
+    period_s: float
+    roles: Ints
+    clock_ms: Ints  # how far their clocks are ahead
+
+    @classmethod
+    def create(cls, seed: int, numbers: Ints, group_count: int, period_s: float) -> Machines:
+        off = uniform(seed, 15, numbers) * 2 - 1
+        wrong = uniform(seed, 16, numbers) < WRONG_CLOCK_SHARE
+        return cls(
+            seed,
+            numbers,
+            group_count,
+            period_s,
+            (uniform(seed, 17, numbers) * len(ROLES)).astype(np.int64),
+            np.where(wrong, off * WRONG_CLOCK_MS, off * CLOCK_MS).astype(np.int64),
+        )
+
+    def at(self, tick: int) -> Moment:
+        at_s = tick * self.period_s
+        age_s = at_s + uniform(self.seed, 11, self.numbers) * REBOOT_EVERY_S
+        boots = np.floor(age_s / REBOOT_EVERY_S)
+        up_s = age_s - boots * REBOOT_EVERY_S
+        rebooted = boots > 0
+        # The tick of the first report since the last reboot, or of the fleet's start.
+        first = np.where(rebooted, np.ceil((at_s - up_s + DOWN_S) / self.period_s - 1e-9), 0.0)
+        silent_s = (at_s + uniform(self.seed, 12, self.numbers) * SILENT_EVERY_S) % SILENT_EVERY_S
+        moves = np.floor((at_s + uniform(self.seed, 13, self.numbers) * MOVE_EVERY_S) / MOVE_EVERY_S)
+        return Moment(
+            groups=heavy_tailed(
+                uniform(self.seed, 14, self.numbers, moves.astype(np.int64)), self.group_count
+            ),
+            boot=boots.astype(np.int64),
+            sequence=(tick - first).astype(np.int64) + 1,
+            uptime_s=np.where(rebooted, up_s - DOWN_S, up_s),
+            reports=(silent_s >= SILENT_SHARE * SILENT_EVERY_S) & (tick >= first),
+        )
+
+    def extra(self, moment: Moment, load: Floats, chance: np.random.Generator) -> pa.MapArray:
+        """The metrics of each machine's role, as the column ``extra`` of reports."""
+        keys = _KEYS[self.roles]
+        there = keys >= 0
+        row, key = np.nonzero(there)[0], keys[there]
+        scale = _SCALE[key] * (0.5 + uniform(self.seed, 18, self.numbers)[row])
+        noise = chance.random(len(row))
+        # A counter's noise is less than what it grows by in a period, so it never goes back.
+        counted = np.floor(scale * (np.maximum(moment.uptime_s, 0.0)[row] + 0.5 * self.period_s * noise))
+        gauged = scale * (0.3 + load[row] / 100 + 0.2 * noise)
+        values = np.where(_IS_COUNTER[key], counted, np.round(gauged, 3))
+        offsets = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(np.int32)
+        return pa.MapArray.from_arrays(
+            pa.array(offsets), pa.array(_NAMES).take(pa.array(key)), pa.array(values)
+        )

@@ -48,6 +48,15 @@ def test_rows_survive_arrow(rows, compression):
     assert batch.schema.equals(reports.node_schema())
 
 
+def test_compression_makes_a_batch_smaller_as_asked():
+    batch = reports.to_batch([one(metrics={"cpu_percent": 50.0, "processes": 200.0})] * 1000)
+    plain, lz4, zstd = (
+        len(reports.encode(batch, reports.Facts(channel="c"), compression=codec))
+        for codec in (None, "lz4", "zstd")
+    )
+    assert zstd < lz4 < plain / 5
+
+
 def test_a_metric_that_was_not_measured_is_null_and_a_new_one_is_extra():
     batch = reports.to_batch([one(metrics={"cpu_percent": 0.0, "gpu_percent": 3.0})])
     row = batch.to_pylist()[0]

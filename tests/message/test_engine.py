@@ -389,3 +389,22 @@ def test_no_bytes_trip_the_engine(said: list[tuple[int, bytes]], step: int):
             break
         world.server.pull()
     world.server.pull()
+
+
+def test_links_stop_after_a_megabyte_until_the_socket_has_taken_it():
+    """What is made for a socket can no longer expire, and takes memory."""
+    world, size = World(window_bytes=1 << 30), 10_000
+    receiver = world.receiver()
+    receiver.flow(1_000)
+    world.run()
+    (link,) = world.links
+    sent = 0
+    while world.server.may_send(link) and sent < 500:
+        world.server.send(link, b"x" * size, _token(sent), settled=True)
+        sent += 1
+    assert 1 << 20 < sent * size <= (1 << 20) + size
+    assert world.server.stopped
+    data, _ = world.server.pull()
+    assert len(data) > sent * size
+    world.server.go_on()
+    assert world.server.may_send(link)

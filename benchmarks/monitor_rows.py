@@ -1,28 +1,40 @@
-"""Node reports for ``bench-monitor``: a dozen metrics each, some 0.5 kB as XML."""
+"""The fleet of ``bench-monitor`` and ``bench-pipeline``: see `muster.simulate.fleet`."""
 
 from __future__ import annotations
 
-import random
 import time
+from typing import Any
+
+import msgspec
 
 from muster.core import messages, reports
+from muster.simulate import fleet
+
+MACHINES_A_GROUP = 20  # on average, in the realistic fleet
+ZONES = {"plain": 8, "realistic": 40}
 
 
-def reports_(machines: int, *, prefix: str = "fleet.m", seed: int = 1) -> list[messages.NodeReport]:
-    chance = random.Random(seed)
+def plan(machines: int, profile: Any, *, period_s: float = 10.0) -> fleet.Plan:
+    """The fleet of both benchmarks. A message holds a thousand machines."""
+    a_group = 1000 if profile == "plain" else MACHINES_A_GROUP
+    return fleet.Plan(
+        machines=machines,
+        period_s=period_s,
+        groups=max(1, machines // a_group),
+        zones=ZONES[profile],
+        prefix="fleet",
+        profile=profile,
+    )
+
+
+def reports_(machines: int, profile: str) -> list[messages.NodeReport]:
+    """What each machine that is not silent reports first: with sequence number 1."""
+    made = fleet.Fleet(plan(machines, profile), boot=int(time.time()))
     now_ms = int(time.time() * 1000)
     return [
-        messages.NodeReport(
-            machine=f"{prefix}{number}",
-            group=f"g{number % 100}",
-            zone=f"z{number % 8}",
-            boot=now_ms,
-            sequence=1,
-            at_ms=now_ms,
-            period_s=10.0,
-            metrics={name: round(chance.uniform(0, 100), 2) for name in reports.STANDARD_METRICS},
-        )
-        for number in range(machines)
+        msgspec.structs.replace(row, sequence=1)
+        for slot in made.slots
+        for row in reports.from_batch(made.batch(slot, 0, now_ms))
     ]
 
 

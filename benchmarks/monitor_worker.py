@@ -1,7 +1,7 @@
 """The other side of ``bench-monitor``: sensors, and a channel in a process of its own.
 
-python -m benchmarks.monitor_worker sensors URL MACHINES SECONDS
-python -m benchmarks.monitor_worker channel URL HOLD_S
+python -m benchmarks.monitor_worker sensors URL MACHINES PROFILE
+python -m benchmarks.monitor_worker channel URL HOLD_S NAME
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from muster.bus import client
 from muster.monitor import protocol, service
 
 
-async def sensors(url: str, machines: int) -> None:
+async def sensors(url: str, machines: int, profile: str) -> None:
     """Sends as many reports as it is told, and says when they are out."""
-    heads = [monitor_rows.head(row) for row in monitor_rows.reports_(machines)]
+    heads = [monitor_rows.head(row) for row in monitor_rows.reports_(machines, profile)]
     number = 0
     async with await client.connect([url], identity="fleet", audit_s=0) as bus:
         print(json.dumps("ready"), flush=True)
         subject = protocol.report("fleet", "c1")
         while line := await asyncio.to_thread(sys.stdin.readline):
             for _ in range(json.loads(line)):
-                head, tail = heads[number % machines]
+                head, tail = heads[number % len(heads)]
                 number += 1
-                await bus.publish(subject, b"%b%d%b" % (head, (number - 1) // machines + 1, tail))
+                await bus.publish(subject, b"%b%d%b" % (head, (number - 1) // len(heads) + 1, tail))
             await bus.flush(timeout_s=30)
             print(json.dumps(number), flush=True)
 
 
-async def channel(url: str, hold_s: float) -> None:
+async def channel(url: str, hold_s: float, name: str) -> None:
     """Says how far it is and what CPU time it used, whenever it is asked."""
     async with (
-        await client.connect([url], identity="c1", audit_s=0) as bus,
+        await client.connect([url], identity=name, audit_s=0) as bus,
         service.Channel(bus, service.Settings(hold_s=hold_s)) as running,
     ):
         print(json.dumps("ready"), flush=True)
@@ -55,6 +55,6 @@ async def channel(url: str, hold_s: float) -> None:
 if __name__ == "__main__":
     role, url, *rest = sys.argv[1:]
     if role == "sensors":
-        asyncio.run(sensors(url, int(rest[0])))
+        asyncio.run(sensors(url, int(rest[0]), rest[1]))
     else:
-        asyncio.run(channel(url, float(rest[0])))
+        asyncio.run(channel(url, float(rest[0]), rest[1]))

@@ -1,7 +1,7 @@
 """The other side of ``bench-pipeline``: a fleet that reports, and pages for Prometheus to scrape.
 
-python -m benchmarks.pipeline_worker fleet URL MACHINES PERIODS
-python -m benchmarks.pipeline_worker pages MACHINES
+python -m benchmarks.pipeline_worker fleet URL PROFILE MACHINES PERIODS TALLY [CHANNEL …]
+python -m benchmarks.pipeline_worker pages PROFILE MACHINES
 """
 
 from __future__ import annotations
@@ -9,62 +9,101 @@ from __future__ import annotations
 import asyncio
 import http.server
 import json
-import resource
+import pathlib
 import sys
 import threading
 import time
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmarks import monitor_rows, pipeline_tally
 from muster.bus import client
 from muster.core import reports
 from muster.simulate import fleet, sensors
 
-MACHINES_A_MESSAGE = 1000
 PERIOD_S = 10.0
+SLOW_CLOCK_MS = 1000  # a report whose clock is further behind than this may be late through no fault of ours
 
 
-def plan(machines: int) -> fleet.Plan:
-    """A smaller fleet is part of a larger one."""
-    return fleet.Plan(
-        machines=machines,
-        groups=max(1, machines // MACHINES_A_MESSAGE),
-        period_s=PERIOD_S,
-    )
+class Counted(fleet.Fleet):
+    """Remembers which reports it made."""
+
+    def __init__(self, plan: fleet.Plan, *, boot: int) -> None:
+        super().__init__(plan, boot=boot)
+        self.tally = pipeline_tally.Tally(plan.machines)
+        self.samples = 0
+        self.slow_clocks = 0  # reports of machines with such clocks
+
+    def batch(self, slot: fleet.Slot, tick: int, at_ms: int) -> pa.RecordBatch:
+        made = super().batch(slot, tick, at_ms)
+        self.tally.add(made)
+        extra = made.column("extra")
+        self.samples += made.num_rows * len(reports.STANDARD_METRICS)
+        if not extra.null_count:
+            self.samples += len(extra.keys)
+            slow = pc.less(made.column("reported_at").cast(pa.int64()), (at_ms - SLOW_CLOCK_MS) * 1000)
+            self.slow_clocks += pc.sum(slow).as_py() or 0
+        return made
 
 
-async def play(url: str, machines: int, periods: int) -> None:
-    """Each machine reports once a period. Says ``ready``, starts when told to, says what it stored."""
-    played = fleet.Fleet(plan(machines), boot=int(time.time()))  # as if all had just been started
-    async with await client.connect([url], identity="fleet", audit_s=0) as bus:
-        player = sensors.Player(bus, played)
+async def play(
+    url: str, profile: str, machines: int, periods: int, tally: pathlib.Path, channels: list[str]
+) -> None:
+    """Each machine reports once a period. Says ``ready``, starts when told to, says what it sent.
+
+    With channels: single reports, as sensors send them, evenly to these channels.  Without: messages of a
+    thousand machines into the stream, as first-level channels would store them.
+    """
+    plan = monitor_rows.plan(machines, profile, period_s=PERIOD_S)
+    boot = int(time.time())  # as if all had just been started
+    parts = [
+        Counted(plan.share(number, max(1, len(channels))), boot=boot)
+        for number in range(1, max(1, len(channels)) + 1)
+    ]
+    async with await client.connect([url], identity=plan.prefix, audit_s=0) as bus:
+        players = [
+            sensors.Player(
+                bus, part, form="reports" if channels else "batches", channel=channels[at] if channels else ""
+            )
+            for at, part in enumerate(parts)
+        ]
         print(json.dumps("ready"), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        await player.run(ticks=periods)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        told = player.statistics
-        facts = {
-            "rows": told.rows,
-            "messages": told.messages,
-            "bytes": told.bytes,
-            "failed": told.failed,
-            "behind_max_s": told.behind_max_s,
-            "cpu_s": used.ru_utime + used.ru_stime,
-        }
-        print(json.dumps(facts), flush=True)
+        await asyncio.gather(*(player.run(ticks=periods) for player in players))
+        await bus.flush(timeout_s=30)
+    total = pipeline_tally.Tally(machines)
+    for part in parts:
+        total.counts += part.tally.counts
+        total.sums += part.tally.sums
+    total.save(tally)
+    statistics = [player.statistics for player in players]
+    facts = {
+        "rows": sum(one.rows for one in statistics),
+        "bytes": sum(one.bytes for one in statistics),
+        "failed": sum(one.failed for one in statistics),
+        "behind_max_s": max(one.behind_max_s for one in statistics),
+        "samples": sum(part.samples for part in parts),
+        "slow_clocks": sum(part.slow_clocks for part in parts),
+    }
+    print(json.dumps(facts), flush=True)
 
 
-def pages(machines: int) -> None:
+def pages(profile: str, machines: int) -> None:
     """The same samples as text: a page for each thousand machines, as if they stood behind one exporter."""
-    played = fleet.Fleet(plan(machines))
-    texts = [[_page(played, slot, tick) for tick in range(3)] for slot in played.slots]
+    made = fleet.Fleet(monitor_rows.plan(machines, profile, period_s=PERIOD_S))
+    texts = [[_page(made, slot, tick) for tick in range(3)] for slot in made.slots]
     asked = [0] * len(texts)
+    samples = [0]
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             page = int(self.path.rpartition("/")[2])
-            body = texts[page][asked[page] % 3]
+            body, count = texts[page][asked[page] % 3]
             asked[page] += 1
+            samples[0] += count
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.send_header("Content-Length", str(len(body)))
@@ -78,32 +117,28 @@ def pages(machines: int) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(json.dumps({"port": server.server_port, "pages": len(texts)}), flush=True)
     while sys.stdin.readline():
-        samples = sum(asked) * MACHINES_A_MESSAGE * len(reports.STANDARD_METRICS)
-        print(json.dumps({"samples": samples}), flush=True)
+        print(json.dumps({"samples": samples[0]}), flush=True)
     server.shutdown()
 
 
-def _page(played: fleet.Fleet, slot: fleet.Slot, tick: int) -> bytes:
-    batch = played.batch(slot, tick, 1_700_000_000_000)
-    heads = [
-        f'{{machine="{machine}",group="{group}",zone="{zone}"}}'
-        for machine, group, zone in zip(
-            *(batch.column(name).to_pylist() for name in ("machine", "group", "zone")), strict=True
-        )
+def _page(made: fleet.Fleet, slot: fleet.Slot, tick: int) -> tuple[bytes, int]:
+    """The text, and how many samples are in it."""
+    lines: dict[str, list[str]] = {}
+    for row in reports.from_batch(made.batch(slot, tick, 1_700_000_000_000)):
+        labels = f'{{machine="{row.machine}",group="{row.group}",zone="{row.zone}"}}'
+        for name, value in row.metrics.items():
+            lines.setdefault(name, []).append(f"{name}{labels} {value:.10g}")
+    text = [
+        line
+        for name, samples in lines.items()
+        for line in (f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}", *samples)
     ]
-    lines = []
-    for name in reports.STANDARD_METRICS:
-        lines.append(f"# TYPE {name} gauge")
-        lines += [
-            f"{name}{head} {value:.6g}"
-            for head, value in zip(heads, batch.column(name).to_pylist(), strict=True)
-        ]
-    return ("\n".join(lines) + "\n").encode()
+    return ("\n".join(text) + "\n").encode(), len(text) - len(lines)
 
 
 if __name__ == "__main__":
     role, *rest = sys.argv[1:]
     if role == "fleet":
-        asyncio.run(play(rest[0], int(rest[1]), int(rest[2])))
+        asyncio.run(play(rest[0], rest[1], int(rest[2]), int(rest[3]), pathlib.Path(rest[4]), rest[5:]))
     else:
-        pages(int(rest[0]))
+        pages(rest[0], int(rest[1]))

@@ -1,0 +1,346 @@
+"""What ``bench-pipeline`` measures: a broker, channels and the pipeline, and a fleet that is played to them.
+
+The broker, the channels and the pipeline have the settings that the product has by default.  The generator
+runs on the same cores; its CPU is measured and not counted, but it leaves that much less to the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgspec
+import psutil
+
+from benchmarks import measure, monitor_rows, pipeline_tally, pipeline_worker
+from muster.bus import client
+from muster.bus.brokers import broker, config
+from muster.core import errors, messages, reports
+from muster.monitor import protocol as monitor_protocol
+from muster.monitor import service as channel_service
+from muster.pipeline import client as pipeline_client
+from muster.pipeline import protocol, settings
+from muster.pipeline import run as run_
+
+PERIOD_S = pipeline_worker.PERIOD_S
+TRIGGER_S = settings.Pipeline().trigger_s
+GENERATOR = "generator"
+CATCH_UP_S_MAX = 240
+
+
+@dataclass
+class Played:
+    """A fleet that was played for some time, without the time to warm up."""
+
+    profile: str
+    machines: int
+    seconds: float
+    rows: int  # sent while it was measured
+    samples: int
+    facts: dict[str, Any]  # of the generator
+    batches: list[protocol.Progress]  # begun after the warm-up
+    before: protocol.Progress  # the last one before them
+    cpu_s: dict[str, float]
+    memory_bytes: int
+    caught_up_s: float
+    system_late_s: list[float]  # of system reports, behind the end of their windows
+    dropped: dict[str, int] = field(default_factory=dict)  # by channels
+
+    @property
+    def name(self) -> str:
+        return f"{self.profile} fleet, {self.machines:,} machines"
+
+    @property
+    def load(self) -> str:
+        plan = monitor_rows.plan(self.machines, self.profile, period_s=PERIOD_S)
+        return f"{plan.describe()}; for {self.seconds:.0f} s"
+
+    @property
+    def product_cpu_s(self) -> float:
+        return sum(used for name, used in self.cpu_s.items() if name != GENERATOR)
+
+    @property
+    def longest_batch_s(self) -> float:
+        return max((one.batch_s for one in self.batches), default=float("inf"))
+
+    @property
+    def lag_growth_s(self) -> float:
+        """How much older what is read was in the last third than in the first, at the median."""
+        third = max(1, len(self.batches) // 3)
+        first, last = ([one.lag_s for one in some] for some in (self.batches[:third], self.batches[-third:]))
+        return measure.percentile(last or [float("inf")], 50) - measure.percentile(first or [0.0], 50)
+
+    @property
+    def late(self) -> int:
+        last = self.batches[-1] if self.batches else self.before
+        return last.counts.get("late", 0) - self.before.counts.get("late", 0)
+
+    def faults(self) -> list[str]:
+        """Why the fleet does not hold; empty where it does."""
+        behind_s = self.facts["behind_max_s"]
+        checks = {
+            f"a batch of {self.longest_batch_s:.1f} s": self.longest_batch_s >= TRIGGER_S,
+            f"the lag grew by {self.lag_growth_s:.1f} s": self.lag_growth_s > TRIGGER_S / 2,
+            f"{self.caught_up_s:.1f} s behind at the end": self.caught_up_s > 2 * TRIGGER_S + 5,
+            f"the generator was {behind_s:.1f} s behind": behind_s >= PERIOD_S,
+            f"{self.facts['failed']} messages failed": self.facts["failed"] > 0,
+            f"{self.late} late reports": self.late > self.facts["slow_clocks"],
+            f"channels dropped {self.dropped}": bool(self.dropped),
+        }
+        return [text for text, wrong in checks.items() if wrong]
+
+
+class Domain:
+    """``with Domain(folder, channels=2) as domain: domain.play(…)``"""
+
+    def __init__(self, place: pathlib.Path, *, channels: int) -> None:
+        self.place = place
+        self._channel_names = [f"c{number}" for number in range(1, channels + 1)]
+        self._runner = asyncio.Runner()
+        self._stack = contextlib.ExitStack()
+        self._channels: list[measure.Worker] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._tallies: list[pathlib.Path] = []
+        self._stored = 0  # rows in the stream
+        self._machines = 0
+
+    def __enter__(self) -> Self:
+        self.place.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._runner)
+            self._broker = broker.Broker(config.BrokerConfig(name="bench", directory=self.place / "broker"))
+            self._runner.run(self._broker.start())
+            stack.callback(lambda: self._runner.run(self._broker.stop()))
+            self.url = self._broker.url
+            hold_s = channel_service.Settings().hold_s
+            for name in self._channel_names:
+                worker = measure.Worker("benchmarks.monitor_worker", "channel", self.url, hold_s, name)
+                self._channels.append(stack.enter_context(worker))
+                worker.hear()
+            self.start()
+            stack.callback(self.stop)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def start(self) -> None:
+        options = run_.Options(folder=str(self.place), servers=(self.url,))
+        path = self.place / "options.json"
+        path.write_bytes(msgspec.json.encode(options))
+        with (self.place / "pipeline.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "muster.pipeline.run", str(path)],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(measure.ROOT / "src")},
+                start_new_session=True,
+            )
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def fleet(self, profile: str, machines: int, periods: int) -> measure.Worker:
+        """A generator that is ready to start."""
+        self._machines = max(self._machines, machines)
+        self._tallies.append(self.place / f"tally-{len(self._tallies)}.npz")
+        worker = measure.Worker(
+            "benchmarks.pipeline_worker",
+            "fleet",
+            self.url,
+            profile,
+            machines,
+            periods,
+            self._tallies[-1],
+            *self._channel_names,
+        )
+        worker.hear(timeout_s=120)
+        return worker
+
+    def play(self, profile: str, machines: int, *, warm: int, periods: int) -> Played:
+        """Play for ``warm`` periods and then for ``periods``, which are measured."""
+        print(f"  {monitor_rows.plan(machines, profile, period_s=PERIOD_S).describe()}", flush=True)
+        with self.fleet(profile, machines, warm + periods) as generator:
+            self.wait_until_running()
+            generator.tell("go")
+            played = asyncio.run(self._watch(generator, profile, machines, warm, periods))
+        faults = played.faults()
+        held = "held" if not faults else f"does not hold ({', '.join(faults)})"
+        ours_us, generator_us = (
+            1e6 * used / played.rows for used in (played.product_cpu_s, played.cpu_s[GENERATOR])
+        )
+        print(
+            f"    {played.seconds:.0f} s after {warm * PERIOD_S:.0f} s of warm-up: {held}; longest batch "
+            f"{played.longest_batch_s:.1f} s, {ours_us:.1f} µs of CPU a report and "
+            f"{generator_us:.1f} µs of the generator, "
+            f"{played.memory_bytes / 2**20:,.0f} MiB",
+            flush=True,
+        )
+        return played
+
+    async def _watch(
+        self, generator: measure.Worker, profile: str, machines: int, warm: int, periods: int
+    ) -> Played:
+        batches: list[protocol.Progress] = []
+        late_s: list[float] = []
+        async with await client.connect([self.url], identity="bench") as bus:
+            watching = [
+                asyncio.create_task(_follow_batches(bus, batches)),
+                asyncio.create_task(_follow_system(bus, late_s)),
+            ]
+            await asyncio.sleep(warm * PERIOD_S)
+            begun_s, before_cpu, skipped = time.time(), self._cpu(generator), len(late_s)
+            facts = await asyncio.to_thread(generator.hear, timeout_s=(periods + 1) * PERIOD_S + 300)
+            seconds, after_cpu, memory = time.time() - begun_s, self._cpu(generator), self._memory()
+            dropped = await self._settle_channels(facts["rows"])
+            caught_up_s = await self._catch_up(bus)
+            await asyncio.sleep(0.5)  # the progress of the last batch is on its way
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+        counted = [one for one in batches if one.at_ms / 1000 - one.batch_s >= begun_s and one.rows]
+        earlier = [one for one in batches if one.at_ms / 1000 - one.batch_s < begun_s]
+        share = periods / (warm + periods)
+        return Played(
+            profile,
+            machines,
+            seconds,
+            int(facts["rows"] * share),
+            int(facts["samples"] * share),
+            facts,
+            counted,
+            earlier[-1] if earlier else protocol.Progress(),
+            {name: after_cpu[name] - before_cpu.get(name, 0.0) for name in after_cpu},
+            memory,
+            caught_up_s,
+            late_s[skipped:],
+            dropped,
+        )
+
+    async def _settle_channels(self, rows: int) -> dict[str, int]:
+        """Wait until channels forwarded what the fleet sent; what they dropped, by reason."""
+        if not self._channels:
+            self._stored += rows
+            return {}
+        before, dropped = -1, dict[str, int]()
+        while True:
+            found = [_ask(channel) for channel in self._channels]
+            forwarded = sum(one["forwarded"] for one in found)
+            dropped = {
+                reason: sum(one["dropped"].get(reason, 0) for one in found)
+                for one in found
+                for reason in one["dropped"]
+            }
+            if forwarded == before or forwarded + sum(dropped.values()) >= self._stored + rows:
+                break
+            before = forwarded
+            await asyncio.sleep(2 * channel_service.Settings().hold_s)
+        self._stored = forwarded
+        return dropped
+
+    async def _catch_up(self, bus: client.Client) -> float:
+        """How long until all that was stored has been read."""
+        began = time.monotonic()
+        ask = pipeline_client.Client(bus)
+        while time.monotonic() - began < CATCH_UP_S_MAX:
+            if (await ask.progress()).total_rows >= self._stored:
+                break
+            await asyncio.sleep(0.2)
+        return time.monotonic() - began
+
+    def wait_until_running(self) -> None:
+        async def wait() -> None:
+            async with await client.connect([self.url], identity="bench") as bus:
+                for wanted in monitor_protocol.streams():
+                    await bus.stream(wanted)
+                ask = pipeline_client.Client(bus)
+                for _ in range(4000):
+                    with contextlib.suppress(errors.Unavailable):
+                        if (await ask.progress()).batch >= 0:
+                            return
+                    await asyncio.sleep(0.1)
+            log = (self.place / "pipeline.log").read_text(errors="replace")
+            raise errors.TimedOut(f"the pipeline did not start: {log[-2000:]}")
+
+        asyncio.run(wait())
+
+    def wrong_rows(self) -> int:
+        """Reports in the history that are missing or there twice."""
+        sent = pipeline_tally.Tally.load(self._tallies)
+        return sent.wrong(pipeline_tally.Tally.read(self.place / "history", len(sent.counts)))
+
+    def _tree(self) -> dict[str, list[psutil.Process]]:
+        assert self._process is not None
+        assert self._broker.pid is not None
+        driver = psutil.Process(self._process.pid)
+        found: dict[str, list[psutil.Process]] = {
+            "broker": [psutil.Process(self._broker.pid)],
+            "channels": [psutil.Process(one.pid) for one in self._channels],
+            "driver": [driver],
+            "JVM": [],
+            "workers": [],
+        }
+        for child in driver.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found["JVM" if child.name() == "java" else "workers"].append(child)
+        return found
+
+    def _cpu(self, generator: measure.Worker) -> dict[str, float]:
+        used: dict[str, float] = {}
+        for name, processes in {**self._tree(), GENERATOR: [psutil.Process(generator.pid)]}.items():
+            for one in processes:
+                with contextlib.suppress(psutil.Error):
+                    times = one.cpu_times()
+                    # Spark replaces its Python workers: those that ended are counted by their parent.
+                    ended_s = times.children_user + times.children_system
+                    used[name] = used.get(name, 0.0) + times.user + times.system + ended_s
+        return used
+
+    def _memory(self) -> int:
+        total = 0
+        for processes in self._tree().values():
+            for one in processes:
+                with contextlib.suppress(psutil.Error):
+                    total += one.memory_full_info().pss
+        return total
+
+
+def _ask(channel: measure.Worker) -> dict[str, Any]:
+    channel.tell("how far?")
+    facts: dict[str, Any] = channel.hear()
+    return facts
+
+
+async def _follow_batches(bus: client.Client, batches: list[protocol.Progress]) -> None:
+    async for one in pipeline_client.Client(bus).follow_progress():
+        batches.append(one)  # noqa: PERF401
+
+
+async def _follow_system(bus: client.Client, late_s: list[float]) -> None:
+    async with await bus.subscribe(reports.result_subject("pipeline", "system")) as subscription:
+        async for message in subscription:
+            found = messages.decode(message.data, reports.SystemReport)
+            if found.reports:
+                late_s.append(time.time() - found.to_ms / 1000)

@@ -27,9 +27,7 @@ class Pipeline(settings.Section, frozen=True, kw_only=True):
             "`history_dir` and `checkpoint_dir` must be on storage that all of its machines share."
         ),
     ] = "local[*]"
-    memory: Annotated[
-        str, doc("Spark's heap. A million machines at a period of 10 s ran well with 1 to 2 GB.")
-    ] = "1g"
+    memory: Annotated[str, doc("Spark's heap. Messages and the state of shards pass through it.")] = "1g"
     trigger_s: Annotated[
         float,
         doc(

@@ -47,6 +47,13 @@ def gateway() -> None:
 @click.option("--key", type=_PATH, help="Its private key.")
 @click.option("--share-port", is_flag=True, help="Others with this flag may serve the same port.")
 @click.option("--anonymous", metavar="IDENTITY", help="Who those are that log in without a name.")
+@click.option(
+    "--per-address",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    help="Connections of one client address; 0: any number, for clients behind a proxy.",
+)
 @base.pass_invocation
 def amqp(
     invocation: base.Invocation,
@@ -56,12 +63,13 @@ def amqp(
     key: Path | None,
     share_port: bool,
     anonymous: str | None,
+    per_address: int,
 ) -> None:
     """Serve AMQP 1.0 for JMS and other clients, until Ctrl-C.
 
     Clients log in with names and passwords of the home's domain; each is connected to the bus as itself.
     """
-    base.run(_serve(invocation, host, port, cert, key, share_port, anonymous), fast=True)
+    base.run(_serve(invocation, host, port, cert, key, share_port, anonymous, per_address), fast=True)
 
 
 @gateway.command(
@@ -143,6 +151,7 @@ async def _serve(
     key: Path | None,
     share_port: bool,
     anonymous: str | None,
+    per_address: int,
 ) -> None:
     import asyncio
     import os
@@ -186,6 +195,8 @@ async def _serve(
             tls=door,
             may=message.Permissions(trust),
             quiet=quiet,
+            of_address_max=per_address or None,
+            measure=measure,
         ) as started,
         monitoring.serving(
             invocation,

@@ -132,10 +132,13 @@ class Logins:
             raise errors.Unauthorized("wrong name or password") from None
 
     async def stands(self, login: passwords.Login) -> bool:
-        """Whether the password and the role with which ``login`` was let in are still the account's."""
+        """Whether the password and the role with which ``login`` was let in are still the account's.
+
+        `errors.Refused` where the file cannot be read now, for want of descriptors for example.
+        """
         try:
             found = await asyncio.to_thread(self._known.get, login.name)
-        except errors.MusterError:
+        except (errors.NotFound, errors.InvalidInput):
             return False
         same = found.login == login and found.login.verifier == login.verifier
         return same and not found.expired(self._clock())

@@ -33,6 +33,7 @@ from muster.message.amqp import (
     trunks,
 )
 from muster.message.amqp import budget as budget_
+from muster.trust import passwords
 
 if TYPE_CHECKING:
     from muster.message.amqp import server
@@ -74,6 +75,7 @@ class Bridge(asyncio.Protocol):
         self._login: str | None = None
         self._budget: budget_.Budget | None = None
         self.ended = False
+        self._withdrawn = False
         self._ending: asyncio.Task[None] | None = None
         self.jms: client.Connection
         self.trunk: trunks.Trunk | None = None
@@ -90,15 +92,17 @@ class Bridge(asyncio.Protocol):
         self._socket = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         address = str((transport.get_extra_info("peername") or ("-",))[0])
         self._sasl = sasl.Server(self.gateway.verifiers, address=address, anonymous=self.gateway.anonymous)
+        self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.connection_aborted)
+        if not self.gateway.admit(self, address):
+            self._socket.abort()  # before the login there is no way to say why
+            return
         # What the system has taken and not sent yet cannot expire any more.
         under = transport.get_extra_info("socket")
         under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._lull = lulls.Ear(self.gateway.lulls, self._socket)
-        self.gateway.bridges.add(self)
-        self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.connection_aborted)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.gateway.bridges.discard(self)
+        self.gateway.forget(self)
         self._login_alarm.cancel()
         self.gateway.spawn(self.end(lost=True))
 
@@ -123,6 +127,22 @@ class Bridge(asyncio.Protocol):
 
     def connection_aborted(self) -> None:
         self._socket.abort()
+
+    @property
+    def login(self) -> passwords.Login | None:
+        return self._sasl.login
+
+    def withdraw(self) -> None:
+        """Its login does not stand any more: the client hears it once, whether it reads that or not."""
+        if self._withdrawn or self._engine is None:
+            self.connection_aborted()
+            return
+        self._withdrawn = True
+        self._engine.connection.condition = conditions.of(
+            errors.Unauthorized("the password of this login was changed or removed")
+        )
+        self._engine.connection.close()
+        self._give_up()
 
     async def _log_in(self) -> None:
         try:
@@ -329,6 +349,7 @@ class Bridge(asyncio.Protocol):
         connection.container = self.gateway.name
         connection.offered_capabilities = proton.SymbolList(list(_CAPABILITIES), raise_on_error=False)
         try:
+            self.gateway.check_login(login.name)
             self.trunk = await self.gateway.trunks.join(login)
             jms = client.Connection(self.trunk.bus, client_id=connection.remote_container or None)
             try:
@@ -338,20 +359,11 @@ class Bridge(asyncio.Protocol):
                 await jms.close()
                 raise
         except faults.InvalidClientId as error:
-            connection.properties = {proton.symbol("amqp:connection-establishment-failed"): True}
-            connection.open()
-            connection.condition = proton.Condition(
-                "amqp:invalid-field",
-                error.message,
-                {proton.symbol("invalid-field"): proton.symbol("container-id")},
-            )
-            connection.close()
+            field = {proton.symbol("invalid-field"): proton.symbol("container-id")}
+            self._refuse_open(proton.Condition("amqp:invalid-field", error.message, field))
             return
         except errors.MusterError as error:
-            connection.properties = {proton.symbol("amqp:connection-establishment-failed"): True}
-            connection.open()
-            connection.condition = conditions.of(error)
-            connection.close()
+            self._refuse_open(conditions.of(error))
             return
         self.jms = jms
         self.origin_token = codec.origin_token(jms.origin)
@@ -360,6 +372,15 @@ class Bridge(asyncio.Protocol):
         connection.open()
         self.opened.set()
         self.spawn(self.straight.run())
+
+    def _refuse_open(self, condition: proton.Condition) -> None:
+        """The client is to close the connection now; one that does not is cut off."""
+        connection = self.running.connection
+        connection.properties = {proton.symbol("amqp:connection-establishment-failed"): True}
+        connection.open()
+        connection.condition = condition
+        connection.close()
+        self._login_alarm = self._loop.call_later(self.gateway.idle_s, self.connection_aborted)
 
     async def _begin(self, session: Any) -> None:
         """Not before our own open: what a client says behind its open without waiting, waits here."""

@@ -1,5 +1,7 @@
 """How much of the gateway's memory a connection may use, and a login over all of its connections. Pure.
 
+How many connections a login has is bounded as well (`server.Gateway`).
+
 Four things grow with what a client does: its links, the parts of messages that it began and has not
 finished, the messages whose outcome it owes, and those in transactions that it has not discharged.  A budget
 counts each of them, at two levels: that of a connection belongs to that of its login, and both have to allow

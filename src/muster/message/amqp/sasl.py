@@ -36,6 +36,7 @@ class Verifiers(Protocol):
     async def prove(
         self, name: str, verifier: passwords.Scram, address: str, auth_message: bytes, proof: bytes
     ) -> tuple[passwords.Login, bytes]: ...
+    async def stands(self, login: passwords.Login) -> bool: ...
 
 
 class Server:

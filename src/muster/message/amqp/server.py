@@ -9,13 +9,21 @@ wait until one with many has all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from muster.core import connections, errors, log, metrics
 from muster.message import desk
 from muster.message.amqp import bridge, budget, lulls, sasl, trunks
+
+events = log.Events("message")
+
+CONNECTIONS_MAX: Final = 10_000
+OF_ADDRESS_MAX: Final = 1000
+OF_LOGIN_MAX: Final = 1000
 
 
 class Gateway:
@@ -25,6 +33,10 @@ class Gateway:
     Who is silent for ``idle_s`` is taken for gone.  ``quiet`` connects without hearing oneself, for clients
     that do not want what they say themselves: then no copy of it travels to be dropped.  ``share_port``:
     others that say so too may listen on the same port, and each client comes to one of them.
+
+    ``of_address_max`` and ``of_login_max`` bound the connections; behind a proxy all clients have the same
+    address, and the first is None.  Every ``recheck_s`` the gateway checks whether the passwords with which
+    its clients logged in are still valid, and ends the connections of the others.
     """
 
     def __init__(
@@ -43,6 +55,10 @@ class Gateway:
         quiet: trunks.Connect | None = None,
         connection_limits: budget.Limits = budget.CONNECTION,
         login_limits: budget.Limits = budget.LOGIN,
+        of_address_max: int | None = OF_ADDRESS_MAX,
+        of_login_max: int = OF_LOGIN_MAX,
+        recheck_s: float = 5.0,
+        measure: metrics.Metrics | None = None,
     ) -> None:
         self.connect = connect
         self.trunks = trunks.Trunks(connect, self._turns, self._lost)
@@ -63,9 +79,59 @@ class Gateway:
         self._connection_limits = connection_limits
         self._login_limits = login_limits
         self._budgets: dict[str, tuple[budget.Budget, set[budget.Budget]]] = {}  # by login
+        self._of_login_max = of_login_max
+        self._connections = connections.Connections(CONNECTIONS_MAX, of_address_max)
+        self._refused = (measure or metrics.Metrics()).counter(
+            "amqp_refused_connections", "Connections of AMQP clients refused, by reason.", ("reason",)
+        )
+        self._recheck_s = recheck_s
+        self._rechecking: asyncio.Task[None] | None = None
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def admit(self, one: bridge.Bridge, address: str) -> bool:
+        """Whether it may hold one more connection from this address."""
+        if self._connections.add(one, address):
+            self.bridges.add(one)
+            return True
+        held = len(self._connections)
+        self._refused.add(reason="connections" if held >= CONNECTIONS_MAX else "address")
+        events.info("connection-refused", address=address, connections=held)
+        return False
+
+    def forget(self, one: bridge.Bridge) -> None:
+        self._connections.discard(one)
+        self.bridges.discard(one)
+
+    def check_login(self, login: str) -> None:
+        """Whether it may have the connections that it has."""
+        _, parts = self._budgets[login]
+        if len(parts) > self._of_login_max:
+            self._refused.add(reason="login")
+            events.info("connection-refused", login=login, connections=len(parts))
+            raise errors.LimitExceeded(
+                f"{login} has {self._of_login_max} connections to this gateway: more are refused"
+            )
+
+    async def _recheck(self, verifiers: sasl.Verifiers) -> None:
+        """End the connections of logins whose password was changed or removed, or has expired."""
+        while True:
+            await asyncio.sleep(self._recheck_s)
+            valid: dict[tuple[str, str], bool] = {}
+            for one in list(self.bridges):
+                login = one.login
+                if login is None or not login.verifier:  # anonymous
+                    continue
+                key = (login.name, login.verifier)
+                if key not in valid:
+                    try:
+                        valid[key] = await verifiers.stands(login)
+                    except errors.MusterError as error:  # not known now, so nothing changes
+                        events.warning("login-not-checked", login=login.name, error=error)
+                        valid[key] = True
+                if not valid[key]:
+                    one.withdraw()
 
     def budget_of(self, login: str) -> budget.Budget:
         """For one more connection of this login."""
@@ -135,10 +201,16 @@ class Gateway:
             reuse_port=self._share_port or None,
         )
         self.port = self._server.sockets[0].getsockname()[1]
+        if self.verifiers is not None:
+            self._rechecking = asyncio.create_task(self._recheck(self.verifiers), name="amqp logins")
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
+        if self._rechecking is not None:
+            self._rechecking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._rechecking
         for one in list(self.bridges):
             await one.end(lost=True)
             one.connection_aborted()

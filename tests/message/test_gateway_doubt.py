@@ -20,9 +20,9 @@ ORDERS = destinations.queue("orders")
 class Transacting:
     """A client with a receiver of orders and a coordinator."""
 
-    def __init__(self, port: int, container: str = "transacting") -> None:
+    def __init__(self, port: int, container: str = "transacting", address: str = "queue:orders") -> None:
         self.raw = raw_client.Raw(port, container)
-        self.receiver = raw_client.receiver(self.raw, "queue:orders")
+        self.receiver = raw_client.receiver(self.raw, address)
         self.coordinator = self.raw.session.sender("transactions")
         self.coordinator.target.type = proton.Terminus.COORDINATOR
         self.coordinator.open()
@@ -55,13 +55,17 @@ class Transacting:
         return str(self.raw.connection.remote_condition.name)
 
 
+@pytest.mark.parametrize("destination", [ORDERS, destinations.topic("news")], ids=["queue", "topic"])
 async def test_a_message_settled_in_a_finished_transaction_comes_again_marked(
-    gateway: server.Gateway, dial: conftest.Dial
+    gateway: server.Gateway, dial: conftest.Dial, destination: destinations.Destination
 ):
-    await (await dial()).session().producer(ORDERS).send("one")
+    producer = (await dial()).session().producer(destination)
+    loop = asyncio.get_running_loop()
 
     def work() -> tuple[object, ...]:
-        client = Transacting(gateway.port)
+        client = Transacting(gateway.port, address=str(destination))
+        client.raw.until(lambda: client.receiver.remote_source.address)
+        asyncio.run_coroutine_threadsafe(producer.send("one"), loop).result()
         _, delivery = client.receive()
         over = client.declare()
         discharged = client.say("discharge", [over, True])

@@ -202,8 +202,11 @@ class Outbox:
             taken = self._put_back(taken, found)
             error = self._explained(found)
         except BaseException:
+            doubt = errors.NotConnected("the connection was closed meanwhile: it may have been stored or not")
             for one in taken:
-                one.future.cancel()
+                if not one.future.done():
+                    one.future.set_exception(doubt)
+                    one.future.exception()  # a sender who does not wait has chosen not to hear
             raise
         self._unsent -= sum(len(one.sends) for one in taken)
         self._unsent_bytes -= sum(one.size for one in taken)

@@ -92,15 +92,19 @@ class Transactions:
         return True
 
     def hold(self, state: bytes | None, tap: links.Tap, number: int, data: bytes) -> None:
-        with contextlib.suppress(errors.InvalidInput):
+        """A message of no backlog that is acknowledged in a transaction; if that is over, it comes again."""
+        try:
             _, transaction = self._named(state)
-            try:
-                self._hold(transaction, len(data))
-            except errors.LimitExceeded as error:
-                transaction.error = error
-                tap.take_back(number, data, counted=True)
-            else:
-                transaction.heard.append((tap, number, data))
+        except errors.InvalidInput:
+            tap.take_back(number, data, counted=True)
+            return
+        try:
+            self._hold(transaction, len(data))
+        except errors.LimitExceeded as error:
+            transaction.error = error
+            tap.take_back(number, data, counted=True)
+        else:
+            transaction.heard.append((tap, number, data))
 
     def coordinate(self, link: ends.Link, number: int, data: bytes) -> None:
         """A message to the coordinator: declare, or discharge."""

@@ -36,7 +36,8 @@ T = TypeVar("T")
 JOBS = destinations.queue("jobs")
 OTHER = destinations.queue("other")
 NEWS = (destinations.topic("news/a"), destinations.topic("news/b"))
-SETTINGS = settings_.Message(window=4, max_deliveries=0, checkpoint_records=10, connection_timeout_s=5)
+# The window is larger than what consumers get ahead: some messages wait in memory and are not delivered.
+SETTINGS = settings_.Message(window=6, max_deliveries=0, checkpoint_records=10, connection_timeout_s=5)
 STEP_S = 0.05
 GIVE_UP_S = 100.0  # longer than anything waits for an answer
 
@@ -402,6 +403,22 @@ class Machine(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def purge(self) -> None:
         self._do(self._begin_work(self.world.purge(), None))
+
+    @stateful.rule(which=consumers, limit=st.integers(1, 8))
+    def consume_during_a_move(self, which: int, limit: int) -> None:
+        """An application receives and commits while it is being stored that messages are moved."""
+
+        async def consume() -> None:
+            self.world.stored.clear()
+            await self._begin_work(self.world.move(limit), None)
+            for _ in range(3):
+                await asyncio.sleep(STEP_S)
+                await self.world.applications[which].take(2)
+            await self._commit(which, [], None)
+            await asyncio.sleep(STEP_S)
+            self.world.stored.set()
+
+        self._do(consume())
 
     # Faults.
 

@@ -47,12 +47,11 @@ async def dispatcher(connect: fixtures.Connect) -> AsyncIterator[service.Service
 
 @pytest_asyncio.fixture
 async def dial(connect: fixtures.Connect) -> AsyncIterator[Dial]:
-    """JMS connections, closed when the test ends."""
+    """JMS connections, of one identity unless a test names others, closed when the test ends."""
     async with contextlib.AsyncExitStack() as stack:
-        numbers = iter(range(1000))
 
-        async def make(client_id: str | None = None) -> client.Connection:
-            bus = await connect(f"client-{next(numbers)}")
+        async def make(client_id: str | None = None, identity: str = "client") -> client.Connection:
+            bus = await connect(identity)
             return await stack.enter_async_context(client.Connection(bus, client_id=client_id))
 
         yield make
@@ -73,10 +72,8 @@ async def gateway(
     pytest.importorskip("proton", reason="python-qpid-proton is not installed")
     from muster.message.amqp import server
 
-    numbers = iter(range(1000))
-
     async def dial(login: passwords.Login) -> api.Bus:
-        return await connect(f"{login.name}-{next(numbers)}")
+        return await connect(login.name)
 
     def may(identity: str, action: str, subject: str) -> bool:
         return not subject.startswith("topic.secret.")

@@ -12,12 +12,10 @@ from muster.trust import passwords
 
 
 async def main(url: str, name: str, port: str = "0") -> None:
-    numbers = iter(range(1_000_000))
-
     async def dial(login: passwords.Login) -> api.Bus:
-        return await client.connect((url,), identity=f"{name}-{next(numbers)}")
+        return await client.connect((url,), identity=login.name)
 
-    async with server.Gateway(dial, None, anonymous="client", port=int(port)) as gateway:
+    async with server.Gateway(dial, None, anonymous="client", name=name, port=int(port)) as gateway:
         sys.stdout.write(f"serving {gateway.port}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -19,6 +19,7 @@ from muster.app import identities  # noqa: E402
 from muster.app import message as app_message  # noqa: E402
 from muster.bus import api, client  # noqa: E402
 from muster.cli import gateway as gateway_command  # noqa: E402
+from muster.core import errors  # noqa: E402
 from muster.message import client as jms  # noqa: E402
 from muster.message import destinations, service  # noqa: E402
 from muster.message.amqp import server  # noqa: E402
@@ -36,11 +37,12 @@ ACTIVE, CLOSED = proton.Endpoint.REMOTE_ACTIVE, proton.Endpoint.REMOTE_CLOSED
 class Client:
     """One login. Each operation returns `OK` or the name of the condition with which it was refused.
 
-    ``temporary`` is a temporary queue of another client.
+    ``temporary`` is a temporary queue of another client, ``temporary_topic`` a temporary topic.
     """
 
-    def __init__(self, port: int, identity: str, temporary: str) -> None:
+    def __init__(self, port: int, identity: str, temporary: str, temporary_topic: str) -> None:
         self.others = f"temporary-queue:{temporary}"
+        self.others_topic = f"temporary-topic:{temporary_topic}"
         login = raw_client.LOGIN if identity == ANONYMOUS else raw_client.plain(identity, PASSWORD)
         self._raw = raw_client.Raw(port, f"container-{identity}", login=login)
         self._numbers = iter(range(1000))
@@ -124,14 +126,14 @@ class Client:
         return self._send(link)
 
     def handle_on_subscription(self, name: str) -> str:
-        """With which a client ends a durable subscription, by closing it."""
+        """With which a client ends a durable subscription, by closing it; of others' it hears nothing."""
         link = self._raw.session.receiver(f"{name}|global")
         link.source.type = proton.Terminus.UNSPECIFIED
         link.open()
         outcome = self._until(link, lambda: link.remote_source.address)
         if outcome == OK:
             link.detach()
-        return outcome
+        return REFUSED if outcome == "amqp:not-found" else outcome
 
     def transaction(self) -> str:
         link = self._sender(None)
@@ -182,9 +184,14 @@ TABLE: dict[str, tuple[Callable[[Client], str], Collection[str]]] = {
     "browse a queue": (lambda one: one.browse("queue:orders"), QUEUES),
     "browse dead letters": (lambda one: one.browse("queue:dead-letters"), DEAD_LETTERS),
     "subscribe durably": (lambda one: one.subscribe("topic:news/eu"), TOPICS),
-    "end another's subscription": (lambda one: one.handle_on_subscription(OTHERS_SUBSCRIPTION), TOPICS),
+    "end another's subscription": (
+        lambda one: one.handle_on_subscription(OTHERS_SUBSCRIPTION),
+        ("operator",),
+    ),
     "make a temporary queue": (lambda one: one.make_temporary("temporary-queue"), TEMPORARY_QUEUES),
-    "make a temporary topic": (lambda one: one.make_temporary("temporary-topic"), TOPICS),
+    "make a temporary topic": (lambda one: one.make_temporary("temporary-topic"), (*TOPICS, METER)),
+    "send to another's temporary topic": (lambda one: one.send(one.others_topic), (*TOPICS, METER)),
+    "receive from another's temporary topic": (lambda one: one.receive(one.others_topic), ()),
     "receive from a new temporary queue": (lambda one: one.receive("", dynamic=True), TEMPORARY_QUEUES),
     "send to another's temporary queue": (lambda one: one.send(one.others), TEMPORARY_QUEUES),
     "receive from another's temporary queue": (lambda one: one.receive(one.others), ()),
@@ -194,8 +201,10 @@ TABLE: dict[str, tuple[Callable[[Client], str], Collection[str]]] = {
 
 
 @contextlib.asynccontextmanager
-async def serving(trust: keyring.Trust, folder: pathlib.Path) -> AsyncIterator[tuple[str, int, str]]:
-    """The broker's address, the gateway's port, and a temporary queue of another client.
+async def serving(
+    trust: keyring.Trust, folder: pathlib.Path
+) -> AsyncIterator[tuple[str, int, tuple[str, str]]]:
+    """The broker's address, the gateway's port, and a temporary queue and topic of another client.
 
     All queues hold a message.
     """
@@ -222,14 +231,14 @@ async def serving(trust: keyring.Trust, folder: pathlib.Path) -> AsyncIterator[t
             await (await session.shared_durable_consumer(topic, OTHERS_SUBSCRIPTION)).close()
             verifiers = logins.Logins(trust.passwords())
             async with server.Gateway(dial, verifiers, anonymous=ANONYMOUS, may=may) as gateway:
-                yield broker.url, gateway.port, temporary.name
+                yield broker.url, gateway.port, (temporary.name, (await session.temporary_topic()).name)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
 
-def outcomes(port: int, identity: str, temporary: str) -> dict[str, str]:
-    with contextlib.closing(Client(port, identity, temporary)) as one:
+def outcomes(port: int, identity: str, temporary: tuple[str, str]) -> dict[str, str]:
+    with contextlib.closing(Client(port, identity, *temporary)) as one:
         opened = one.opened()
         if opened != OK:
             return {"connect": opened}
@@ -262,7 +271,7 @@ async def test_a_revoked_login_is_cut_off_and_refused(
     trust = keyring.Trust.create(tmp_path / "keys", "north")
     trust.passwords().set("ann", roles.Role.USER, PASSWORD)
     async with serving(trust, tmp_path) as (url, port, temporary):
-        one = await asyncio.to_thread(Client, port, "ann", temporary)
+        one = await asyncio.to_thread(Client, port, "ann", *temporary)
         with contextlib.closing(one):
             assert await asyncio.to_thread(one.opened) == OK
             await asyncio.to_thread(trust.revoke, "ann")
@@ -270,3 +279,45 @@ async def test_a_revoked_login_is_cut_off_and_refused(
             await asyncio.to_thread(one.wait_for_end)  # fails after 30 s
         again = await asyncio.to_thread(outcomes, port, "ann", temporary)
         assert again == {"connect": REFUSED}
+
+
+async def test_a_temporary_topic_is_private_to_its_connection(tmp_path: pathlib.Path):
+    """Its subject too, at the broker; and what is sent there goes to no subscription of all topics."""
+    trust = keyring.Trust.create(tmp_path / "keys", "north")
+    for name in ("ann", "bob"):
+        trust.issue(name, roles.Role.USER)
+    async with contextlib.AsyncExitStack() as stack:
+        url, _, _ = await stack.enter_async_context(serving(trust, tmp_path))
+
+        async def dial(name: str) -> jms.Connection:
+            creds = await asyncio.to_thread(identities.credentials, trust, name, roles.Role.USER)
+            bus = await stack.enter_async_context(await client.connect([url], creds=creds))
+            return await stack.enter_async_context(jms.Connection(bus, client_id=name))
+
+        ann, bob = await dial("ann"), await dial("bob")
+        topic = await ann.session().temporary_topic()
+        with pytest.raises(errors.Forbidden):
+            await bob.session().consumer(topic)
+        bob.name, own = ann.name, bob.name  # as a client would that does not check it itself
+        with pytest.raises(errors.Forbidden):
+            await bob.session().consumer(topic)
+        bob.name = own
+        for pattern in (topic.subject, f"{topic.subject.rpartition('.')[0]}.>"):
+            with pytest.raises(errors.Forbidden):
+                await bob.bus.subscribe(pattern)
+        everything = destinations.topic(">")
+        spying = [
+            await bob.session().consumer(everything),
+            await bob.session().durable_consumer(everything, "all"),
+        ]
+        heard = await ann.session().consumer(topic)
+        for persistent in (True, False):
+            await bob.session().producer(topic, persistent=persistent).send("a reply")
+            message = await heard.receive(30)
+            assert message is not None
+            assert (message.body(), message.destination) == ("a reply", topic)
+        await bob.session().producer(destinations.topic("news")).send("for all")
+        for spy in spying:
+            message = await spy.receive(30)
+            assert message is not None
+            assert message.body() == "for all"

@@ -176,7 +176,7 @@ def test_a_checkpoint_of_much_that_is_done_fits_into_messages():
 
 def test_a_checkpoint_says_what_the_records_said():
     first = ledger.Ledger()
-    subscription = ledger.Subscription(key="s:c:n", name="n", topic="a/b", client_id="c")
+    subscription = ledger.Subscription(key="s:i:c:n", name="n", topic="a/b", identity="i", client_id="c")
     first.apply(ledger.Record(subscribed=[subscription]), 1)
     first.apply(ledger.Record(stored={"q:x": 3}, last_works={"c": 1, "d": 1}), 5)
     first.apply(ledger.Record(acked={"q:x": [3]}, consumed=["q:x"], last_works={"c": 2}), 6)
@@ -188,7 +188,7 @@ def test_a_checkpoint_says_what_the_records_said():
     assert second.depths == {"q:x": 2}
     assert list(second.last_works.items()) == [("d", 1), ("c", 2)]
     assert list(second.backlogs["q:x"].done) == [(3, 3)]
-    assert second.backlogs["s:c:n"].floor == 1
+    assert second.backlogs["s:i:c:n"].floor == 1
     second.suspect()
     second.backlogs["q:x"].arrive(2, _meta(), "", b"")
     assert second.backlogs["q:x"].entries[2].count == 1, "it may have been delivered before"

@@ -131,10 +131,10 @@ async def test_nobody_acknowledges_what_waits_for_another_client(
     reader = await dial("reader")
     consumer = await reader.session().durable_consumer(news, "all")
     await consumer.close()
-    other = await dial("other")
-    await other.session().producer(news).send("one")
     every = [number << 10 for number in range(1, 50)]
-    await other.submit([], {ledger.subscription_key("reader", "all"): every})
+    await (await dial()).session().producer(news).send("one")
+    for other in (await dial("other"), await dial("reader", "other")):
+        await other.submit([], {ledger.subscription_key("client", "reader", "all"): every})
     again = await reader.session().durable_consumer(news, "all")
     message = await again.receive(30)
     assert message is not None, "somebody else acknowledged it"

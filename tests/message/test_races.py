@@ -18,8 +18,10 @@ from muster.core import errors
 from muster.core import messages as core_messages
 from muster.message import (
     backlog,
+    caring,
     client,
     consuming,
+    delivering,
     desk,
     destinations,
     dispatcher,
@@ -559,6 +561,80 @@ async def test_acts_on_queues_are_in_the_audit_whatever_their_outcome(simulated_
             ("admin", "move", "queue:jobs", core_messages.Outcome.DONE),
             ("admin", "purge", "queue:other", core_messages.Outcome.DONE),
         ]
+
+
+async def test_a_sender_hears_that_its_connection_was_closed_while_a_message_was_stored(
+    simulated_network: network.Network, disk: Disk
+):
+    """Not that it was cancelled itself: nobody did that, and the message may have been stored."""
+    net = simulated_network
+    async with serving(net):
+        connection = client.Connection(await net.connect("a"))
+        disk.ready.clear()
+        sending = asyncio.create_task(connection.session().producer(JOBS).send("one"))
+        await asyncio.sleep(0.1)
+        await connection.close()
+        with pytest.raises(errors.NotConnected, match="may have been stored"):
+            await sending
+        disk.ready.set()
+
+
+async def test_ending_a_subscription_that_is_asked_again_while_it_is_stored_succeeds(
+    simulated_network: network.Network, disk: Disk
+):
+    net = simulated_network
+    async with serving(net), client.Connection(await net.connect("a"), client_id="c") as connection:
+        session = connection.session()
+        await (await session.durable_consumer(destinations.topic("news"), "all")).close()
+        disk.ready.clear()
+        ending = asyncio.create_task(session.unsubscribe("all"))
+        await asyncio.sleep(8)  # it is asked again after 5 s
+        disk.ready.set()
+        await ending
+        assert (await connection.ask(protocol.ListSubscriptions())).rows == []
+
+
+async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
+    simulated_network: network.Network, monkeypatch: pytest.MonkeyPatch, wall_clock: None
+):
+    """A question that waits for the log is cancelled when the dispatcher stops, before its turn has come."""
+    net = simulated_network
+    failing = asyncio.Event()
+    plain = streams.Stream.publish_batch
+
+    async def store(stream: streams.Stream, *args: Any, **more: Any) -> int:
+        if stream.name == protocol.STREAM and not failing.is_set():
+            await failing.wait()
+            raise errors.TimedOut("no acknowledgement came")
+        return await plain(stream, *args, **more)
+
+    async with serving(net), client.Connection(await net.connect("a")) as connection:
+        await connection.session().producer(OTHER).send("before")
+        monkeypatch.setattr(streams.Stream, "publish_batch", store)
+        sending = asyncio.create_task(connection.session().producer(JOBS).send("one"))
+        await asyncio.sleep(0.1)
+        browsing = asyncio.create_task(connection.ask(protocol.Browse(OTHER.name)))
+        await asyncio.sleep(0.1)
+        failing.set()
+        await sending
+        assert len((await browsing).messages) == 1
+
+
+async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
+    simulated_network: network.Network, disk: Disk, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(caring, "TOGETHER", 2)
+    net = simulated_network
+    async with serving(net), client.Connection(await net.connect("a")) as connection:
+        producer = connection.session().producer(JOBS)
+        died = {delivering.FROM: str(OTHER)}
+        for properties in (died, died, {}):
+            await producer.send(messages.TextMessage("one", properties=properties))
+        with pytest.raises(errors.InvalidInput, match="after 2 messages: a message that did not die"):
+            await connection.ask(protocol.Move(JOBS.name))
+        assert len([one async for one in connection.session().browse(OTHER)]) == 2
+        with pytest.raises(errors.InvalidInput, match=r"^a message that did not die"):
+            await connection.ask(protocol.Move(JOBS.name))
 
 
 def test_a_consumer_that_crashes_again_and_again_buries_what_it_fails_with_and_nothing_else():

@@ -169,7 +169,7 @@ async def test_temporary_queues_are_for_those_who_have_queues_at_all(
 
 
 @pytest.mark.virtual_time
-async def test_a_subscription_is_ended_only_by_identities_that_may_subscribe(
+async def test_a_subscription_is_ended_by_no_other_identity(
     simulated_network: network.Network, trust: keyring.Trust
 ):
     net = simulated_network
@@ -177,10 +177,12 @@ async def test_a_subscription_is_ended_only_by_identities_that_may_subscribe(
         async with client.Connection(await net.connect("user"), client_id="desk") as owner:
             consumer = await owner.session().durable_consumer(destinations.topic("news/eu"), "all")
             await consumer.close()
-        for identity in ("agent", "meter"):
+        for identity in ("agent", "meter", "stranger"):
             async with client.Connection(await net.connect(identity), client_id="desk") as connection:
-                with pytest.raises(errors.Forbidden):
+                with pytest.raises(errors.NotFound):
                     await connection.session().unsubscribe("all")
+                with pytest.raises(errors.Forbidden):
+                    await connection.ask(protocol.Unsubscribe(connection.name, "all", of=("user", "desk")))
         async with client.Connection(await net.connect("user"), client_id="desk") as owner:
             await owner.session().unsubscribe("all")
 

@@ -67,10 +67,8 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
     from muster.message.amqp import server
     from tests.message import raw_client
 
-    numbers = iter(range(100))
-
     async def join(login: passwords.Login) -> api.Bus:
-        return await connect(f"gateway-{next(numbers)}")
+        return await connect(login.name)
 
     def read(port: int, count: int) -> tuple[raw_client.Raw, list[str]]:
         """Two more than it acknowledges."""
@@ -103,8 +101,8 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
 
     news = destinations.topic("news")
     async with (
-        server.Gateway(join, None, anonymous="x") as one,
-        server.Gateway(join, None, anonymous="x") as two,
+        server.Gateway(join, None, anonymous="client") as one,
+        server.Gateway(join, None, anonymous="client") as two,
     ):
         assert await at(one, 0) == []
         producer = (await dial()).session().producer(news)

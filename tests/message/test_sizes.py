@@ -45,9 +45,10 @@ def test_a_checkpoint_of_very_many_subscriptions_and_works_fits_into_messages():
     for number in range(20_000):
         selector = f"n = {number}" + " OR x = 1" * (2_000 if number < 20 else 1)
         one = ledger.Subscription(
-            key=f"s:client-{number}:all",
+            key=f"s:i:client-{number}:all",
             name="all",
             topic="news/sport",
+            identity="i",
             client_id=f"c{number}",
             selector=selector,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from muster.app import context as context_
 from muster.app import team
@@ -56,7 +57,16 @@ class Permissions:
         return found if found.status == "valid" else None
 
 
+#: Who may do what with durable subscriptions that other identities made; see `desk.May`.
+_SUBSCRIPTIONS: Final = {
+    "list": (roles.Role.OPERATOR, roles.Role.GATEWAY, roles.Role.WEB, roles.Role.VIEWER),
+    "end": (roles.Role.OPERATOR,),
+}
+
+
 def _allows(record: keyring.Record, action: str, what: str) -> bool:
+    if action == "subscriptions":
+        return record.role in _SUBSCRIPTIONS[what]
     if action in set(queues.Right):
         return queues.allows(record.queues, what, action)
     allowed = record.publish if action == "pub" else record.subscribe
@@ -82,6 +92,7 @@ class Dispatcher:
             max_bytes=context.settings.retention.messages.max_bytes,
             may=Permissions(context.trust),
             replicas=context.settings.bus.replicas,
+            measure=context.metrics,
         )
         context.spawn(self._service.run())
 

@@ -52,7 +52,7 @@ says whose it is:
 | `muster.<part>.log.…` | kept by the part's own processes in its streams |
 | `_R.@<part>.<identity>.…` | replies of the part's own processes to that identity's requests to the part |
 | `_R.<process>.<identity>.…` | replies of one process to that identity's requests to it (`to` subjects) |
-| `_R.app.<identity>.…` | replies to that identity's requests on users' topics: sent by any role with topics |
+| `_R.app.<identity>.…` | of any role with topics: replies on users' topics, messages of temporary topics |
 | `_INBOX.<identity>.…` | what the broker itself sends to that identity: published by no identity |
 
 In the tables, *hears* leaves out the addressee of a `to` subject, who always hears it, operators, who may

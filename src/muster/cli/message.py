@@ -28,6 +28,7 @@ _QUEUES = (
 )
 _SUBSCRIPTIONS = (
     "subscription",
+    "identity",
     "client_id",
     "topic",
     "selector",
@@ -268,18 +269,33 @@ def subscriptions(invocation: base.Invocation, to: connection.Options) -> None:
 )
 @click.argument("name")
 @click.option("--client-id", help="Whose it is (default: one that clients without an id share).")
+@click.option("--identity", help="Of which identity the client is (default: one's own); for operators.")
 @connection.options
 @base.pass_invocation
 def unsubscribe(
-    invocation: base.Invocation, name: str, client_id: str | None, to: connection.Options
+    invocation: base.Invocation,
+    name: str,
+    client_id: str | None,
+    identity: str | None,
+    to: connection.Options,
 ) -> None:
     """End a durable subscription, and throw away what waits for it.
 
-    Refused while it, or its client id, is in use.
+    Refused while it is in use.
     """
-    _with(invocation, to, lambda connected: connected.session().unsubscribe(name), client_id)
+    from muster.message import protocol
+
+    if identity is not None and client_id is None:
+        raise click.UsageError("--identity needs --client-id: subscriptions without one are common to all")
+
+    async def work(connected: client.Connection) -> None:
+        of = (identity or connected.bus.identity, client_id) if client_id is not None else None
+        await connected.ask(protocol.Unsubscribe(connected.name, name, of=of))
+
+    _with(invocation, to, work)
     invocation.printer.done(
-        {"subscription": name, "client_id": client_id}, f"there is no subscription {name} any more"
+        {"subscription": name, "client_id": client_id, "identity": identity},
+        f"there is no subscription {name} any more",
     )
 
 

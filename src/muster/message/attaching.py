@@ -40,6 +40,7 @@ class Attaching:
         self._deliver = deliver
         self._capture = capture
         self._uses: dict[str, _Use] = {}  # by backlog, or shared subscription that is not durable
+        self._ending: dict[str, list[desk.Answer]] = {}  # subscriptions that are just being ended
 
     def attach(self, connection: desk.Connection, asked: protocol.Attach, answer: desk.Answer) -> None:
         if asked.selector:
@@ -57,6 +58,9 @@ class Attaching:
             self._begin(connection, one, consumer, answer)
             return
         wanted = self._subscription(connection, asked, destination)
+        there = self._ledger.subscriptions.get(wanted.key)
+        if there is not None and there != wanted:  # it would be ended, and another one made
+            self._check_may_end(connection.identity, there.identity, there.name)
         use = self._use_of(wanted, consumer.key)
         first = not use.by
         self._enter(connection, asked.consumer, wanted.key, use)
@@ -116,13 +120,18 @@ class Attaching:
         if asked.durable and destination.is_temporary:
             raise faults.InvalidDestination("a temporary topic has no durable subscriptions")
         pattern = topics.Pattern.parse(destination.name)
-        self._desk.check_may_subscribe(connection.identity, pattern)
+        self._desk.check_may_subscribe(connection.identity, destination.name)
         client_id = None if asked.everyone else connection.client_id
-        key = ledger.subscription_key(client_id, asked.subscription)
+        key = ledger.subscription_key(connection.identity, client_id, asked.subscription)
+        if not asked.durable:
+            key = f"{_SHARED_MARK}{key}"
+        use = self._uses.get(key)
+        there = (use.subscription if use else None) or self._ledger.subscriptions.get(key)
         return ledger.Subscription(
-            key=key if asked.durable else f"{_SHARED_MARK}{key}",
+            key=key,
             name=asked.subscription,
             topic=str(pattern),
+            identity=there.identity if there else connection.identity,
             client_id=client_id,
             selector=asked.selector or None,
             no_local=connection.origin if asked.no_local and not asked.shared else None,
@@ -221,26 +230,41 @@ class Attaching:
     def unsubscribe(
         self, connection: desk.Connection, asked: protocol.Unsubscribe, answer: desk.Answer
     ) -> None:
-        key = ledger.subscription_key(None if asked.everyone else connection.client_id, asked.name)
+        identity, client_id = asked.of or (connection.identity, connection.client_id)
+        if identity != connection.identity:
+            self._check_may_end(connection.identity, identity, asked.name)
+        key = ledger.subscription_key(identity, None if asked.everyone else client_id, asked.name)
         found = self._ledger.subscriptions.get(key)
         if found is None:
             raise faults.InvalidDestination(f"there is no durable subscription {asked.name!r}")
-        self._desk.check_may_subscribe(connection.identity, found.pattern)
+        self._check_may_end(connection.identity, found.identity, found.name)
+        if key in self._ending:  # it was asked twice
+            self._ending[key].append(answer)
+            return
         if key in self._uses:
             raise faults.IllegalState(f"the subscription {asked.name!r} has a consumer: close it first")
+        answers = self._ending[key] = [answer]
+
+        def finish(outcome: protocol.Answer) -> None:
+            del self._ending[key]
+            self._release(key, _BUSY)
+            for tell in answers:
+                tell(outcome)
 
         def stored(_: list[int]) -> None:
-            self._release(key, _BUSY)
             self._desk.patterns.remove(found.topic)
             self._capture.wanted.set()
-            answer(protocol.Answer())
+            finish(protocol.Answer())
 
         def failed(error: errors.MusterError) -> None:
-            self._release(key, _BUSY)
-            answer(protocol.failed(error))
+            finish(protocol.failed(error))
 
         self._uses[key] = _Use(by={_BUSY})
         self._desk.journal.add(journal.Item([], ledger.Record(unsubscribed=[key]), stored, failed))
+
+    def _check_may_end(self, identity: str, owner: str, name: str) -> None:
+        if owner != identity and not self._desk.may(identity, "subscriptions", "end"):
+            raise errors.Forbidden(f"the durable subscription {name!r} belongs to another identity")
 
     def drop_queue(self, sender: str, name: str, answer: desk.Answer) -> None:
         """A temporary one: its owner wants it no more."""

@@ -103,13 +103,18 @@ class Caring:
             return self._desk.may_browse(reader, queue)
         return any(self._desk.may(reader, right, queue) for right in ("browse", "receive", "send", "admin"))
 
-    def subscription_rows(self) -> list[dict[str, Any]]:
+    def subscription_rows(self, reader: str) -> list[dict[str, Any]]:
+        """Those that the reader made, or all."""
         rows = []
+        sees_all = self._desk.may(reader, "subscriptions", "list")
         for key, subscription in sorted(self._ledger.subscriptions.items()):
+            if not sees_all and subscription.identity != reader:
+                continue
             one = self._ledger.backlogs[key]
             rows.append(
                 {
                     "subscription": subscription.name,
+                    "identity": subscription.identity,
                     "client_id": subscription.client_id,
                     "topic": subscription.topic,
                     "selector": subscription.selector,
@@ -207,7 +212,10 @@ class Caring:
         *,
         expired: bool = False,
     ) -> int:
-        """Acknowledge what waits and is in nobody's hands, each together with what ``to`` makes of it."""
+        """Acknowledge what waits and is in nobody's hands, each together with what ``to`` makes of it.
+
+        An error that comes after some of them were taken says how many.
+        """
         if selector:
             selectors.compiled(selector)
         await self._desk.store(journal.Item())  # what came before the question is stored first
@@ -223,7 +231,12 @@ class Caring:
             before, after = after, found[-1][0]
             taken: list[int] = []
             copies: list[journal.Copy] = []
-            for number, copy in [(number, to(meta, held)) for number, meta, held in found]:
+            try:
+                made = [(number, to(meta, held)) for number, meta, held in found]
+            except errors.MusterError as error:
+                _add_count(error, count)
+                raise
+            for number, copy in made:
                 if one.is_done(number):
                     continue  # since it was read
                 if not one.withdraw(number):
@@ -237,11 +250,18 @@ class Caring:
             record = ledger.Record(acked={key: taken}, stored=journal.counts(copies))
             try:
                 await self._desk.store(journal.Item(copies, record))
-            except errors.MusterError:
+            except errors.MusterError as error:
                 one.cancel_finish(taken)
                 self._deliver.pump(one)
+                _add_count(error, count)
                 raise
             one.done.cover(max(before, one.floor) + 1, after, sorted(left))
             count += len(taken)
         self._deliver.refill(key)
         return count
+
+
+def _add_count(error: errors.MusterError, count: int) -> None:
+    """To the message of an error that ends an act of which a part, so many messages, is done."""
+    if count:
+        error.message = f"after {count} messages: {error.message}"

@@ -208,9 +208,9 @@ class Session:
         return destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
 
     async def temporary_topic(self) -> destinations.Destination:
+        """A topic of this connection; only it may consume, every identity with topics may send."""
         self.check_open()
-        name = f"path:{destinations.TEMPORARY}{self.connection.name}/{self.connection.next_number()}"
-        return destinations.Destination(destinations.Kind.TEMPORARY_TOPIC, name)
+        return destinations.temporary_topic(self.connection.name, self.connection.next_number())
 
     async def delete_temporary(self, queue: destinations.Destination) -> None:
         """Before its connection ends; nobody may be consuming from it."""

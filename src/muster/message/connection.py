@@ -42,7 +42,8 @@ class Fed(Protocol):
 
 
 class Connection:
-    """``client_id`` names the client whose durable subscriptions these are; no two connections share one.
+    """``client_id`` names the client whose durable subscriptions these are; no two connections of an identity
+    share one.
 
     ``quiet`` makes another bus, which does not hear itself.  Consumers that do not want what their own
     connection says listen there, and from the first of them on the connection speaks there: so no copy
@@ -98,7 +99,7 @@ class Connection:
     @property
     def origin(self) -> str:
         """Whose messages these are, for those who do not want their own."""
-        return self.client_id or self.name
+        return protocol.origin(self.bus.identity, self.client_id) if self.client_id else self.name
 
     async def __aenter__(self) -> Self:
         try:
@@ -454,8 +455,12 @@ class Connection:
     async def _ping(self) -> None:
         while True:
             await asyncio.sleep(PING_S)
-            with contextlib.suppress(errors.Unavailable):
+            try:
                 await self.ask(protocol.Ping(self.name), timeout_s=PING_S)
+            except errors.Unavailable:
+                pass
+            except errors.MusterError as error:  # a limit that was reached: the next ping may find room again
+                self.report(error)
 
     def submit(
         self, sends: list[protocol.Send], acks: dict[str, list[int]] | None = None, *, alone: bool = False

@@ -243,7 +243,7 @@ class TapConsumer(Consumer):
         connection, name, group = self.session.connection, self.destination.name, None
         if self._shared is not None:
             await connection.attach(self)
-            group = listening.group(connection.client_id, self._shared)
+            group = listening.group(connection.bus.identity, connection.client_id, self._shared)
         # Consumers that share a subscription with others must not share it among themselves.
         self._key = (name, group, id(self) if group else None)
         try:

@@ -73,7 +73,7 @@ class Delivering:
             subject = protocol.queue_subject(destination.name)
         else:
             topic = destination.topic
-            kept = self._desk.patterns.matching(topic)
+            kept = not destination.is_temporary and self._desk.patterns.matching(topic)
             subject = protocol.topic_subject(topic.subject) if kept else None
         return journal.Copy(destination, meta, raw, data, subject, republish)
 

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.bus import api
-from muster.core import errors, topics
+from muster.core import errors
 from muster.message import destinations, journal, ledger, messages, pages, protocol, selectors, settings
 
 FULL: Final = 0.8
 LAG_S: Final = 0.05
 LAG_TRIES: Final = 100
 
-#: Whether an identity may publish on (``"pub"``), or subscribe to (``"sub"``), a users' subject; or what it
-#: asks of a queue by name: ``"send"``, ``"receive"``, ``"browse"``, ``"admin"``.
+#: Whether an identity may publish on (``"pub"``), or subscribe to (``"sub"``), a users' subject; what it may
+#: do with a queue by name: ``"send"``, ``"receive"``, ``"browse"``, ``"admin"``; and what with the durable
+#: subscriptions of other identities (``"subscriptions"``): ``"list"``, ``"end"``.
 May = Callable[[str, str, str], bool]
 Answer = Callable[[protocol.Answer], None]
 
@@ -54,7 +55,7 @@ class Connection:
 
     @property
     def origin(self) -> str:
-        return self.client_id or self.name
+        return protocol.origin(self.identity, self.client_id) if self.client_id else self.name
 
 
 class Desk:
@@ -79,7 +80,7 @@ class Desk:
         self.ledger = ledger.Ledger(window=wanted.window, max_deliveries=wanted.max_deliveries)
         self.journal = journal.Journal(stream, 0, self._applied)
         self.connections: dict[str, Connection] = {}
-        self.clients: dict[str, str] = {}  # client id -> connection
+        self.clients: dict[str, str] = {}  # origin, where it has a client id -> connection
         self.patterns = ledger.Patterns()
         self.indexes: dict[str, selectors.Index[str]] = {}  # live subscriptions by pattern
         self.records = 0  # since the last checkpoint
@@ -105,9 +106,12 @@ class Desk:
         elif not self.may(identity, "pub", destination.subject):
             raise errors.Forbidden(f"{identity} may not publish on {destination.name!r}")
 
-    def check_may_subscribe(self, identity: str, pattern: topics.Pattern) -> None:
-        if not all(self.may(identity, "sub", subject) for subject in pattern.subjects):
-            raise errors.Forbidden(f"{identity} may not subscribe to {str(pattern)!r}")
+    def may_subscribe(self, identity: str, topic: str) -> bool:
+        return all(self.may(identity, "sub", subject) for subject in destinations.topic(topic).patterns)
+
+    def check_may_subscribe(self, identity: str, topic: str) -> None:
+        if not self.may_subscribe(identity, topic):
+            raise errors.Forbidden(f"{identity} may not subscribe to {topic!r}")
 
     def check_queue(self, identity: str, right: str, queue: str) -> None:
         if not self.may(identity, right, queue):
@@ -171,7 +175,16 @@ class Desk:
     async def store(self, item: journal.Item) -> list[int]:
         """Add it to the log, and wait until it is there: the number of each copy."""
         done: asyncio.Future[list[int]] = self.loop.create_future()
-        item.stored, item.failed = done.set_result, done.set_exception
+
+        def stored(numbers: list[int]) -> None:
+            if not done.done():
+                done.set_result(numbers)
+
+        def failed(error: errors.MusterError) -> None:
+            if not done.done():  # when the dispatcher stops, this task may have been cancelled before
+                done.set_exception(error)
+
+        item.stored, item.failed = stored, failed
         self.journal.add(item)
         return await done
 

@@ -3,6 +3,9 @@
 A topic's name is any notation of `muster.core.topics`; a queue's any text.  A temporary one begins with
 `TEMPORARY` and the name of its owner's connection, which alone may consume from it.  The name decides, not
 the kind, which a client may claim of any queue.
+
+The messages of a temporary topic travel in the reply space of its owner (`muster.core.subjects`), not below
+``topic.``: every identity with topics may publish there, and the broker lets only the owner subscribe.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import functools
 from dataclasses import dataclass
 from typing import Final
 
-from muster.core import errors, queues, topics
+from muster.core import errors, queues, subjects, topics
 from muster.message import faults
 
 TEMPORARY: Final = queues.TEMPORARY
@@ -69,8 +72,13 @@ class Destination:
 
     @property
     def subject(self) -> str:
-        """The users' subject of a topic."""
-        return _topic(self.name).subject
+        """The subject on which messages of a topic are published."""
+        return _temporary_subject(self._bare) if self.is_temporary else _topic(self.name).subject
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The subjects to which a consumer of a topic, or of a pattern of topics, subscribes."""
+        return (self.subject,) if self.is_temporary else tuple(topics.Pattern.parse(self.name).subjects)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"
@@ -100,6 +108,17 @@ def _topic(name: str) -> topics.Topic:
         raise faults.InvalidDestination(f"{name!r} is no topic: {error.message}") from error
 
 
+@functools.lru_cache(8192)
+def _temporary_subject(name: str) -> str:
+    try:
+        connection, number = name.removeprefix(TEMPORARY).split("/")
+        identity, _, session = connection.rpartition("-")
+        requester = f"{subjects.token(identity)}.{subjects.token(session)}"
+        return subjects.reply_subject(subjects.APP, requester, subjects.token(number))
+    except (ValueError, errors.InvalidInput) as error:
+        raise faults.InvalidDestination(f"{name!r} is no temporary topic") from error
+
+
 _KINDS: Final = frozenset(Kind)
 
 
@@ -109,6 +128,21 @@ def queue(name: str) -> Destination:
 
 def topic(name: str) -> Destination:
     return Destination(Kind.TOPIC, name)
+
+
+def temporary_topic(connection: str, number: int) -> Destination:
+    return Destination(Kind.TEMPORARY_TOPIC, f"path:{TEMPORARY}{connection}/{number}")
+
+
+_REPLIES: Final = f"{subjects.REPLY_PREFIX}.{subjects.APP}."
+
+
+def of_subject(subject: str) -> Destination:
+    """The topic on which a message arrived."""
+    if subject.startswith(_REPLIES):
+        identity, session, number = subject.removeprefix(_REPLIES).split(".")
+        return Destination(Kind.TEMPORARY_TOPIC, f"path:{TEMPORARY}{identity}-{session}/{number}")
+    return topic(str(topics.Topic.from_subject(subject)))
 
 
 @functools.lru_cache(8192)

@@ -13,11 +13,12 @@ import contextlib
 import functools
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from muster.bus import api, leases
 from muster.bus.rpc import requests
-from muster.core import errors, log, subjects, topics
+from muster.core import errors, log, subjects
 from muster.message import (
     administrating,
     attaching,
@@ -52,6 +53,7 @@ class Dispatcher:
         wanted: settings.Message,
         may: desk.May = desk.anything,
         max_bytes: int = 1 << 30,
+        on_refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._desk = desk.Desk(bus, stream, epoch, wanted, may, max_bytes=max_bytes)
         self._ledger = self._desk.ledger
@@ -61,6 +63,8 @@ class Dispatcher:
         self._caring = caring.Caring(self._desk, self._deliver)
         self._administrating = administrating.Administrating(self._desk, self._caring)
         self.refused: Counter[str] = Counter()  # messages that are no requests, by reason
+        self._on_refused = on_refused  # called with the reason for which a connection is refused
+        self._connected: Counter[str] = Counter()  # connections by identity
         self._settings = wanted
         self._checkpoint_bytes = 0  # the log's size after the last checkpoint
         self._working: dict[tuple[str, int], list[desk.Answer]] = {}
@@ -253,7 +257,7 @@ class Dispatcher:
             case protocol.ListQueues():
                 answer(protocol.Answer(rows=self._caring.queue_rows(sender)))
             case protocol.ListSubscriptions():
-                answer(protocol.Answer(rows=self._caring.subscription_rows()))
+                answer(protocol.Answer(rows=self._caring.subscription_rows(sender)))
             case protocol.Browse():
                 if not self._desk.may_browse(sender, asked.queue):
                     self._desk.check_queue(sender, "browse", asked.queue)
@@ -270,11 +274,16 @@ class Dispatcher:
         owner, _, suffix = asked.connection.rpartition("-")
         if owner != sender:
             raise errors.Forbidden(f"the connection {asked.connection[:300]!r} is not one of {sender}")
-        other = self._desk.clients.get(asked.client_id) if asked.client_id else None
-        if other is not None and other != asked.connection:
-            raise faults.InvalidClientId(f"the client id {asked.client_id!r} is in use by another connection")
-        at = api.ConnectionId(asked.broker, asked.number) if asked.broker else None
         known = self._desk.connections.get(asked.connection)
+        if asked.client_id:
+            self._check_client_id(sender, asked.client_id, asked.connection)
+        if known is None and self._connected[sender] >= self._settings.connections_per_identity:
+            self._on_refused("identity")
+            raise errors.LimitExceeded(
+                f"{sender} has {self._connected[sender]} connections: "
+                "`message.connections_per_identity` allows no more"
+            )
+        at = api.ConnectionId(asked.broker, asked.number) if asked.broker else None
         if known is not None:
             known.at, known.quiet = at, asked.quiet  # it may have roamed
             if asked.client_id and known.client_id is None and not known.consumers:
@@ -284,10 +293,22 @@ class Dispatcher:
             known = self._desk.connections[asked.connection] = desk.Connection(
                 asked.connection, sender, asked.client_id, self._desk.loop.time(), at, quiet=asked.quiet
             )
+            self._connected[sender] += 1
         if known.client_id:
-            self._desk.clients[known.client_id] = known.name
+            self._desk.clients[known.origin] = known.name
         known.heard_at = self._desk.loop.time()
         self._lost_at.pop(known.name, None)
+
+    def _check_client_id(self, identity: str, client_id: str, connection: str) -> None:
+        size = len(client_id.encode())
+        if size > protocol.CLIENT_ID_BYTES_MAX:
+            self._on_refused("client-id")
+            raise faults.InvalidClientId(
+                f"a client id has at most {protocol.CLIENT_ID_BYTES_MAX} bytes, not {size}"
+            )
+        other = self._desk.clients.get(protocol.origin(identity, client_id))
+        if other is not None and other != connection:
+            raise faults.InvalidClientId(f"the client id {client_id!r} is in use by another connection")
 
     def _known(self, sender: str, name: str) -> desk.Connection:
         found = self._desk.connections.get(name)
@@ -300,9 +321,12 @@ class Dispatcher:
         """``seen``: as with `protocol.Detach`; None: the connection is lost."""
         for number in list(connection.consumers):
             self._attaching.detach(connection, number, seen)
-        self._desk.connections.pop(connection.name, None)
+        if self._desk.connections.pop(connection.name, None) is not None:
+            self._connected[connection.identity] -= 1
+            if not self._connected[connection.identity]:
+                del self._connected[connection.identity]
         if connection.client_id:
-            self._desk.clients.pop(connection.client_id, None)
+            self._desk.clients.pop(connection.origin, None)
 
     def _closed(self, message: api.Message) -> None:
         """A broker's report of a closed connection."""
@@ -331,8 +355,7 @@ class Dispatcher:
 
     def _slow(self, connection: desk.Connection, said: protocol.Slow) -> None:
         """Pass it on, from those who may listen to the topic."""
-        pattern = topics.Pattern.parse(said.topic)
-        if all(self._desk.may(connection.identity, "sub", subject) for subject in pattern.subjects):
+        if self._desk.may_subscribe(connection.identity, said.topic):
             self._deliver.announce(protocol.SLOW, protocol.encode(said))
 
     # Work.
@@ -346,10 +369,15 @@ class Dispatcher:
         if len(staged.sends) != asked.after:
             raise errors.Conflict(f"{len(staged.sends)} messages are here, not {asked.after}: begin again")
         size = sum(len(send.data) + len(send.meta) for send in asked.sends)
-        total = sum(one.staged.bytes for one in self._desk.connections.values() if one.staged)
+        total = own = 0
+        for one in self._desk.connections.values():
+            if one.staged is not None:
+                total += one.staged.bytes
+                own += one.staged.bytes if one.identity == connection.identity else 0
         if staged.bytes + size > protocol.WORK_BYTES_MAX:
             raise errors.LimitExceeded(f"a transaction has at most {protocol.WORK_BYTES_MAX} bytes")
-        if total + size > journal.QUEUED_BYTES_MAX:
+        # One identity cannot take the room of all others by transactions that it does not commit.
+        if total + size > journal.QUEUED_BYTES_MAX or own + size > journal.QUEUED_BYTES_MAX // 2:
             raise errors.Overloaded("too much waits to be stored already", retry_after_s=0.1)
         staged.sends += asked.sends
         staged.bytes += size
@@ -440,10 +468,10 @@ class Dispatcher:
     def _may_consume(self, connection: desk.Connection, key: str) -> bool:
         """Whether it may acknowledge what it got when it still had a consumer there."""
         if (subscription := self._ledger.subscriptions.get(key)) is not None:
-            return subscription.client_id in (None, connection.client_id) and all(
-                self._desk.may(connection.identity, "sub", subject)
-                for subject in subscription.pattern.subjects
+            owned = subscription.client_id is None or (
+                (subscription.identity, subscription.client_id) == (connection.identity, connection.client_id)
             )
+            return owned and self._desk.may_subscribe(connection.identity, subscription.topic)
         queue = destinations.queue(key.removeprefix(ledger.QUEUE_MARK))
         if queue.is_temporary:
             return queue.owner == connection.name

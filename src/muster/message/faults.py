@@ -4,7 +4,7 @@ InvalidInput   └── FormatError          a value cannot be read or set as t
 Refused        ├── IllegalState         not now: the object is closed, or the wrong mode
                ├── NotReadable / NotWriteable
                ├── TransactionRolledBack
-               ├── InvalidClientId      in use by another connection
+               ├── InvalidClientId      in use by another connection of its identity, or too long
                └── LogFull              of LimitExceeded: nothing is stored until something is consumed
 NotFound       └── InvalidDestination
 """

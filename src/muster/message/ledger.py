@@ -25,11 +25,15 @@ SPANS = 10_000  # of what a backlog has done, in one
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A durable one. ``client_id`` None: shared by everyone who knows the name."""
+    """A durable one. ``client_id`` None: shared by all identities that may subscribe to its topic.
+
+    ``identity`` made it, and may end it.
+    """
 
     key: str
     name: str
     topic: str
+    identity: str
     client_id: str | None = None
     selector: str | None = None
     no_local: str | None = None  # the origin whose messages it does not want
@@ -71,7 +75,8 @@ def about_bytes(record: Record) -> int:
 
 
 def _about_bytes(one: Subscription) -> int:
-    return 2 * len(one.key) + len(one.name) + len(one.topic) + len(one.selector or "") + 200
+    texts = (one.key, one.key, one.name, one.topic, one.identity, one.selector or "")
+    return sum(map(len, texts)) + 200
 
 
 class Extent(msgspec.Struct, array_like=True):
@@ -255,11 +260,14 @@ def queue_key(name: str) -> str:
     return QUEUE_MARK + name
 
 
-def subscription_key(client_id: str | None, name: str) -> str:
-    """A client id with a colon in it must not pass for a shorter one and the beginning of a name."""
+def subscription_key(identity: str, client_id: str | None, name: str) -> str:
+    """A client id is one of its identity. Without it, the names are common to all identities, as in JMS.
+
+    A client id with a colon in it must not pass for a shorter one and the beginning of a name.
+    """
     if client_id is None:
         return f"g:{name}"
-    return f"s:{client_id.replace('%', '%25').replace(':', '%3A')}:{name}"
+    return f"s:{identity}:{client_id.replace('%', '%25').replace(':', '%3A')}:{name}"
 
 
 class Patterns:

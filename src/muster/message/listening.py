@@ -35,8 +35,7 @@ class Heard:
                 meta = messages.meta_said(message.data, raw)
             self._meta = meta
             if meta.destination is None:
-                topic = topics.Topic.from_subject(message.subject)
-                meta.destination = str(destinations.topic(str(topic)))
+                meta.destination = str(destinations.of_subject(message.subject))
         return self._meta
 
 
@@ -44,9 +43,9 @@ H = TypeVar("H", bound=Heard)
 H_contra = TypeVar("H_contra", bound=Heard, contravariant=True)
 
 
-def group(client_id: str | None, name: str) -> str:
+def group(identity: str, client_id: str | None, name: str) -> str:
     """Of the bus, for those who share a subscription of this name."""
-    return destinations.token(ledger.subscription_key(client_id, name))
+    return destinations.token(ledger.subscription_key(identity, client_id, name))
 
 
 class Tap(Protocol[H_contra]):
@@ -77,7 +76,8 @@ class Ear(Generic[H]):
     ) -> None:
         self._bus = bus
         self._pattern = topics.Pattern.parse(name)
-        self._several = len(self._pattern.subjects) > 1
+        self._subjects = destinations.topic(name).patterns
+        self._several = len(self._subjects) > 1
         self._group = group
         self._kind = kind
         self._pass_on = pass_on
@@ -88,7 +88,7 @@ class Ear(Generic[H]):
 
     async def add(self, tap: Tap[H]) -> None:
         async with self._opening:
-            for via, subject in list(enumerate(self._pattern.subjects))[len(self._subscriptions) :]:
+            for via, subject in list(enumerate(self._subjects))[len(self._subscriptions) :]:
                 self._subscriptions.append(
                     await self._bus.subscribe(
                         subject, group=self._group, handler=functools.partial(self._heard, via)

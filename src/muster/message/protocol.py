@@ -47,6 +47,7 @@ LOGS: Final = (
     subjects.logged(PART, subjects.TOPIC_PREFIX, ">"),
 )
 
+CLIENT_ID_BYTES_MAX: Final = 1024
 SENDS_MAX: Final = 900  # in one work: the broker takes batches of 1,000
 WORK_BYTES_MAX: Final = 16 << 20  # a transaction's messages and acknowledgements
 ASK_BYTES: Final = 512 << 10  # of them in one request, unless the first alone is larger
@@ -78,6 +79,11 @@ def topic_subject(subject: str) -> str:
     return subjects.logged(PART, subject)
 
 
+def origin(identity: str, client_id: str) -> str:
+    """Of messages, for consumers that do not want what their own client sends; no connection is named so."""
+    return f"{identity}:{client_id}"
+
+
 class Send(msgspec.Struct, frozen=True, array_like=True):
     """``spoken``: who listens to the topic hears it from the sender, when it is stored."""
 
@@ -93,6 +99,8 @@ class _Ask(msgspec.Struct, frozen=True, tag_field="ask", omit_defaults=True):
 
 class Hello(_Ask, frozen=True, tag="hello"):
     """``connection``: the identity, ``-``, and a token.
+
+    ``client_id``: of the sender's identity; other identities may use the same text for clients of their own.
 
     ``broker`` and ``number``: the connection as the brokers know it, who say when it closes.
 
@@ -220,9 +228,15 @@ class Release(_Ask, frozen=True, tag="release"):
 
 
 class Unsubscribe(_Ask, frozen=True, tag="unsubscribe"):
+    """Of the connection's own client id, or with ``everyone`` of none.
+
+    ``of``: instead, the identity and the client id whose subscription it is.
+    """
+
     connection: str
     name: str
     everyone: bool = False
+    of: tuple[str, str] | None = None
 
 
 class DropQueue(_Ask, frozen=True, tag="drop-queue"):
@@ -243,7 +257,7 @@ class ListQueues(_Ask, frozen=True, tag="queues"):
 
 
 class ListSubscriptions(_Ask, frozen=True, tag="subscriptions"):
-    pass
+    """The durable subscriptions that the sender made; for those who may see them, all."""
 
 
 class Purge(_Ask, frozen=True, tag="purge"):

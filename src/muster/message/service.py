@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from muster.bus import api, leases
-from muster.core import errors, log
+from muster.core import errors, log, metrics
 from muster.message import desk, dispatcher, protocol, settings
 
 events = log.Events("message")
@@ -26,6 +26,7 @@ class Service:
         may: desk.May = desk.anything,
         lease_ttl_s: float = leases.TTL_S,
         replicas: int = 1,
+        measure: metrics.Metrics | None = None,
     ) -> None:
         self._bus = bus
         self._settings = wanted or settings.Message()
@@ -38,6 +39,9 @@ class Service:
             replicas=replicas,
         )
         self._may = may
+        self._refused = (measure or metrics.Metrics()).counter(
+            "message_refused_connections", "Connections to the dispatcher refused, by reason.", ("reason",)
+        )
         self._lease_ttl_s = lease_ttl_s
         self._replicas = replicas
         self.acting = asyncio.Event()  # set while this one has the log
@@ -61,7 +65,13 @@ class Service:
         stream = await self._bus.stream(self._stream)
         acting = asyncio.ensure_future(
             dispatcher.Dispatcher(
-                self._bus, stream, lease.epoch, self._settings, self._may, self._stream.max_bytes
+                self._bus,
+                stream,
+                lease.epoch,
+                self._settings,
+                self._may,
+                self._stream.max_bytes,
+                on_refused=lambda reason: self._refused.add(reason=reason),
             ).run()
         )
         lost = asyncio.ensure_future(lease.lost.wait())

@@ -28,6 +28,9 @@ class Message(settings.Section, frozen=True, kw_only=True):
     connection_timeout_s: Annotated[
         float, doc("A client silent for so long is gone, and its messages go to others.", ge=5)
     ] = 15.0
+    connections_per_identity: Annotated[
+        int, doc("Connections of one identity, at gateways or its own; more are refused.", ge=1)
+    ] = 5000
     checkpoint_records: Annotated[
         int, doc("After so many batches the log's records are replaced by their sum.", ge=10)
     ] = 5000

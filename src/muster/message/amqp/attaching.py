@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import proton
 
-from muster.core import errors, topics
+from muster.core import errors
 from muster.message import destinations, faults, protocol, selectors
 from muster.message.amqp import codec, conditions, inlets, library, links, termini
 
@@ -57,16 +57,14 @@ class Attaching:
         link.close()
 
     def _temporary(self, *, topic: bool) -> destinations.Destination:
-        number = self._bridge.jms.next_number()
+        connection, number = self._bridge.jms.name, self._bridge.jms.next_number()
         if topic:
-            kind = destinations.Kind.TEMPORARY_TOPIC
-            name = f"path:{destinations.TEMPORARY}{self._bridge.jms.name}/{number}"
+            made = destinations.temporary_topic(connection, number)
         else:
-            kind = destinations.Kind.TEMPORARY_QUEUE
-            name = f"{destinations.TEMPORARY}{self._bridge.jms.name}:{number}"
-        made = destinations.Destination(kind, name)
+            name = f"{destinations.TEMPORARY}{connection}:{number}"
+            made = destinations.Destination(destinations.Kind.TEMPORARY_QUEUE, name)
         self.check_may_send(made)
-        self.temporaries.add(name)
+        self.temporaries.add(made.name)
         return made
 
     async def drop(self, temporary: destinations.Destination) -> None:
@@ -93,11 +91,6 @@ class Attaching:
         identity = self._bridge.jms.bus.identity
         if not queue.is_temporary and not self._bridge.gateway.may(identity, "browse", queue.name):
             raise errors.Forbidden(f"{identity} may not browse the queue {queue.name!r}")
-
-    def _check_may_subscribe(self, topic: str) -> None:
-        identity, may = self._bridge.jms.bus.identity, self._bridge.gateway.may
-        if not all(may(identity, "sub", subject) for subject in topics.Pattern.parse(topic).subjects):
-            raise errors.Forbidden(f"{identity} may not subscribe to {topic!r}")
 
     def _inlet(self, link: Any) -> None:
         """The client sends."""
@@ -180,9 +173,12 @@ class Attaching:
     async def _ending(self, link: Any, name: str, *, everyone: bool) -> None:
         rows = (await self._bridge.jms.ask(protocol.ListSubscriptions())).rows
         client_id = None if everyone else self._bridge.jms.client_id
+        identity, may = self._bridge.jms.bus.identity, self._bridge.gateway.may
         for row in rows:
-            if row["subscription"] == name and row["client_id"] == client_id:
-                self._check_may_subscribe(str(row["topic"]))
+            owned = row["identity"] == identity
+            if (row["subscription"], row["client_id"]) == (name, client_id) and (owned or everyone):
+                if not owned and not may(identity, "subscriptions", "end"):
+                    raise errors.Forbidden(f"the durable subscription {name!r} belongs to another identity")
                 link.source.type = proton.Terminus.SOURCE
                 link.source.address = str(row["topic"])
                 link.source.durability = proton.Terminus.DELIVERIES

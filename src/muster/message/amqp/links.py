@@ -270,7 +270,8 @@ class Tap(Outlet):
         self._not_from = owner.jms.origin if asked.no_local else None
         group = None
         if asked.shared and asked.subscription:
-            group = listening.group(None if asked.everyone else owner.jms.client_id, asked.subscription)
+            client_id = None if asked.everyone else owner.jms.client_id
+            group = listening.group(owner.jms.bus.identity, client_id, asked.subscription)
         # Links that share a subscription with others must not share it among themselves.
         self._key = (destination.name, group, self if group else None)
         self._waiting: deque[tuple[bytes, int]] = deque()  # and when it expires

@@ -47,6 +47,7 @@ def queues(seen: view.View) -> view.Page:
         rows: list[list[Child]] = [
             [
                 one["subscription"],
+                one["identity"],
                 one["client_id"] or "shared",
                 one["topic"],
                 tag("code", one["selector"] or ""),
@@ -58,7 +59,10 @@ def queues(seen: view.View) -> view.Page:
             for one in (await source.subscriptions())[:500]
         ]
         return widgets.table(
-            ["Subscription", "Client", "Topic", "Selector", "#Consumers", "#Waiting", "#Behind", "#Matched"],
+            [
+                *("Subscription", "Identity", "Client", "Topic", "Selector"),
+                *("#Consumers", "#Waiting", "#Behind", "#Matched"),
+            ],
             rows,
             label="Durable subscriptions",
             none="There are no durable subscriptions.",

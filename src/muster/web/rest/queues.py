@@ -37,7 +37,7 @@ async def subscriptions(
     known: state.Known, person: state.Person, limit: base.Limit = base.LIMIT, cursor: base.Cursor = ""
 ) -> Response:
     rows = await known.source.subscriptions()
-    return base.cut(rows, cursor, limit, lambda row: (row["client_id"] or "", row["subscription"]))
+    return base.cut(rows, cursor, limit, _subscription)
 
 
 @router.get(
@@ -90,6 +90,10 @@ async def dead_letters(
         destinations.DEAD_LETTERS, selector=None, after=base.number(cursor), limit=limit
     )
     return base.page(rows, next_)
+
+
+def _subscription(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["client_id"] or "", row["subscription"], row["identity"]
 
 
 def _asks(asked: protocol.Ask) -> Any:

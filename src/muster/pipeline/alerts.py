@@ -80,9 +80,9 @@ class Entry(msgspec.Struct):
     about: str
     state: AlertState = AlertState.RESOLVED
     on: bool = False
-    began_ms: int = 0  # when it became true
-    since_ms: int = 0  # when this state began
-    judged_ms: int = -1
+    began_ms: int = 0  # when it became true  # equivalent: set by the first judgement
+    since_ms: int = 0  # when this state began  # equivalent: set by the first judgement
+    judged_ms: int = -1  # equivalent: any time before all judgements
     value: float | None = None
     group: str = ""
     by: str = ""  # who acknowledged it
@@ -129,12 +129,19 @@ class Memory(msgspec.Struct):
     silences: list[Silence] = msgspec.field(default_factory=list)
 
 
-_STATES = list(AlertState)
+#: The states by how much they need attention.
+_URGENCY = (
+    AlertState.FIRING,
+    AlertState.PENDING,
+    AlertState.ACKNOWLEDGED,
+    AlertState.SILENCED,
+    AlertState.RESOLVED,
+)
 
 
 def urgency(alert: messages.Alert) -> tuple[int, int, str, str]:
     """The order of a list: those that need attention first."""
-    return _STATES.index(alert.state), alert.since_ms, alert.rule, alert.about
+    return _URGENCY.index(alert.state), alert.since_ms, alert.rule, alert.about
 
 
 def key_of(alert: messages.Alert) -> str:
@@ -228,6 +235,7 @@ class Book:
         if len(self._silences) >= SILENCES_MAX:
             raise errors.LimitExceeded(f"there are {SILENCES_MAX} silences already")
         self._silences[silence.id] = silence
+        self._covers.pop(silence.id, None)
         return self.tick(self._now_ms)
 
     def unsilence(self, id: str) -> Outcome:

@@ -217,7 +217,7 @@ class Fleet:
         cell_of = np.repeat(np.arange(len(starts)), sizes)
         stated = np.bincount(
             cell_of * (len(blocks.STATES) + 1) + state, minlength=len(starts) * (len(blocks.STATES) + 1)
-        ).reshape(len(starts), -1)
+        ).reshape(len(starts), -1)  # equivalent: numpy takes any negative size for the one that is left
         for target, total, machines_, oldest, some, counts in zip(
             targets,
             sizes.tolist(),
@@ -225,7 +225,7 @@ class Fleet:
             np.minimum.reduceat(reported, starts).tolist(),
             np.logical_or.reduceat(partial, starts).tolist(),
             stated.tolist(),
-            strict=True,
+            strict=True,  # equivalent: of equal length
         ):
             target.total += total
             target.machines += machines_
@@ -277,7 +277,7 @@ class Fleet:
             output.count(UNUSABLE, arrival.batch.num_rows)
             return
         lost = dict(facts.dropped)
-        for row, group_code, zone_code in zip(rows, group, zone, strict=True):
+        for row, group_code, zone_code in zip(rows, group, zone, strict=True):  # equivalent: of equal length
             window = row.from_ms // self._plan.window_ms * self._plan.window_ms
             if row.from_ms > arrival.stored_ms + int(self._plan.skew_s * 1000):
                 output.count(FUTURE, 1)
@@ -307,7 +307,8 @@ class Fleet:
             names = list(words)
             known = np.bincount(of[level], minlength=len(names))
             silent = np.bincount(of[level][stale], minlength=len(names))
-            if self._closed_ms > 0:  # the last window, whether or not anything was reported in it
+            # The last window, whether or not anything was reported in it.
+            if self._closed_ms > 0:  # equivalent: above 0 or 1: times are far beyond both
                 for code in np.flatnonzero(known).tolist():
                     self._open.setdefault((last, level, code), cells.Cell())
             ready = sorted(key for key in self._open if key[0] <= last and key[1] == level)
@@ -334,7 +335,7 @@ class Fleet:
         found = {
             name: [
                 (value, self.roll.names[at])
-                for value, at in zip(values.tolist(), places.tolist(), strict=True)
+                for value, at in zip(values.tolist(), places.tolist(), strict=True)  # equivalent: as many
             ]
             for name, (values, places) in cell.ranks.items()
         }
@@ -473,6 +474,9 @@ def _fold_extra(
         np.maximum.reduceat(value, starts),
     )
     for one, count, total, least, most in zip(
-        key[starts].tolist(), counts.tolist(), *(part.tolist() for part in parts), strict=True
+        key[starts].tolist(),
+        counts.tolist(),
+        *(part.tolist() for part in parts),
+        strict=True,  # equivalent: of equal length
     ):
         targets[one // len(words)].fold_extra(words[one % len(words)], cells.Extra(count, total, least, most))

@@ -26,7 +26,7 @@ from muster.core import duplicates, errors, messages, reports
 from muster.monitor import interpreters, protocol, rows
 
 CHUNK_ROWS = 1000
-_BITS = (1 << duplicates.KEPT) - 1
+_BITS = (1 << duplicates.KEPT) - 1  # equivalent: without its last bit, which is set anyway
 CHANNELS_MAX = 10_000  # below this one, whose batches are remembered
 MISSING_AFTER_PERIODS = 2
 GONE_AFTER_PERIODS = 6
@@ -292,7 +292,7 @@ class Aggregator:
             batch.column("boot").to_pylist(),
             batch.column("sequence").to_pylist(),
             batch.column("period_s").to_pylist(),
-            strict=True,
+            strict=True,  # equivalent: of equal length
         ):
             before = known.get(machine)
             if before is not None and before[1] + 1 == sequence and before[0] == boot:  # the usual case
@@ -309,8 +309,9 @@ class Aggregator:
             known = self._old.get(machine)
             if len(self._young) * 2 >= self._limits.machines_max:
                 self._old, self._young = self._young, {}
+            # Also of a repeat: its machine is heard of now, and must not be forgotten with the others.
+            self._young[machine] = known or (boot, sequence, 1, now_ms, period_ms)
         if known is None:
-            self._young[machine] = (boot, sequence, 1, now_ms, period_ms)
             return True
         if boot == known[0]:
             verdict, high, bits = self._observe(known[1], known[2], sequence)
@@ -324,7 +325,7 @@ class Aggregator:
             return verdict
         if former is None and len(self._former) >= self._limits.machines_max:
             del self._former[next(iter(self._former))]
-        self._former[machine] = known[:3]
+        self._former[machine] = known[:3]  # equivalent: more would not be read
         self._young[machine] = (boot, sequence, 1, now_ms, period_ms)
         return True
 

@@ -75,7 +75,7 @@ class Engine:
         """Go on with other kernels: they share all that is held."""
         self._kernels = kernels
         self.policies.use(kernels)
-        for table, known in zip(self.tables, self._names, strict=True):
+        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             table.kernels = known.kernels = kernels
 
     def __len__(self) -> int:
@@ -225,13 +225,13 @@ class Engine:
 
     def leave_shard(self, shard: int) -> None:
         """All parties of a shard at once."""
-        for table, known in zip(self.tables, self._names, strict=True):
+        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             rows = table.rows_of(shard)
             if not len(rows):
                 continue
             held, users = np.unique(table.policy_of[rows], return_counts=True)
             table.give_back(rows)
-            for policy, count in zip(held.tolist(), users.tolist(), strict=True):
+            for policy, count in zip(held.tolist(), users.tolist(), strict=True):  # equivalent: as many
                 if policy >= 0:
                     self.policies.release(policy, count)
             known.remove(rows)
@@ -244,14 +244,14 @@ class Engine:
     # -- questions
 
     def _at(self, party: str) -> tuple[tables.Table, int]:
-        for table, known in zip(self.tables, self._names, strict=True):
+        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             if (row := known.row(party)) >= 0:
                 return table, row
         raise errors.NotFound(f"there is no party {party!r:.160}")
 
     def known_model_of(self, party: str) -> models.Model | None:
         """None if there is no such party."""
-        for table, known in zip(self.tables, self._names, strict=True):
+        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             if known.row(party) >= 0:
                 return table.model
         return None
@@ -260,7 +260,7 @@ class Engine:
         """The models of many parties; None if one of them is not there."""
         missing = np.ones(len(parties), np.bool_)
         found: set[models.Model] = set()
-        for table, known in zip(self.tables, self._names, strict=True):
+        for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             here = known.rows(parties) >= 0
             if here.any():
                 found.add(table.model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -33,6 +35,34 @@ def test_nodes_above_the_watermark_come_last():
     full, free = node("full", 0.9, 0), node("free", 0.7, 50)
     assert placement.rank([full, free], 1, watermark=0.8) == ["free"]
     assert placement.rank([full, free], 2, watermark=0.8) == ["free", "full"]
+
+
+@pytest.mark.parametrize(("load", "first"), [(0.4, "near"), (0.400_001, "far")])
+def test_exactly_twice_the_load_of_the_idlest_is_no_reason_to_go_far(load, first):
+    assert placement.rank([node("near", load, 1), node("far", 0.2, 50)], 2)[0] == first
+
+
+def test_a_node_at_the_watermark_is_as_one_above_it():
+    assert placement.rank([node("full", 0.8, 0), node("free", 0.7, 50)], 1, watermark=0.8) == ["free"]
+    assert placement.rank([node("full", 1.0, 0), node("free", 0.9, 50)], 1) == ["free"]
+    assert placement.rank([node("b", 0.9, 1), node("a", 0.8, 2)], 2, watermark=0.8) == ["b", "a"]
+
+
+def test_of_equally_near_nodes_the_idler_is_taken_and_of_equally_idle_ones_the_nearer():
+    assert placement.rank([node("a", 0.2, 5), node("b", 0.1, 5)], 1) == ["b"]
+    assert placement.rank([node("a", 0.9, 1), node("b", 0.1, 9), node("c", 0.1, 8)], 1) == ["c"]
+    assert placement.rank([node("b"), node("a")], 2) == ["a", "b"]
+
+
+def test_as_many_are_taken_as_are_asked_for_and_there():
+    three = [node(name) for name in "abc"]
+    assert [len(placement.rank(three, count)) for count in (0, 1, 3, 4)] == [0, 1, 3, 3]
+
+
+def test_a_candidate_is_a_value():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        node("a").load = 1.0  # type: ignore[misc]
+    assert not hasattr(node("a"), "__dict__")
 
 
 CANDIDATES = st.lists(

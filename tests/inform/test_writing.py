@@ -1,0 +1,734 @@
+"""Writes, rule by rule: what is refused, what the log gets, who is the primary, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.bus import api
+from muster.core import clock, errors
+from muster.inform import contextlog, desk, protocol, rights, service, writing
+from muster.inform import settings as settings_
+
+pytestmark = pytest.mark.virtual_time
+
+SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, copies=1)
+CENTURY_S = 3_153_600_000
+Start = Callable[..., Awaitable[service.Node]]
+
+
+@pytest.fixture
+async def start(simulated_network) -> AsyncIterator[Start]:
+    """Nodes that know each other; they end with the test."""
+    net = simulated_network
+    nodes: list[service.Node] = []
+
+    async def started(name: str = "p", **changes: Any) -> service.Node:
+        settings = msgspec.structs.replace(SETTINGS, **changes)
+        nodes.append(await service.start(await net.connect(name), settings=settings, now_ns=net.now_ns))
+        for node in nodes:
+            await node.upkeep.discover()
+        await asyncio.sleep(0.1)
+        return nodes[-1]
+
+    yield started
+    for node in nodes:
+        await node.close()
+
+
+@pytest.fixture
+async def alone(start: Start) -> service.Node:
+    return await start("p")
+
+
+def put(key: str = "k", value: bytes = b"v", **more: Any) -> protocol.Put:
+    return protocol.Put(key, value, **more)
+
+
+async def entries(node: service.Node, key: str = "k") -> list[contextlog.Entry]:
+    return [entry async for entry in node.desk.log.entries(key)]
+
+
+async def record(node: service.Node, key: str = "k") -> protocol.Record:
+    entry = await node.desk.log.last(key)
+    assert entry is not None
+    return entry.record
+
+
+def is_free(node: service.Node, key: str = "k") -> bool:
+    """Whether the key may be written now."""
+    if not node.desk.turns.take_now(key):
+        return False
+    node.desk.turns.give(key)
+    return True
+
+
+def attributes_of_bytes(size: int) -> protocol.Attributes:
+    header = len(protocol.encode({"a": "x" * 1000})) - 1000
+    return {"a": "x" * (size - header)}
+
+
+# What may be asked.
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "reason"),
+    [
+        (put(request="x" * 65), errors.InvalidInput, "at most 64 characters"),
+        (put("mount/other/k"), errors.Refused, "only read"),
+        (protocol.Delete("mount/other/k"), errors.Refused, "only read"),
+        (protocol.Delete(""), errors.InvalidInput, "a key of 0 bytes"),
+        (put("x" * 513), errors.InvalidInput, "a key of 513 bytes"),
+        (put(value=bytes((1 << 20) + 1)), errors.LimitExceeded, "the most is 1048576"),
+        (put(attributes=attributes_of_bytes((16 << 10) + 1)), errors.LimitExceeded, "over 16384 bytes"),
+        (put(lease_s=-1.0), errors.InvalidInput, "a lease of"),
+        (put(lease_s=0.000_9), errors.InvalidInput, "a lease of"),
+        (put(lease_s=CENTURY_S + 1.0), errors.InvalidInput, "a lease of"),
+        (put(lease_s=float("nan")), errors.InvalidInput, "a lease of"),
+    ],
+)
+async def test_a_write_beyond_a_limit_is_refused_and_nothing_is_stored(alone, asked, error, reason):
+    for attempt in (alone.writer.begin, alone.writer.write):
+        with pytest.raises(error, match=reason):
+            await attempt(asked, "ann")
+    assert await alone.desk.log.ends_at() == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        put(request="x" * 64),
+        put("x" * 512),
+        put(value=bytes(1 << 20)),
+        put(attributes=attributes_of_bytes(16 << 10)),
+        put(lease_s=0.001),
+        put(lease_s=float(CENTURY_S)),
+    ],
+    ids=lambda asked: f"{len(asked.key)}-{len(asked.value)}-{asked.lease_s}",
+)
+async def test_a_write_at_a_limit_is_accepted(alone, asked):
+    assert (await alone.writer.write(asked, "ann")).version == 1
+
+
+async def test_a_context_without_a_key_gets_a_random_uuid(alone):
+    written = await alone.writer.write(put(""), "ann")
+    assert uuid.UUID(written.key).version == 4
+    assert (await alone.writer.write(put(""), "ann")).key != written.key
+
+
+async def test_the_log_gets_what_was_asked_and_by_whom(alone, simulated_network):
+    asked = put(attributes={"colour": "red"}, lease_s=1.5, request="r1")
+    now_ns = simulated_network.now_ns()
+    begun = alone.writer.begin(asked, "ann")
+    assert begun.record == protocol.Record(
+        "k",
+        ("p",),
+        begun.record.stamp,
+        "p",
+        b"v",
+        protocol.encode({"colour": "red"}),
+        expires_at_ns=now_ns + 1_500_000_000,
+        writer="ann",
+        request="r1",
+        reason="put",
+        acknowledge=False,
+    )
+    await begun.stored
+    alone.writer.finish(begun)
+    await alone.writer.write(protocol.Delete("k", request="r2"), "bob")
+    gone = await record(alone)
+    assert (gone.value, gone.writer, gone.request, gone.reason) == (None, "bob", "r2", "delete")
+    assert (gone.holders, gone.stamped_by, gone.expires_at_ns) == (("p",), "p", 0)
+    assert gone.stamp > begun.record.stamp
+
+
+async def test_without_attributes_and_a_lease_the_log_gets_none(alone):
+    await alone.writer.write(put(), "ann")
+    stored = await record(alone)
+    assert (stored.attributes, stored.expires_at_ns) == (b"", 0)
+
+
+# Versions, requests and rights.
+
+
+async def test_the_expected_version_is_that_of_the_last_write_or_0_where_nothing_is(alone):
+    write = alone.writer.write
+    with pytest.raises(errors.Conflict, match="has the version 0, not 7"):
+        await write(put(expected_version=7), "ann")
+    first = await write(put(expected_version=0), "ann")
+    with pytest.raises(errors.Conflict) as conflict:
+        await write(put(expected_version=0), "ann")
+    assert conflict.value.actual == first.version
+    second = await write(put(expected_version=first.version), "ann")
+    with pytest.raises(errors.Conflict):
+        await write(protocol.Delete("k", first.version), "ann")
+    await write(protocol.Delete("k", second.version), "ann")
+    with pytest.raises(errors.Conflict, match="has the version 0"):
+        await write(put(expected_version=second.version), "ann")
+    assert (await write(put(expected_version=0), "ann")).version > second.version
+
+
+async def test_what_is_not_there_cannot_be_deleted(alone):
+    for _ in range(2):
+        with pytest.raises(errors.NotFound, match="no context 'k'"):
+            await alone.writer.write(protocol.Delete("k"), "ann")
+        await alone.writer.write(put(), "ann")
+        await alone.writer.write(protocol.Delete("k"), "ann")
+
+
+async def test_a_context_whose_lease_has_ended_is_not_there(alone):
+    await alone.writer.write(put(lease_s=1.0), "ann")
+    await asyncio.sleep(0.9)
+    with pytest.raises(errors.Conflict):
+        await alone.writer.write(put(expected_version=0), "ann")
+    alone._loops[-2].cancel()  # which says in the log that it has ended
+    await asyncio.sleep(0.1)
+    with pytest.raises(errors.NotFound):
+        await alone.writer.write(protocol.Delete("k"), "ann")
+    await alone.writer.write(put(expected_version=0), "ann")
+
+
+async def test_a_request_of_one_writer_is_carried_out_once(alone):
+    first = await alone.writer.write(put(request="r"), "ann")
+    again = await alone.writer.write(put(value=b"other", request="r"), "ann")
+    assert again == first
+    assert (first.primary, first.copies, first.status) == ("p", 1, "normal")
+    other = await alone.writer.write(put(request="r"), "bob")
+    assert other.version > first.version
+
+
+async def test_who_may_write_depends_on_who_wrote_what_is_there(start: Start):
+    node = await start("p", rules=(rights.Rule("k", write=("owner",)),))
+    await node.writer.write(put(), "ann")
+    for asked in (put(), protocol.Delete("k"), put(repeat=True, request="r")):
+        with pytest.raises(errors.Forbidden, match="bob may not write"):
+            await node.writer.write(asked, "bob")
+    await node.writer.write(protocol.Delete("k"), "ann")
+    await node.writer.write(put(), "bob")  # what is not there has no owner
+    assert [entry.record.writer for entry in await entries(node)] == ["ann", "ann", "bob"]
+
+
+async def test_stamps_of_a_context_only_grow_also_after_a_clock_that_was_ahead(alone):
+    ahead = alone.desk.clock.now(alone.desk.now_ns()).time + (3_600_000 << 16)
+    stored = protocol.Record("k", ("p",), ahead, "x", b"v", writer="ann")
+    await alone.desk.log.append(stored, 0, timeout_s=1.0)
+    await asyncio.sleep(0.1)
+    await alone.writer.write(put(), "ann")
+    last = await record(alone)
+    assert (last.stamp, last.stamped_by) == (ahead + 1, "p")
+    await alone.writer.write(put("other"), "ann")
+    assert (await record(alone, "other")).stamp < ahead, "our own clock did not follow"
+
+
+# A write at once.
+
+
+async def test_a_write_at_once_holds_the_key_until_it_is_finished(alone):
+    begun = alone.writer.begin(put(), "ann")
+    assert alone.writer.begin(put(), "ann") is None
+    assert alone.writer.begin(put("other"), "ann") is not None
+    await begun.stored
+    written = alone.writer.finish(begun)
+    assert (written.key, written.version, written.primary) == ("k", begun.stored.result(), "p")
+    assert (written.copies, written.status) == (1, "normal")
+    assert written.stamp == str(clock.Stamp(begun.record.stamp, "p"))
+    assert is_free(alone)
+    assert alone.desk.copies.index["k"].version == written.version
+
+
+async def test_what_is_not_as_most_writes_are_is_not_begun_at_once(start: Start):
+    node, _ = await start("p", copies=2), await start("q", copies=2)
+    begin = node.writer.begin
+    assert begin(protocol.Delete("k"), "ann") is None
+    assert begin(put(expected_version=3), "ann") is None
+    assert begin(put(ack="replicated"), "ann") is None
+    node.writer.heard_of("elsewhere", ("q",))
+    assert begin(put("elsewhere"), "ann") is None
+    assert all(is_free(node, key) for key in ("k", "elsewhere"))
+    assert begin(put(expected_version=0), "ann") is not None
+    begun = begin(put("delete me"), "ann")
+    assert begun is not None
+    await begun.stored
+    node.writer.finish(begun)
+    assert begin(protocol.Delete("delete me"), "ann") is not None
+
+
+async def test_a_context_that_a_temporary_copy_tells_of_is_not_new(alone):
+    stored = protocol.Record("k", ("q",), 1, "q", b"v", writer="ann")
+    alone.desk.copies.install_temporary(stored, 5, 0.0, fresh_at_s=0.0)
+    assert alone.writer.begin(put(), "ann") is None
+
+
+async def test_a_write_at_once_that_is_refused_or_done_already_frees_the_key(alone):
+    written = await alone.writer.write(put(request="r"), "ann")
+    assert alone.writer.begin(put(request="r"), "ann") is None
+    assert is_free(alone)
+    with pytest.raises(errors.Conflict):
+        alone.writer.begin(put(expected_version=written.version + 1), "ann")
+    assert is_free(alone)
+
+
+async def test_a_write_that_the_log_refuses_is_tried_again_from_what_stands_there(alone):
+    await alone.writer.write(put(), "ann")
+    begun = alone.writer.begin(put(value=b"late"), "ann")
+    await begun.stored
+    conflict: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    conflict.set_exception(errors.Conflict("another record stands there"))
+    with pytest.raises(errors.Conflict) as refused:
+        alone.writer.finish(begun._replace(stored=conflict))
+    assert is_free(alone)
+    written = await alone.writer.go_on(begun, refused.value)
+    assert written.version == begun.stored.result(), "it was stored after all, and once"
+    assert len(await entries(alone)) == 2
+
+
+async def test_a_write_that_was_stored_before_is_answered_with_its_first_version(alone):
+    first = await alone.writer.write(put(request="r"), "ann")
+    await alone.writer.write(put(value=b"newer"), "ann")
+    begun = alone.writer.begin(put(request="r"), "ann")
+    await begun.stored
+    assert isinstance(begun.stored.result(), api.Duplicate)
+    with pytest.raises(errors.Conflict, match="stored before") as refused:
+        alone.writer.finish(begun)
+    assert is_free(alone)
+    assert (await alone.writer.go_on(begun, refused.value)).version == first.version
+    assert (await record(alone)).value == b"newer"
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_no_other_write_of_a_key_begins_while_its_last_write_is_in_doubt(alone, stored):
+    begun = alone.writer.begin(put(), "ann")
+    await begun.stored
+    in_doubt: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    in_doubt.set_exception(errors.TimedOut("no acknowledgement"))
+    with pytest.raises(errors.TimedOut) as failure:
+        alone.writer.finish(begun._replace(stored=in_doubt))
+    assert not is_free(alone)
+    if stored:
+        written = await alone.writer.go_on(begun, failure.value)
+        assert written.version == begun.stored.result()
+        assert (written.copies, alone.desk.copies.index["k"].version) == (1, written.version)
+    else:
+        other = begun._replace(record=msgspec.structs.replace(begun.record, value=b"other"))
+        with pytest.raises(errors.TimedOut, match="may yet be"):
+            await alone.writer.go_on(other, failure.value)
+    assert is_free(alone)
+
+
+async def test_a_write_at_once_without_a_connection_fails_as_that(alone):
+    begun = alone.writer.begin(put(), "ann")
+    await begun.stored
+    lost: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    lost.set_exception(errors.NotConnected("gone"))
+    with pytest.raises(errors.NotConnected) as failure:
+        alone.writer.finish(begun._replace(stored=lost))
+    assert is_free(alone)
+    with pytest.raises(errors.NotConnected):
+        await alone.writer.go_on(begun, failure.value)
+
+
+# Copies.
+
+
+@pytest.mark.parametrize(("ack", "expected"), [("logged", (1, "updated")), ("replicated", (2, "normal"))])
+async def test_a_write_says_how_many_copies_are_known_to_have_it(start: Start, ack, expected):
+    node, _ = await start("p", copies=2), await start("q", copies=2)
+    written = await node.writer.write(put(ack=ack, request="r"), "ann")
+    assert (written.copies, written.status) == expected
+    assert (await record(node)).acknowledge is (ack == "replicated")
+    assert node.writer._applied == {}
+    again = await node.writer.write(put(ack=ack, request="r"), "ann")
+    assert again == msgspec.structs.replace(written, copies=1, status="updated")
+
+
+async def test_a_copy_that_does_not_acknowledge_is_not_counted(start: Start, simulated_network):
+    node, other, third = [await start(name, copies=3) for name in ("p", "q", "r")]
+    await node.writer.write(put(), "ann")
+    holders = (await record(node)).holders
+    assert sorted(holders) == ["p", "q", "r"]
+    assert holders[0] == "p"
+    third._loops[0].cancel()  # follows the log
+    began_s = asyncio.get_running_loop().time()
+    written = await node.writer.write(put(ack="replicated"), "ann")
+    assert (written.copies, written.status) == (2, "updated")
+    assert 1.0 <= asyncio.get_running_loop().time() - began_s < 1.1
+    assert other.desk.copies.index["k"].version == written.version
+
+
+async def test_a_context_with_one_copy_waits_for_no_other(alone):
+    written = await alone.writer.write(put(ack="replicated"), "ann")
+    assert (written.copies, written.status) == (1, "normal")
+    assert not (await record(alone)).acknowledge
+
+
+def test_only_the_missing_acknowledgements_of_that_record_count():
+    writer = writing.Writer.__new__(writing.Writer)
+    writer._desk = type("Named", (), {"name": "p"})()
+    writer._applied = {}
+    stored = protocol.Record("k", ("p", "q", "r"), 7, "p")
+    done = writer._expect(stored)
+    for applied in (protocol.Applied("q", "k", 6), protocol.Applied("q", "other", 7)):
+        writer.applied(applied)
+    writer.applied(protocol.Applied("q", "k", 7))
+    assert not done.is_set()
+    writer.applied(protocol.Applied("r", "k", 7))
+    assert done.is_set()
+
+
+# Other nodes.
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("kind", ["put", "compare", "delete"])
+async def test_a_node_that_does_not_hold_a_context_hands_the_write_to_its_primary(
+    start: Start, kind, known, monkeypatch
+):
+    primary, asked_node = await start("p"), await start("r")
+    first = await primary.writer.write(put(), "ann")
+    await asyncio.sleep(0.1)
+    if not known:
+        asked_node.writer._hints.clear()
+    writes: dict[str, protocol.Put | protocol.Delete] = {
+        "put": put(value=b"new"),
+        "compare": put(value=b"new", expected_version=first.version),
+        "delete": protocol.Delete("k"),
+    }
+    written = await asked_node.writer.write(writes[kind], "ann")
+    assert (written.primary, (await record(primary)).value) == ("p", None if kind == "delete" else b"new")
+    assert len(await entries(primary)) == 2
+    if kind != "delete":
+        assert asked_node.writer._known_holders("k") == ("p",)
+
+
+async def test_a_primary_that_is_known_is_asked_without_asking_the_log(start: Start, monkeypatch):
+    primary, asked_node = await start("p"), await start("r")
+    await primary.writer.write(put(), "ann")
+    await asyncio.sleep(0.1)
+    looked = []
+
+    async def last(key: str) -> None:
+        looked.append(key)
+
+    monkeypatch.setattr(asked_node.desk.log, "last", last)
+    assert (await asked_node.writer.write(put(value=b"new"), "ann")).primary == "p"
+    assert looked == []
+
+
+async def test_where_contexts_are_is_remembered_up_to_a_bound(alone, monkeypatch):
+    monkeypatch.setattr(writing, "HINTS_MAX", 3)
+    for number in range(5):
+        assert alone.writer.heard_of(str(number), ("q", "r")) == ("q", "r")
+        assert alone.writer._known_holders(str(number)) == ("q", "r")
+        assert len(alone.writer._hints) <= 3
+    assert sorted(alone.writer._hints) == ["3", "4"]
+
+
+async def test_a_primary_that_has_moved_is_found_in_the_log(start: Start):
+    old, new, asked_node = [await start(name) for name in ("p", "q", "r")]
+    await old.writer.write(put(), "ann")
+    await old.writer.place("k", ("q",), before=("p",))
+    await asyncio.sleep(0.1)
+    asked_node.writer.heard_of("k", ("p",))
+    assert (await asked_node.writer.write(put(value=b"new"), "ann")).primary == "q"
+    assert new.desk.copies.index["k"].value == b"new"
+
+
+async def test_a_primary_that_moves_all_the_time_is_given_up(start: Start, monkeypatch):
+    node = await start("p")
+    node.writer.heard_of("k", ("q",))
+    asked: list[tuple[str, bool]] = []
+
+    async def moved(to: str, kind: str, update: protocol.Update, answer: type) -> None:
+        asked.append((to, update.write.repeat))
+        node.writer.heard_of("k", ("q",))
+        raise protocol.Moved("not the primary")
+
+    monkeypatch.setattr(node.desk, "ask", moved)
+    monkeypatch.setattr(node.desk.log, "last", lambda key: _done(None))
+    node.writer._hints = _Sticky(k=("q",))
+    with pytest.raises(errors.Unavailable, match="moved 8 times") as failure:
+        await node.writer.write(put(), "ann")
+    assert not isinstance(failure.value, errors.TimedOut), "it is certain that nothing was stored"
+    assert asked == [("q", False)] * 8
+    with pytest.raises(errors.TimedOut, match="moved 8 times"):
+        await node.writer.write(put(repeat=True), "ann")
+
+
+class _Sticky(dict[str, Any]):
+    """The same holders are announced again and again."""
+
+    def pop(self, *_: Any) -> None:
+        return None
+
+
+async def _done(result: Any) -> Any:
+    return result
+
+
+# A silent primary.
+
+
+async def test_a_silent_primary_is_replaced_by_a_holder_and_the_copies_are_made_up(
+    start: Start, simulated_network
+):
+    _, q, r = [await start(name, copies=2) for name in ("p", "q", "r")]
+    await q.desk.log.append(protocol.Record("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0)
+    await asyncio.sleep(0.1)
+    simulated_network.cut("p")
+    written = await r.writer.write(put(value=b"new", request="r"), "ann")
+    assert written.primary == "q"
+    assert [each.record.reason for each in await entries(q)] == ["put", "place", "put"]
+    assert (await record(q)).holders == ("q", "r")
+    assert "p" not in r.desk.directory.nodes
+    simulated_network.heal()
+
+
+async def test_a_holder_that_is_asked_takes_over_itself_and_keeps_the_other_copies(
+    start: Start, simulated_network
+):
+    _, q, _, _ = [await start(name, copies=3) for name in ("p", "q", "r", "s")]
+    await q.desk.log.append(
+        protocol.Record("k", ("p", "r", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
+    )
+    await asyncio.sleep(0.1)
+    simulated_network.cut("p")
+    assert (await q.writer.write(put(value=b"new"), "ann")).primary == "q"
+    assert (await record(q)).holders == ("q", "r", "s")
+    simulated_network.heal()
+
+
+async def test_a_context_whose_holders_are_all_silent_is_taken_from_the_log(start: Start, simulated_network):
+    _, _, r = [await start(name, copies=1) for name in ("p", "q", "r")]
+    await r.desk.log.append(protocol.Record("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0)
+    await asyncio.sleep(0.1)
+    simulated_network.cut("p", "q")
+    written = await r.writer.write(put(value=b"new", expected_version=1), "ann")
+    assert (written.primary, (await record(r)).holders) == ("r", ("r", "q"))
+    assert written.version == 3
+    simulated_network.heal()
+
+
+async def test_of_the_holders_the_best_placed_becomes_the_primary(start: Start, monkeypatch):
+    _, q, r, s = [await start(name, copies=3) for name in ("p", "q", "r", "s")]
+    await q.desk.log.append(
+        protocol.Record("k", ("p", "q", "r"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
+    )
+    await asyncio.sleep(0.1)
+    for node, load in ((q, 0.9), (r, 0.1)):
+        node.desk.load = protocol.Load(ratio=load)
+        await node.upkeep.discover()
+    await asyncio.sleep(0.1)
+    await s.upkeep.discover()
+    await asyncio.sleep(0.1)
+    await s.writer._select_primary("k", silent="p")
+    assert (await record(s)).holders[0] == "r"
+
+
+async def test_a_primary_is_only_replaced_while_it_is_the_primary(start: Start):
+    p, q = [await start(name, copies=2) for name in ("p", "q")]
+    await p.writer.become_primary("nothing", "q")
+    assert await p.desk.log.last("nothing") is None
+    await p.writer.write(put(), "ann")
+    for _ in range(2):  # the second finds that it is not ``p`` any more
+        await q.writer.become_primary("k", "p")
+    await q.writer._select_primary("k", silent="p")
+    assert [each.record.holders for each in await entries(p)] == [("p", "q"), ("q",)]
+
+
+async def test_what_is_kept_beyond_the_number_of_copies_stays(start: Start):
+    p, q = await start("p", copies=1), await start("q", copies=1)
+    await p.desk.log.append(
+        protocol.Record("k", ("x", "y", "q"), 1, "x", b"v", writer="ann"), 0, timeout_s=1.0
+    )
+    await q.writer.become_primary("k", "x")
+    assert (await record(q)).holders == ("q", "y")
+
+
+async def test_copies_are_moved_only_from_where_they_were_thought_to_be(start: Start):
+    p, q = await start("p"), await start("q")
+    first = await p.writer.write(put(ack="replicated", request="r"), "ann")
+    await p.writer.place("k", ("q",), before=("q",))
+    assert (await record(p)).holders == ("p",)
+    await p.writer.place("k", ("q",), before=("p",))
+    moved = await q.desk.log.last("k")
+    assert moved is not None
+    assert (moved.record.holders, moved.record.value, moved.record.reason) == (("q",), b"v", "place")
+    assert (moved.version, moved.record.acknowledge) == (first.version, False)
+    await asyncio.sleep(0.1)
+    assert (await q.writer.write(put(request="r"), "ann")).version == first.version, "a move is no write"
+    await q.writer.write(protocol.Delete("k"), "ann")
+    await q.writer.place("k", ("p",), before=("q",))
+    assert (await record(p)).holders == ("q",), "what was deleted is not moved"
+
+
+async def test_a_move_that_came_too_late_leaves_what_stands_there(alone):
+    await alone.writer.write(put(), "ann")
+    stale = (await entries(alone))[0]
+    await alone.writer.write(put(value=b"newer"), "ann")
+    alone._loops[0].cancel()
+    alone.desk.drop("k")
+    await alone.writer._place(stale, ("q",))
+    assert (await record(alone)).holders == ("p",)
+    assert alone.desk.copies.index["k"].value == b"newer", "and is known"
+
+
+# The end of a lease.
+
+
+async def test_the_end_of_a_lease_is_written_once_and_by_the_primary(start: Start, simulated_network):
+    p, q = [await start(name, copies=2) for name in ("p", "q")]
+    for node in (p, q):
+        node._loops[-2].cancel()  # ends what is due
+    await p.writer.write(put(lease_s=1.0, request="r"), "ann")
+    await p.writer.write(put("lasting"), "ann")
+    stored = await record(p)
+    await asyncio.sleep((stored.expires_at_ns - simulated_network.now_ns()) / 1e9 - 0.02)
+    await p.writer.expire("k")
+    assert len(await entries(p)) == 1, "it has not ended"
+    await asyncio.sleep(0.02)
+    await q.writer.expire("k")
+    for key in ("lasting", "never there"):
+        await p.writer.expire(key)
+    assert len(await entries(p)) == 1
+    for _ in range(2):
+        await p.writer.expire("k")
+    assert len(await entries(p)) == 2
+    ended = await record(p)
+    assert (ended.value, ended.reason, ended.writer, ended.holders) == (None, "expire", "ann", ("p", "q"))
+    assert (ended.stamp > stored.stamp, ended.stamped_by, ended.expires_at_ns) == (True, "p", 0)
+
+
+async def test_a_lease_ends_at_its_moment_and_not_before(alone, monkeypatch):
+    alone._loops[-2].cancel()
+    await alone.writer.write(put(lease_s=1.0), "ann")
+    ends_ns = (await record(alone)).expires_at_ns
+    for now_ns, number in ((ends_ns - 1, 1), (ends_ns, 2)):
+        monkeypatch.setattr(alone.desk, "now_ns", lambda now_ns=now_ns: now_ns)
+        await alone.writer.expire("k")
+        assert len(await entries(alone)) == number
+
+
+# A repeat whose first attempt is not known to have been stored.
+
+
+@pytest.mark.parametrize("others", [2, 3])
+async def test_a_repeat_is_refused_only_if_the_log_shows_that_it_was_never_stored(start: Start, others):
+    """The log keeps three records: what was before them is not known."""
+    node = await start("p", history=3)
+    for number in range(others):
+        await node.writer.write(put(value=b"%d" % number), "ann")
+    repeat = put(expected_version=0, request="r", repeat=True)
+    if others < 3:
+        with pytest.raises(errors.Conflict):
+            await node.writer.write(repeat, "ann")
+        assert (await record(node)).reason == "place", "a record that uses up the id of the write"
+        assert (await record(node)).value == b"%d" % (others - 1)
+    else:
+        with pytest.raises(errors.TimedOut, match="does not reach back so far"):
+            await node.writer.write(repeat, "ann")
+
+
+async def test_a_repeat_is_unknown_if_the_log_drops_records_while_it_is_read(alone, monkeypatch):
+    await alone.writer.write(put(), "ann")
+
+    first = (await entries(alone))[0]
+
+    async def dropped(key: str) -> AsyncIterator[contextlog.Entry]:
+        yield first
+        raise errors.Dropped("removed", first=1, last=1)
+
+    monkeypatch.setattr(alone.desk.log, "entries", dropped)
+    with pytest.raises(errors.TimedOut, match="does not reach back so far"):
+        await alone.writer.write(put(expected_version=9, repeat=True), "ann")
+
+
+async def test_a_refused_repeat_is_not_stored_later(alone):
+    first = await alone.writer.write(put(), "ann")
+    asked = put(expected_version=first.version + 1, request="r", repeat=True)
+    with pytest.raises(errors.Conflict):
+        await alone.writer.write(asked, "ann")
+    assert alone.desk.copies.index["k"].sequence == (await alone.desk.log.last("k")).sequence
+    late = protocol.Record("k", ("p",), 1, "p", b"late", writer="ann", request="r")
+    sequence = await alone.desk.log.append(late, first.version + 1, timeout_s=1.0)
+    assert isinstance(sequence, api.Duplicate)
+    with pytest.raises(errors.Conflict):
+        await alone.writer.write(asked, "ann")
+    assert len(await entries(alone)) == 2, "its id is used up once"
+
+
+async def test_a_repeat_for_what_has_never_been_there_is_refused_without_a_trace(alone):
+    with pytest.raises(errors.NotFound):
+        await alone.writer.write(protocol.Delete("k", request="r", repeat=True), "ann")
+    with pytest.raises(errors.Conflict):
+        await alone.writer.write(put(expected_version=5, repeat=True), "ann")
+    assert await alone.desk.log.last("k") is None
+
+
+async def test_a_stored_attempt_whose_record_is_gone_leaves_the_outcome_unknown(alone, monkeypatch):
+    first = await alone.writer.write(put(request="r"), "ann")
+    stored = await record(alone)
+    monkeypatch.setattr(alone.desk.log, "at", lambda sequence, key: _done(None))
+    with pytest.raises(errors.TimedOut, match="its log begins later"):
+        await alone.writer._append(stored, first.version)
+
+
+async def test_what_cannot_be_reached_is_unknown_only_if_something_may_have_been_stored(alone, monkeypatch):
+    async def unreachable(*_: Any, **__: Any) -> None:
+        raise errors.NotConnected("the connection is gone")
+
+    monkeypatch.setattr(alone.desk.log, "append", unreachable)
+    with pytest.raises(errors.NotConnected):
+        await alone.writer.write(put(), "ann")
+    with pytest.raises(errors.TimedOut, match="may have been written: the connection is gone"):
+        await alone.writer.write(put(repeat=True), "ann")
+
+
+async def test_a_context_that_always_changes_first_has_timed_out(alone, monkeypatch):
+    attempts = []
+
+    async def refused(*_: Any, **__: Any) -> None:
+        attempts.append(1)
+        raise errors.Conflict("another record stands there")
+
+    monkeypatch.setattr(alone.desk.log, "append", refused)
+    with pytest.raises(errors.TimedOut, match="changes faster") as failure:
+        await alone.writer.write(put(), "ann")
+    assert failure.value.retry_after_s == 0.1
+    assert len(attempts) == 8
+    assert is_free(alone)
+
+
+async def test_an_update_for_another_node_is_not_carried_out(alone):
+    for holders in ((), ("q", "p")):
+        with pytest.raises(protocol.Moved, match="p is not the primary of 'k'"):
+            await alone.writer.update(protocol.Update(put(), "ann", holders))
+    assert await alone.desk.log.last("k") is None
+
+
+async def test_a_context_that_is_gone_from_the_log_is_no_longer_held(alone):
+    await alone.writer.write(put(), "ann")
+    await alone.desk.log.forget("k", 1)
+    alone._loops[0].cancel()
+    assert await alone.writer._base_in_log("k") == writing.NOTHING
+    assert "k" not in alone.desk.copies.index
+
+
+async def test_a_silent_node_is_not_a_primary_that_refuses(start: Start, monkeypatch):
+    node = await start("p")
+    node.writer.heard_of("k", ("q",))
+    sent: list[bool] = []
+
+    async def silent(to: str, kind: str, update: protocol.Update, answer: type) -> None:
+        sent.append(update.write.repeat)
+        raise desk.Silent(f"{to} does not answer")
+
+    monkeypatch.setattr(node.desk, "ask", silent)
+    await node.desk.log.append(protocol.Record("k", ("q",), 1, "q", b"v", writer="ann"), 0, timeout_s=1.0)
+    written = await node.writer.write(put(value=b"new", expected_version=1), "ann")
+    assert sent == [False]
+    assert (written.primary, written.version) == ("p", 3)

@@ -83,19 +83,25 @@ CORES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "inform": {
-        "inform/writing.py": ("tests/inform/test_repeats.py", "tests/inform/test_writing_model.py"),
+        "inform/writing.py": ("tests/inform/test_writing.py", "tests/inform/test_repeats.py"),
         "inform/placement.py": ("tests/inform/test_decisions.py",),
     },
-    "monitor": {"monitor/aggregator.py": ("tests/monitor/test_aggregator.py",)},
+    "monitor": {
+        "monitor/aggregator.py": (
+            "tests/monitor/test_aggregator.py",
+            "tests/monitor/test_aggregator_rules.py",
+        ),
+    },
     "pipeline": {
-        "pipeline/fleet.py": ("tests/pipeline/test_fleet.py", "tests/pipeline/test_alert_model.py"),
-        "pipeline/machines.py": ("tests/pipeline/test_fleet.py", "tests/pipeline/test_alert_model.py"),
-        "pipeline/alerts.py": ("tests/pipeline/test_alerts.py", "tests/pipeline/test_alert_model.py"),
+        "pipeline/fleet.py": ("tests/pipeline/test_fleet.py", "tests/pipeline/test_fleet_rules.py"),
+        "pipeline/machines.py": ("tests/pipeline/test_fleet.py", "tests/pipeline/test_fleet_rules.py"),
+        "pipeline/alerts.py": ("tests/pipeline/test_alerts.py", "tests/pipeline/test_alert_rules.py"),
     },
     "notify": {
-        "notify/engine.py": ("tests/notify/test_engine.py",),
-        "notify/known.py": ("tests/notify/test_believing.py", "tests/notify/test_scopes.py"),
+        "notify/engine.py": ("tests/notify/test_engine.py", "tests/notify/test_engine_rules.py"),
+        "notify/known.py": ("tests/notify/test_known_rules.py",),
     },
+    "trust": {"trust/grants.py": ("tests/trust/test_grants.py", "tests/trust/test_grant_rules.py")},
     "core": {"core/duplicates.py": ("tests/core/test_duplicates.py", "tests/monitor/test_aggregator.py")},
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
+from muster import notify
 from muster.core import errors
 from muster.notify import engine, plain, program
 from muster.notify import model as models
@@ -354,6 +356,12 @@ def test_other_kernels_take_over_all_that_is_held(ours: engine.Engine):
 def test_the_fastest_kernels_are_used_unless_others_are_given():
     assert engine.Engine()._kernels is engine.fastest()
     assert engine.Engine(kernels=plain)._kernels is plain
+
+
+def test_without_numba_the_plain_kernels_are_the_fastest(monkeypatch):
+    monkeypatch.delattr(notify, "kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "muster.notify.kernels", None)
+    assert engine.fastest() is plain
 
 
 def test_found_receivers_are_a_value():

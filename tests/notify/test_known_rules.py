@@ -273,6 +273,8 @@ def test_the_highest_tier_prevails_and_of_equals_the_last_handed_in(knows: known
     assert (rank(knows), rank_in(knows, "")) == (1, 1)
     take(knows, granted(3, tier=2))
     assert (rank(knows), rank_in(knows, "")) == (3, 3)
+    take(knows, granted(1, tier=2))
+    assert (rank(knows), rank_in(knows, "")) == (1, 1), "also if it was handed in before"
 
 
 def test_a_grant_for_some_parties_counts_for_those_below_its_prefix(knows: known.Known):

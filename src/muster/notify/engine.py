@@ -48,9 +48,9 @@ def warmed() -> Any:
     trial = Engine(kernels=kernels)
     model = models.Model("Trial", {"a": types.STRING, "b": types.FLOAT, "c": types.set_of("x")})
     trial.join("p", model, {"a": "v", "b": 1.0, "c": frozenset({"x"})}, parser.parse("e AND n >= 1"))
-    trial.update(["p"] * names.FEW, {"b": [0.5] * names.FEW})
+    trial.update(["p"] * names.FEW, {"b": [0.5] * names.FEW})  # equivalent: compiles
     trial.match({"e": True, "n": 1}, parser.parse("a = 'v' AND b < 1 AND c CONTAINS 'x'"))
-    trial.names([Found(0, np.zeros(names.FEW, np.int64))])
+    trial.names([Found(0, np.zeros(names.FEW, np.int64))])  # equivalent: compiles
     return kernels
 
 

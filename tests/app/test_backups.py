@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from muster.app import backups, catalogue, domain, home
-from muster.bus import api
+from muster.bus import api, snapshots
 from muster.core import errors, settings
-from muster.store import portable
+from muster.store import database, portable
+from muster.testing import postgres
 from muster.testing.eventually import eventually
 from muster.trust import roles
 from tests.cli import driver
+
+postgres_server = postgres.postgres_server
 
 
 @pytest.fixture
@@ -99,6 +106,100 @@ async def test_a_restore_that_fails_leaves_no_keys_outside_of_the_home(tmp_path:
     assert not any(one.stat().st_mode & 0o077 for one in (keys, *keys.rglob("*.seed")))
     async with domain.Domain(restored):
         pass
+
+
+# A store outside of the home
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def elsewhere(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, Callable[[], None]]:
+    """The URL of a store, and what removes that store."""
+    if request.param == "sqlite":
+        folder = tmp_path / "data"
+        folder.mkdir()
+        return f"sqlite:{folder}/state.db", lambda: [one.unlink() for one in folder.iterdir()] and None
+    server = request.getfixturevalue("postgres_server")
+    monkeypatch.setenv("TEST_RESTORE_PASSWORD", server.password)
+    name = f"r_{secrets.token_hex(4)}"
+
+    def make_anew() -> None:
+        with psycopg.connect(server.url, password=server.password, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+            connection.execute(f"CREATE DATABASE {name}")
+
+    make_anew()
+    return server.url.removesuffix("/postgres") + f"/{name}", make_anew
+
+
+async def test_a_restore_that_fails_leaves_a_store_outside_of_the_home_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: tuple[str, Callable[[], None]]
+):
+    url, remove = elsewhere
+    place, file = home.Home(tmp_path / "home"), tmp_path / "a.tar.gz"
+    options = ["--set", f"store.url={url}"]
+    if url.startswith("postgresql"):
+        options += ["--set", "store.password=env:TEST_RESTORE_PASSWORD"]
+    made = driver.quick("init", "--port", "0", *options, home=place.root)
+    assert made.code == 0, made.err
+    async with domain.Domain(loaded(place)) as running:
+        await running.store.put("things", "one", b"1")
+        async with await running.connect("admin", roles.Role.OPERATOR) as bus:
+            await bus.stream(api.StreamSettings("orders", ("topic.orders.>",), max_bytes=1 << 20))
+        await backups.backup(loaded(place), place, file)
+    shutil.rmtree(place.root)
+    with pytest.raises(errors.AlreadyExists, match="not empty"):
+        await backups.restore(file, place)
+    assert not place.root.exists()
+    await asyncio.to_thread(remove)
+
+    async def away(*_: object, **__: object) -> None:
+        raise errors.Unavailable("it is away")
+
+    def no_room(*_: object) -> None:
+        raise errors.Unavailable("no room")
+
+    write, failing = database.Store.write, [True]
+
+    async def last_write_in_doubt(store: database.Store, writes: Any) -> Any:
+        stored = await write(store, writes)
+        mark = writes.get(database.UNFINISHED)
+        if mark is not None and mark.value is None and failing:
+            failing.clear()
+            raise errors.Unavailable("it is away")
+        return stored
+
+    for owner, name, failure in (
+        (snapshots, "restore", away),
+        (backups, "_put_in_place", no_room),
+        (database.Store, "write", last_write_in_doubt),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, failure)
+            with pytest.raises(errors.Unavailable):
+                await backups.restore(file, place)
+        assert not place.root.exists()
+        if url.startswith("sqlite"):
+            assert list((tmp_path / "data").iterdir()) == []
+    await backups.restore(file, place)
+    async with domain.Domain(loaded(place)) as running:
+        assert (await running.store.get("things", "one")).value == b"1"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("path", "final"),
+    [
+        ("store.db", None),
+        ("../store.db", None),
+        ("../../store.db", "/srv/store.db"),
+        ("/var/state.db", "/var/state.db"),
+    ],
+)
+def test_what_lies_outside_of_a_home_is_found_from_where_the_home_will_be(path: str, final: str | None):
+    fresh, place = home.Home(Path("/srv/.restore/home")), home.Home(Path("/srv/lab"))
+    found = backups._outside(fresh.root / "lab" / path, fresh, place)
+    assert found == (Path(final) if final else None)
 
 
 @pytest.mark.parametrize("runs", [True, False])

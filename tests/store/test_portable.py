@@ -8,6 +8,7 @@ import json
 import pathlib
 import secrets
 import stat
+from typing import Any
 
 import msgspec
 import pytest
@@ -175,11 +176,47 @@ async def test_a_restore_that_was_interrupted_is_noticed_and_can_be_done_again(
     path = tmp_path / "backup"
     await portable.backup(store, path)
     tight = msgspec.structs.replace(other.settings, bytes_max=50_000)
-    with pytest.raises(errors.LimitExceeded):
-        await portable.restore(other.url, path, settings=tight, password=other.password)
+    write = database.Store.write
+
+    async def none_afterwards(store: database.Store, writes: Any) -> int:
+        try:
+            return await write(store, writes)
+        except errors.LimitExceeded:
+            patch.setattr(database.Store, "write", away)  # as if the process had ended here
+            raise
+
+    async def away(*_: object) -> int:
+        raise errors.Unavailable("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database.Store, "write", none_afterwards)
+        with pytest.raises(errors.LimitExceeded):
+            await portable.restore(other.url, path, settings=tight, password=other.password)
     with pytest.raises(api.Corrupt, match="did not finish"):
         await opened(other)
     monkeypatch.setattr(portable, "PAGE_RECORDS", 100)
+    await restore(path, other)
+    async with await opened(other) as restored:
+        await check(restored)
+
+
+async def test_a_restore_that_fails_leaves_the_store_empty(store, other, tmp_path):
+    await fill(store)
+    path = tmp_path / "backup"
+    await portable.backup(store, path)
+
+    async def fail() -> None:
+        access = {"settings": other.settings, "password": other.password}
+        async with portable.restoring(other.url, path, **access) as records:
+            assert records == len(RECORDS) + 2
+            with pytest.raises(api.Corrupt, match="did not finish"):
+                await opened(other)
+            raise errors.Refused("something else failed")
+
+    with pytest.raises(errors.Refused, match="something else"):
+        await fail()
+    async with await opened(other) as emptied:
+        assert await emptied.scan("a") == []
     await restore(path, other)
     async with await opened(other) as restored:
         await check(restored)

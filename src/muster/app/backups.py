@@ -34,6 +34,7 @@ import muster
 from muster.app import catalogue, certificates, domain, home, identities
 from muster.bus import client, snapshots
 from muster.core import errors
+from muster.core import files as core_files
 from muster.core import settings as settings_
 from muster.store import database, portable
 from muster.trust import files
@@ -90,7 +91,11 @@ async def backup(
 async def restore(
     file: pathlib.Path, place: home.Home, *, say: Told = lambda _, __: None
 ) -> tuple[Manifest, catalogue.Settings]:
-    """Make a home from a backup. It must not be there yet; if this fails, it is not there afterwards."""
+    """Make a home from a backup. It must not be there yet; if this fails, it is not there afterwards.
+
+    A store or keys outside of the home must be empty, and are if this fails.  After a crash a store that is
+    not a file of the home may be left half restored: it is not opened, and restoring again empties it first.
+    """
     if place.root.exists() and any(place.root.iterdir()):
         raise errors.AlreadyExists(f"{place.root} is not empty", hint="name another folder with --home")
     await asyncio.to_thread(place.root.parent.mkdir, parents=True, exist_ok=True)
@@ -99,23 +104,24 @@ async def restore(
         say("checking the file", 0.0)
         manifest = await asyncio.to_thread(_unpack, file, work)
         fresh = home.Home(work / "home")
-        settings, keys_to = await asyncio.to_thread(_lay_out, work, fresh)
+        settings, keys_to = await asyncio.to_thread(_lay_out, work, fresh, place)
         steps = 2 + len(manifest.streams)
         say("the store", 1 / steps)
-        url = settings.store.url
-        kind, _, path = url.partition(":")
-        if kind == "sqlite" and path != ":memory:":
-            url = f"sqlite:{settings.domain.folder / path}"
-        password = None
-        if settings.store.password:
-            password = await asyncio.to_thread(settings_.read_secret, settings.store.password, os.environ)
-        if path != ":memory:":
-            await portable.restore(url, work / STORE, password=password)
-        async with _reached(settings) as (bus, _store):
-            for done, one in enumerate(manifest.streams, 2):
-                say(f"stream {one.name}", done / steps)
-                await snapshots.restore(bus, one.config, one.state, _pieces(work / STREAMS / one.name))
-        await asyncio.to_thread(_put_in_place, work / "keys", keys_to, fresh.root, place.root)
+        in_place = False
+        try:
+            async with _restored_store(settings, work / STORE, fresh, place):
+                other_store = {"store.url": "sqlite::memory:", "store.password": ""}
+                async with _started(settings, other_store) as started, await _administrator(started) as bus:
+                    for done, one in enumerate(manifest.streams, 2):
+                        say(f"stream {one.name}", done / steps)
+                        pieces = _pieces(work / STREAMS / one.name)
+                        await snapshots.restore(bus, one.config, one.state, pieces)
+                await asyncio.to_thread(_put_in_place, work / "keys", keys_to, fresh.root, place.root)
+                in_place = True
+        except BaseException:
+            if in_place:  # the last write to the store failed
+                await asyncio.to_thread(_remove, place.root, keys_to)
+            raise
     loaded = settings_.load(catalogue.Settings, file=place.settings_file)
     return manifest, loaded
 
@@ -125,15 +131,8 @@ async def _reached(settings: catalogue.Settings) -> AsyncIterator[tuple[client.C
     """The brokers, as the administrator, and the store: of the domain that runs, or started for this."""
     running = await asyncio.to_thread(home.Folder(settings.domain.folder).running)
     if running is None:
-        quiet = settings_.load(
-            catalogue.Settings,
-            flags=_flags(settings) | {"bus.port": 0, "bus.locator": False, "health.enabled": False},
-        )
-        async with domain.Domain(quiet) as started:
-            bus = await started.connect(identities.ADMINISTRATOR, identities.OWN[identities.ADMINISTRATOR])
-            assert isinstance(bus, client.Client)
-            async with bus:
-                yield bus, started.store
+        async with _started(settings, {}) as started, await _administrator(started) as bus:
+            yield bus, started.store
         return
     trust = await asyncio.to_thread(identities.open_, settings)
     role = identities.OWN[identities.ADMINISTRATOR]
@@ -144,6 +143,55 @@ async def _reached(settings: catalogue.Settings) -> AsyncIterator[tuple[client.C
         await domain.open_store(settings) as store,
     ):
         yield bus, store
+
+
+def _started(settings: catalogue.Settings, flags: dict[str, Any]) -> domain.Domain:
+    """The domain without any part, for this process only."""
+    quiet = {"bus.port": 0, "bus.locator": False, "health.enabled": False}
+    return domain.Domain(settings_.load(catalogue.Settings, flags=_flags(settings) | quiet | flags))
+
+
+async def _administrator(started: domain.Domain) -> client.Client:
+    bus = await started.connect(identities.ADMINISTRATOR, identities.OWN[identities.ADMINISTRATOR])
+    assert isinstance(bus, client.Client)
+    return bus
+
+
+@contextlib.asynccontextmanager
+async def _restored_store(
+    settings: catalogue.Settings, file: pathlib.Path, fresh: home.Home, place: home.Home
+) -> AsyncIterator[None]:
+    """The store is complete when the block ends; if the block fails, it is as it was before.
+
+    One in the home is complete at once: it goes where the home goes.
+    """
+    url = settings.store.url
+    kind, _, path = url.partition(":")
+    if path == ":memory:":
+        yield
+        return
+    if kind != "sqlite":
+        password = None
+        if settings.store.password:
+            password = await asyncio.to_thread(settings_.read_secret, settings.store.password, os.environ)
+        async with portable.restoring(url, file, password=password):
+            yield
+        return
+    there = settings.domain.folder / path
+    outside = _outside(there, fresh, place)
+    if outside is None:
+        await portable.restore(f"sqlite:{there}", file)
+        yield
+        return
+    was_there = await asyncio.to_thread(outside.exists)
+    try:
+        async with portable.restoring(f"sqlite:{outside}", file):
+            yield
+    except BaseException:
+        if not was_there:
+            for suffix in ("", "-wal", "-shm"):
+                outside.with_name(outside.name + suffix).unlink(missing_ok=True)
+        raise
 
 
 def _flags(settings: catalogue.Settings) -> dict[str, Any]:
@@ -199,6 +247,7 @@ def _pack(
     with draft.open("rb") as written:
         os.fsync(written.fileno())
     os.link(draft, file)  # and not a rename, which would replace a file that came meanwhile
+    core_files.sync_folder(file.parent)
     return manifest
 
 
@@ -246,18 +295,27 @@ def _extract(archive: tarfile.TarFile, work: pathlib.Path) -> None:
         path.chmod(member.mode & 0o755)
 
 
-def _lay_out(work: pathlib.Path, fresh: home.Home) -> tuple[catalogue.Settings, pathlib.Path | None]:
+def _outside(path: pathlib.Path, fresh: home.Home, place: home.Home) -> pathlib.Path | None:
+    """Where ``path`` of the home in the making is at the end, if that is not in the home."""
+    inside = path.is_relative_to(fresh.root)
+    final = pathlib.Path(os.path.normpath(place.root / path.relative_to(fresh.root) if inside else path))
+    return None if final.is_relative_to(place.root) else final
+
+
+def _lay_out(
+    work: pathlib.Path, fresh: home.Home, place: home.Home
+) -> tuple[catalogue.Settings, pathlib.Path | None]:
     """The settings to restore with, and where the keys go at the end if that is outside of the home."""
     fresh.root.mkdir(mode=0o700)
     (work / "muster.toml").rename(fresh.settings_file)
     settings = settings_.load(catalogue.Settings, file=fresh.settings_file)
-    if not settings.domain.folder.is_relative_to(fresh.root):
+    if _outside(settings.domain.folder, fresh, place) is not None:
         raise errors.Refused(
             f"the settings keep the domain's data outside of its home, in {settings.domain.folder}",
             hint='restore by hand, or set domain.data_dir = "." in the backup\'s muster.toml',
         )
     home.Folder(settings.domain.folder).create()
-    keys_to = None if settings.keys_folder.is_relative_to(fresh.root) else settings.keys_folder
+    keys_to = _outside(settings.keys_folder, fresh, place)
     if keys_to is not None:
         if keys_to.exists() and any(keys_to.iterdir()):
             raise errors.AlreadyExists(
@@ -278,14 +336,34 @@ def _put_in_place(
     keys: pathlib.Path, keys_to: pathlib.Path | None, fresh: pathlib.Path, root: pathlib.Path
 ) -> None:
     """The home, and the keys where they are kept outside of it: both or none."""
+    _sync(fresh)
     if keys_to is not None:
         with files.draft(keys_to) as draft:  # it may be on another disk, so it is copied
             shutil.copytree(keys, draft, dirs_exist_ok=True)
+            _sync(draft)
     try:
         with contextlib.suppress(FileNotFoundError):
             root.rmdir()
         fresh.rename(root)
+        core_files.sync_folder(root.parent)
     except BaseException:
         if keys_to is not None:
             shutil.rmtree(keys_to, ignore_errors=True)
         raise
+
+
+def _remove(root: pathlib.Path, keys: pathlib.Path | None) -> None:
+    """What `_put_in_place` did."""
+    for folder in (root, keys):
+        if folder is not None:
+            shutil.rmtree(folder)
+
+
+def _sync(folder: pathlib.Path) -> None:
+    """Whatever is below it is on disk when this returns."""
+    for one in (folder, *folder.rglob("*")):
+        if one.is_dir():
+            core_files.sync_folder(one)
+        elif one.is_file():
+            with one.open("rb") as file:
+                os.fsync(file.fileno())

@@ -6,7 +6,8 @@ anything of it is stored.  A restored store has its records and their epochs, bu
 its own: positions in the old feed mean nothing in it.
 
 A restore takes many commits.  A mark in the store says that it has begun, and goes with the last one; a store
-that bears it is not opened (`database.open`), and restoring again begins by emptying it.
+that bears it is not opened (`database.open`), and restoring again begins by emptying it.  What has to succeed
+together with a restore is done within `restoring`: if it fails, the store is emptied.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 import hashlib
 import os
 import pathlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -87,17 +88,42 @@ async def restore(
     folder: pathlib.Path | None = None,
 ) -> int:
     """Fill a store that is empty, or was left half restored, from a backup. Returns the number of records."""
+    async with restoring(url, path, settings=settings, password=password, folder=folder) as records:
+        return records
+
+
+@contextlib.asynccontextmanager
+async def restoring(
+    url: str,
+    path: pathlib.Path,
+    *,
+    settings: api.Settings | None = None,
+    password: str | None = None,
+    folder: pathlib.Path | None = None,
+) -> AsyncIterator[int]:
+    """As `restore`, complete when the block ends without an error, and emptied when it does not.
+
+    Where the store cannot be reached for that, it keeps its mark.
+    """
     records = await asyncio.to_thread(_verify, path)
     async with await database.open(
         url, settings=settings, password=password, folder=folder, unfinished=True
     ) as store:
         await _empty(store)
-        await store.write({database.UNFINISHED: commits.Write(b"")})
-        with contextlib.closing(_read(path)) as lines:
-            while page := await asyncio.to_thread(_page, lines):
-                await store.write({one.place: commits.Write(one.v, None, one.e) for one in page})
-        await store.write({database.UNFINISHED: commits.Write(None)})
-    return records
+        begun, ended = {database.UNFINISHED: commits.Write(b"")}, {database.UNFINISHED: commits.Write(None)}
+        await store.write(begun)
+        try:
+            with contextlib.closing(_read(path)) as lines:
+                while page := await asyncio.to_thread(_page, lines):
+                    await store.write({one.place: commits.Write(one.v, None, one.e) for one in page})
+            yield records
+            await store.write(ended)
+        except BaseException:
+            with contextlib.suppress(errors.MusterError):
+                await store.write(begun)  # again: the last write may have been stored
+                await _empty(store)
+                await store.write(ended)
+            raise
 
 
 async def _empty(store: database.Store) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from muster.app import context as context_
 from muster.app import home, identities, logs, team
-from muster.core import ground, health
+from muster.core import files, ground, health
 from muster.pipeline import settings as settings_
 from muster.trust import keyring, roles
 
@@ -130,5 +130,5 @@ class PipelinePart:
         told = options(context.settings, self._settings, context.folder, context.trust, running)
         path = context.folder.root / "pipeline" / OPTIONS_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(told | {"leashed": True}))
+        files.write(path, msgspec.json.encode(told | {"leashed": True}))
         return path

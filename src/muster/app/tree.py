@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from muster.app import context as context_
 from muster.app import home, team
-from muster.core import errors, health
+from muster.core import errors, files, health
 from muster.manage import bootstrap, pids, settings
 
 BEAT_S = 1.0
@@ -54,7 +54,7 @@ class Passive:
         except OSError:
             self._server = await asyncio.start_server(self._hear, "127.0.0.1", 0)
         self._port = self._server.sockets[0].getsockname()[1]
-        await asyncio.to_thread(kept.write_text, str(self._port))
+        await asyncio.to_thread(files.write, kept, str(self._port).encode())
         await self._find_running()
         context.spawn(self._keep())
 

@@ -154,7 +154,7 @@ async def _enrol(invocation: base.Invocation, text: str, folder: Path, proxy: st
     from muster import connecting
     from muster.app import enrolment, manage
     from muster.app import managing as app_managing
-    from muster.core import errors
+    from muster.core import errors, files
     from muster.trust import credentials
 
     token = enrolment.Token.parse(text)
@@ -182,7 +182,7 @@ async def _enrol(invocation: base.Invocation, text: str, folder: Path, proxy: st
         raise
     await asyncio.to_thread(enrolment.write_credentials, folder, key, answer["jwt"])
     where = {"servers": list(token.servers), "ca": token.ca, "locator": token.locator, "proxy": proxy}
-    await asyncio.to_thread((folder / "domain.json").write_bytes, msgspec.json.encode(where))
+    await asyncio.to_thread(files.write, folder / "domain.json", msgspec.json.encode(where))
 
 
 async def _enrolled(folder: Path) -> tuple[dict[str, Any], credentials.Credentials, ssl.SSLContext | None]:

@@ -42,7 +42,7 @@ def init(
     keys somewhere else: who has them is the domain. `--set KEY=VALUE` puts further settings into the file.
     """
     from muster.app import catalogue, certificates, home, identities
-    from muster.core import errors, settings
+    from muster.core import errors, files, settings
 
     place = home.Home.find(invocation.home)
     if place.settings_file.exists():
@@ -60,7 +60,7 @@ def init(
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = place.settings_file.with_suffix(".draft")
     try:
-        draft.write_text(_HEAD + _toml(values))
+        files.write(draft, (_HEAD + _toml(values)).encode(), mode=files.PUBLIC)
         made = settings.load(catalogue.Settings, file=draft)
         identities.open_or_create(made)
         certificates.ensure_authority(made)
@@ -69,6 +69,7 @@ def init(
         raise
     # Last of all: a home is a home when this file is there, so a half-made one can be made again.
     draft.rename(place.settings_file)
+    files.sync_folder(place.root)
     facts = {
         "home": str(place.root),
         "domain": name,

@@ -24,6 +24,7 @@ LISTENER = models.Model("Listener", {})
 RULES = """
 responses:
   - {alert: infected, event: news, to: "TRUE", durable: false}
+  - {alert: unknown, event: no-such-event, to: "TRUE", durable: false}
 """
 
 
@@ -100,10 +101,10 @@ async def test_a_refused_command_and_one_that_is_not_durable_are_asked_for_once(
 # Alerts
 
 
-def alert(number: int, *, age_s: float = 0.0) -> messages.Alert:
+def alert(number: int, *, rule: str = "infected", age_s: float = 0.0) -> messages.Alert:
     now_ms = int((time.time() - age_s) * 1000)
     return messages.Alert(
-        rule="infected",
+        rule=rule,
         about=f"node:n{number}",
         level=messages.Level.CRITICAL,
         state=messages.AlertState.FIRING,
@@ -160,3 +161,7 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
         assert kept is not None
         assert int(kept.value) >= 3
         assert running.metrics.value("muster_responses_total", outcome="too-old") == 1
+
+        await publish(running, alert(5, rule="unknown"))
+        await eventually(lambda: part.health().facts["refused"] == 1)
+        assert running.metrics.value("muster_responses_total", outcome="refused") == 1

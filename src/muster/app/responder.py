@@ -51,7 +51,10 @@ class ResponderPart:
         self._rules: tuple[responses.Rule, ...] = ()
         self._sent = 0
         self._refused = 0
-        self._reason = ""
+        self._missed = 0  # alerts that the stream did not keep until they were read
+        self._too_old = 0
+        self._reason = ""  # of the last refusal
+        self._waits = ""  # for what, while it cannot read alerts
 
     async def start(self, context: context_.Context) -> None:
         self._rules = responses.load(await asyncio.to_thread(Path(self._wanted.rules).read_text))
@@ -65,8 +68,14 @@ class ResponderPart:
         await self._bus.close()
 
     def health(self) -> team.Health:
-        state = health.State.LATE if self._reason else health.State.UP
-        return team.Health(state, self._reason, {"sent": self._sent, "refused": self._refused})
+        reason = self._waits or self._reason
+        counts = {
+            "sent": self._sent,
+            "refused": self._refused,
+            "missed": self._missed,
+            "too_old": self._too_old,
+        }
+        return team.Health(health.State.LATE if reason else health.State.UP, reason, counts)
 
     async def _respond(self, context: context_.Context) -> None:
         position = await self._begin(context)
@@ -74,19 +83,23 @@ class ResponderPart:
             sender = parties.sender(IDENTITY)
             while True:
                 try:
+                    await self._bus.open_stream(protocol.ALERTS_STREAM)
+                    self._waits = ""
                     alerts = pipeline.Client(self._bus).follow_alerts(first=position + 1)
                     async for sequence, alert in alerts:
                         await self._answer(context, sender, sequence, alert)
                         position = sequence
                         await _keep(context, position)
                 except errors.Dropped as error:
-                    self._counts.add(error.last - error.first + 1, outcome="missed")
+                    missed = error.last - error.first + 1
+                    self._missed += missed
+                    self._counts.add(missed, outcome="missed")
                     context.log.error("alerts-missed", first=error.first, last=error.last)
                     position = error.last
                     await _keep(context, position)
                 except (errors.Unavailable, errors.NotFound) as error:
                     # No pipeline has run yet, or no broker answers: the position is kept.
-                    self._reason = str(error)
+                    self._waits = str(error)
                     await asyncio.sleep(RETRY_S)
 
     async def _begin(self, context: context_.Context) -> int:
@@ -103,7 +116,7 @@ class ResponderPart:
             except errors.NotFound:
                 last = 0
             except errors.Unavailable as error:
-                self._reason = str(error)
+                self._waits = str(error)
                 await asyncio.sleep(RETRY_S)
                 continue
             if kept is not None and int(kept.value) <= last:
@@ -118,6 +131,7 @@ class ResponderPart:
         due = responses.due(self._rules, alert)
         age_s = time.time() - alert.at_ms / 1000
         if due and age_s > self._wanted.max_age_s:
+            self._too_old += 1
             self._counts.add(outcome="too-old")
             context.log.warning("alert-too-old", rule=alert.rule, about=alert.about, age_s=round(age_s))
             return

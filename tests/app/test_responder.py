@@ -1,0 +1,98 @@
+"""What the responder could not answer is counted, and shown in its state."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from muster.app import responder
+from muster.core import health, log, messages, metrics
+from muster.pipeline import protocol
+from muster.store import database
+from muster.testing.eventually import eventually
+
+RULES = """
+responses:
+  - {alert: infected, event: news, to: "TRUE"}
+"""
+
+
+def alert(rule: str = "quiet", *, age_s: float = 0.0) -> bytes:
+    now_ms = int((time.time() - age_s) * 1000)
+    return messages.encode(
+        messages.Alert(
+            rule=rule,
+            about="node:n1",
+            level=messages.Level.CRITICAL,
+            state=messages.AlertState.FIRING,
+            since_ms=now_ms,
+            at_ms=now_ms,
+        )
+    )
+
+
+@pytest.fixture
+async def world(connect: Any, tmp_path: Path) -> Any:
+    """A responder that was enabled before the first alert, and is not started yet."""
+    (tmp_path / "responses.yaml").write_text(RULES)
+    tasks: list[asyncio.Task[None]] = []
+    async with await database.open(f"sqlite:{tmp_path / 'store.db'}") as store:
+        await store.put(responder.COLLECTION, responder.POSITION, b"0")
+
+        async def connected(identity: str, _: object) -> Any:
+            return await connect(identity)
+
+        yield SimpleNamespace(
+            part=responder.ResponderPart(responder.Responder(rules=str(tmp_path / "responses.yaml"))),
+            bus=await connect("pipeline"),
+            store=store,
+            connect=connected,
+            metrics=metrics.Metrics(),
+            log=log.Events("app"),
+            spawn=lambda work: tasks.append(asyncio.create_task(work)),
+        )
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def position(world: Any) -> int:
+    kept = await world.store.get(responder.COLLECTION, responder.POSITION)
+    return int(kept.value)
+
+
+async def test_alerts_that_were_dropped_before_they_were_read_are_counted(world):
+    stream = await world.bus.stream(protocol.streams()[1])
+    for _ in range(5):
+        await stream.publish("muster.pipeline.from.pipeline.alert.quiet", alert())
+    await stream.purge(before=4)
+    await world.part.start(world)
+
+    async def at_the_end() -> bool:
+        return await position(world) == 5
+
+    await eventually(at_the_end)
+    assert world.part.health().facts["missed"] == 3
+    assert world.metrics.value("muster_responses_total", outcome="missed") == 3
+
+
+async def test_alerts_that_are_too_old_are_counted(world):
+    stream = await world.bus.stream(protocol.streams()[1])
+    await world.part.start(world)
+    await stream.publish("muster.pipeline.from.pipeline.alert.infected", alert("infected", age_s=7200))
+    await eventually(lambda: world.part.health().facts["too_old"] == 1)
+    assert world.part.health().facts["sent"] == 0
+    assert world.metrics.value("muster_responses_total", outcome="too-old") == 1
+
+
+async def test_it_is_late_only_while_there_are_no_alerts_to_read(world, monkeypatch):
+    monkeypatch.setattr(responder, "RETRY_S", 0.01)
+    await world.part.start(world)
+    await eventually(lambda: world.part.health().state is health.State.LATE)
+    await world.bus.stream(protocol.streams()[1])
+    await eventually(lambda: world.part.health().state is health.State.UP)

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import time
 from typing import Any
 
 import psutil
@@ -16,7 +17,8 @@ from muster.app import managing
 from muster.bus import http
 from muster.core import errors, health, messages
 from muster.manage import protocol
-from muster.manage.adapters import base, catalogue, process, systemd
+from muster.manage.adapters import base, catalogue, memory, process, spark, systemd
+from muster.manage.adapters import http as http_service
 from muster.testing.eventually import eventually
 from tests.manage import contract
 
@@ -188,6 +190,22 @@ class TestMemory(contract.Contract):
         host.hosted["thing"].adapter.die("lightning")
         return True
 
+    async def test_an_older_report_does_not_win_over_the_look_it_interrupts(self, host, config, monkeypatch):
+        await self.do(host, "create", config=config)
+        before, observe, reports = self.seen(host), memory.Memory.observe, [True]
+
+        async def interrupted(adapter: memory.Memory) -> protocol.Observed:
+            found = await observe(adapter)
+            if reports:
+                reports.clear()
+                adapter.place.changed(before)  # what a watch saw before the stop, and reports only now
+            return found
+
+        monkeypatch.setattr(memory.Memory, "observe", interrupted)
+        answer = await self.do(host, "execute", operation="stop")
+        assert answer.observed.state is health.State.DOWN
+        assert self.seen(host).state is health.State.DOWN
+
     async def test_one_that_hangs_is_in_doubt(self, host):
         answer = await self.do(host, "create", config={"hangs": ["create"]}, timeout_s=0.05)
         assert answer.outcome is messages.Outcome.IN_DOUBT
@@ -223,6 +241,33 @@ class TestBroker(contract.Contract):
         os.kill(self.seen(host).properties["pid"], signal.SIGKILL)
         return True
 
+    async def test_a_stop_that_is_cancelled_goes_on_and_the_next_start_waits_for_it(
+        self, host, config, monkeypatch
+    ):
+        await self.do(host, "create", config=config)
+        first = host.hosted["thing"].adapter.broker
+        stopping, may_stop, stop = asyncio.Event(), asyncio.Event(), type(first).stop
+
+        async def slow(made: Any, **options: Any) -> None:
+            stopping.set()
+            await may_stop.wait()
+            await stop(made, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(first), "stop", slow)
+            ending = asyncio.create_task(self.do(host, "execute", operation="stop"))
+            await stopping.wait()
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+            starting = asyncio.create_task(self.do(host, "execute", operation="start"))
+            await asyncio.sleep(0)
+            may_stop.set()
+            assert (await starting).outcome is messages.Outcome.DONE
+        assert first.state.value == "stopped"
+        assert first.pid is None
+        assert host.hosted["thing"].adapter.broker is not first
+        assert self.seen(host).state is health.State.UP
+
 
 class TestHttp(contract.Contract):
     type_name = "http"
@@ -250,6 +295,32 @@ class TestHttp(contract.Contract):
     async def break_it(self, host):
         self.state["up"] = False
         return True
+
+    async def test_an_answer_of_before_a_later_look_is_not_shown(self, host, config, monkeypatch):
+        await self.do(host, "create", config={**config, "every_s": 0.01})
+        adapter, problem = host.hosted["thing"].adapter, http_service._problem
+        asked, answered = asyncio.Event(), asyncio.Event()
+        late = True
+
+        async def slow(wanted: Any) -> str | None:
+            nonlocal late
+            found = await problem(wanted)
+            if late:  # the first of them: that of the watch
+                late = False
+                asked.set()
+                await answered.wait()
+            return found
+
+        monkeypatch.setattr(http_service, "_problem", slow)
+        await asked.wait()
+        self.state["up"] = False
+        await adapter._look()
+        assert self.seen(host).state is health.State.DOWN
+        shown: list[health.State] = []
+        monkeypatch.setattr(adapter.place, "changed", lambda observed: shown.append(observed.state))
+        answered.set()
+        await eventually(lambda: len(shown) >= 1)
+        assert shown[0] is health.State.DOWN
 
 
 SYSTEMCTL = """#!/bin/sh
@@ -341,6 +412,17 @@ class TestSparkQuery(contract.Contract):
         await eventually(lambda: self.seen(host).state is health.State.LATE)
         answer = await self.do(host, "execute", operation="progress")
         assert answer.result["batch"] == 0
+
+    async def test_a_clock_that_is_set_back_does_not_hide_progress(self, host, config, tmp_path, monkeypatch):
+        monkeypatch.setattr(spark, "WATCH_S", 0.01)
+        commits = tmp_path / "checkpoint" / "commits"
+        commits.mkdir(parents=True)
+        await self.do(host, "create", config={**config, "progress_s": 3600})
+        assert self.seen(host).state is health.State.STARTING
+        (commits / "0").write_text("v1")
+        an_hour_ago = time.time() - 3600  # what the clock says since it was set
+        os.utime(commits / "0", (an_hour_ago, an_hour_ago))
+        await eventually(lambda: self.seen(host).state is health.State.UP)
 
 
 def test_the_catalogue_has_each_and_checks_configurations():

@@ -26,6 +26,7 @@ events = log.Events("manage")
 
 SYNCS_AT_ONCE = 8  # concurrent syncs share the disk's work
 RESUME_S = 30.0  # for one adapter to find its resource again
+LOOKS_MAX = 3  # at one resource, while changes are reported; then what was reported last holds
 NAMES_MAX = 1_000  # of hosted resources in one answer
 EVENTS_A_SECOND = 10  # of one resource; what is more is told by the next heartbeat
 CHANGING = (
@@ -292,10 +293,13 @@ class Household(abc.ABC):
         if one.adapter is None or one.record.config is None:
             one.see(protocol.Observed(False))
             return
-        before = one.sequence
-        observed = await one.adapter.observe()
-        if one.sequence == before:  # or the adapter has told of a change since it began to look
-            one.see(observed)
+        for _ in range(LOOKS_MAX):
+            before = one.sequence
+            observed = await one.adapter.observe()
+            if one.sequence == before:
+                one.see(observed)
+                return
+            # The adapter has reported a change meanwhile: which of the two is older cannot be known.
 
     # What it keeps
 

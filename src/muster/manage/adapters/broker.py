@@ -57,6 +57,7 @@ class Broker(base.Adapter):
         self._watching: asyncio.Task[None] | None = None
         self._trusting: asyncio.Task[None] | None = None
         self._access: base.BrokerAccess | None = None
+        self._ending: asyncio.Task[None] | None = None
         self.broker: broker.Broker | None = None
 
     async def create(self, config: Config, *, start: bool) -> None:
@@ -96,7 +97,8 @@ class Broker(base.Adapter):
     async def do_start(self) -> None:
         if self._config is None:
             raise errors.NotFound(f"{self.place.name} does not exist")
-        if self.broker is not None and self.broker.state is broker.State.RUNNING:
+        runs = self.broker is not None and self.broker.state is broker.State.RUNNING
+        if runs and self._ending is None:
             return
         await self.do_stop()
         self._access = access = await self._broker_access()
@@ -121,17 +123,26 @@ class Broker(base.Adapter):
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         self._watching = self._trusting = None
-        if self.broker is not None:
-            made, self.broker = self.broker, None
-            await made.stop()
-        if self._config is not None:
-            self._tell()
+        await self._end_broker(drain_s=0.0)
 
     async def do_drain(self) -> None:
-        if self.broker is not None:
-            made, self.broker = self.broker, None
-            await made.stop(drain_s=5.0)
+        await self._end_broker(drain_s=5.0)
         await self.do_stop()
+
+    async def _end_broker(self, *, drain_s: float) -> None:
+        """This goes on when the operation that asked for it is cancelled: the next operation waits for it."""
+        if self._ending is None and self.broker is not None:
+            self._ending = asyncio.create_task(self._stop_broker(self.broker, drain_s))
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    async def _stop_broker(self, made: broker.Broker, drain_s: float) -> None:
+        try:
+            await made.stop(drain_s=drain_s)
+        finally:
+            self.broker = self._ending = None
+            if self._config is not None:
+                self._tell()
 
     async def do_restart(self) -> None:
         await self.do_stop()

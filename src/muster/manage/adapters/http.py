@@ -48,6 +48,8 @@ class HttpService(base.Adapter):
         self._state = health.State.DOWN
         self._reason = "not looked at yet"
         self._watching: asyncio.Task[None] | None = None
+        self._looks = 0  # begun
+        self._shown = 0  # the look whose result is shown
 
     async def create(self, config: Config, *, start: bool) -> None:
         await self.put(config)
@@ -114,15 +116,24 @@ class HttpService(base.Adapter):
         while True:
             config = self._require()
             await asyncio.sleep(config.every_s)
-            problem = await _problem(config)
+            look, problem = await self._ask(config)
             failed = 0 if problem is None else failed + 1
             if problem is None or failed >= config.failures:
-                self._be(problem)
+                self._be(look, problem)
 
     async def _look(self) -> None:
-        self._be(await _problem(self._require()))
+        self._be(*await self._ask(self._require()))
 
-    def _be(self, problem: str | None) -> None:
+    async def _ask(self, config: Config) -> tuple[int, str | None]:
+        """The number of this look, and why the service does not work."""
+        self._looks += 1
+        look = self._looks
+        return look, await _problem(config)
+
+    def _be(self, look: int, problem: str | None) -> None:
+        if look < self._shown:  # a later look has ended before: this answer may be of before a stop
+            return
+        self._shown = look
         self._state = health.State.UP if problem is None else health.State.DOWN
         self._reason = problem or ""
         self.place.changed(protocol.Observed(True, self._state, self._reason))

@@ -1,8 +1,10 @@
 """A Spark streaming query: a process of its own, which works as long as its checkpoint goes on.
 
 A query's process may live while the query does not; what it has committed lies in its checkpoint, so that is
-what is watched: it is up from the first batch that this process commits, and late when the last one is older
-than ``progress_s``.  With ``progress_s`` 0 the process alone counts.
+what is watched: it is up from the first batch that this process commits, and late when no further one came
+for ``progress_s``.  With ``progress_s`` 0 the process alone counts.  Time is counted from when a batch is
+first seen, by a clock that nobody sets; only the age of a batch from before a restart of the agent is taken
+from its file.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Query(process.Process):
         super().__init__(place)
         self._query: Config | None = None
         self._progress: asyncio.Task[None] | None = None
-        self._since_s = 0.0  # when its process was started; a batch of before says nothing about it
+        self._batch: dict[str, Any] = {}  # the last one that was seen; one of before a start says nothing
+        self._progress_at = 0.0  # monotonic: of that batch, or of the start
 
     async def create(self, config: Any, *, start: bool) -> None:
         self._query = config
@@ -63,7 +66,7 @@ class Query(process.Process):
     async def resume(self, config: Any) -> None:
         self._query = config
         await super().resume(_as_process(config))
-        self._since_s = 0.0  # it ran on meanwhile
+        await self._look_at_former()
         self._watch_progress()
 
     async def delete(self) -> None:
@@ -80,8 +83,24 @@ class Query(process.Process):
             raise errors.NotFound(f"{self.place.name} does not exist")
         return await asyncio.to_thread(_last_commit, self._query.checkpoint)
 
+    async def _start(self) -> None:
+        if self._query is not None and self._pid is None:
+            self._batch = await asyncio.to_thread(_last_commit, self._query.checkpoint)
+        await super()._start()
+
+    async def _look_at_former(self) -> None:
+        """A process that went on without its agent is up if it has committed a batch not long ago."""
+        if self._query is None or not self._query.progress_s or self._pid is None:
+            return
+        self._batch = await asyncio.to_thread(_last_commit, self._query.checkpoint)
+        if self._batch:
+            age_s = max(0.0, time.time() - self._batch["at_s"])
+            self._progress_at = time.monotonic() - age_s
+            if age_s <= self._query.progress_s:
+                self._be(health.State.UP, "")
+
     def _when_it_runs(self) -> tuple[health.State, str]:
-        self._since_s = time.time()
+        self._progress_at = time.monotonic()
         if self._query is None or not self._query.progress_s:
             return super()._when_it_runs()
         return health.State.STARTING, "no batch was committed yet"
@@ -102,13 +121,20 @@ class Query(process.Process):
     async def _look_always(self) -> None:
         assert self._query is not None
         while True:
-            at_s = (await asyncio.to_thread(_last_commit, self._query.checkpoint)).get("at_s", 0.0)
-            silent_s = time.time() - max(at_s, self._since_s)
-            if silent_s > self._query.progress_s:
-                if self._state in (health.State.STARTING, health.State.UP):
-                    self._be(health.State.LATE, f"no batch was committed for {silent_s:.0f} s")
-            elif at_s > self._since_s and self._state in (health.State.STARTING, health.State.LATE):
-                self._be(health.State.UP, "")
+            known = self._batch
+            found = await asyncio.to_thread(_last_commit, self._query.checkpoint)
+            silent_s = time.monotonic() - self._progress_at
+            if known is not self._batch:
+                continue  # it was started meanwhile
+            if found and found != known:
+                self._batch, self._progress_at = found, time.monotonic()
+                if self._state in (health.State.STARTING, health.State.LATE):
+                    self._be(health.State.UP, "")
+            elif silent_s > self._query.progress_s and self._state in (
+                health.State.STARTING,
+                health.State.UP,
+            ):
+                self._be(health.State.LATE, f"no batch was committed for {silent_s:.0f} s")
             await asyncio.sleep(WATCH_S)
 
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import msgspec
 import pytest
 
 from muster.core import errors, messages
-from muster.manage import orders, processor, protocol, results, secrecy, views
+from muster.manage import (
+    orders,
+    placement,
+    plans,
+    processor,
+    protocol,
+    results,
+    rollout,
+    rollouts,
+    secrecy,
+    verbs,
+    views,
+)
 from muster.manage.adapters import memory
 from muster.trust import sealing
-from tests.manage.test_registry import World, play
+from tests.manage.test_registry import World, play, until
 
 LONG = "frankfurt-2-web-" * 7
+MANIFEST = json.dumps({"resources": [{"name": "web", "type": "memory", "agent": "host-a"}]})
 
 
 def test_lists_of_a_large_fleet_come_in_pages():
@@ -41,6 +56,101 @@ def test_lists_of_a_large_fleet_come_in_pages():
         core.accept(processor.Changes(statuses=dict.fromkeys(names[:500], (1, status))))
         assert len(await world.client.get(*names[:500])) == 500
         assert len(await world.client.get()) == 3_000
+
+    play(scenario)
+
+
+def test_managers_and_rollouts_come_in_pages(monkeypatch):
+    monkeypatch.setattr(verbs, "PAGE", 7)
+
+    async def scenario(world: World) -> None:
+        core = world.registry.processor
+        await world.apply("web")
+        await world.manager.stop()
+        for i in range(30):
+            core.renew(f"m{i:02}", protocol.Renew(boot=i), asyncio.get_running_loop().time())
+        await until(lambda: core.owners["web"].manager in core.managers)
+        page = await world.client._read("managers")
+        assert (len(page["items"]), page["next"]) == (7, "m06")
+        rows = await world.client.managers()
+        assert [row["name"] for row in rows] == sorted(core.managers)
+        assert len(rows) >= 30
+        assert [row["name"] for row in rows if row["resources"]] == [core.owners["web"].manager]
+
+        # Two of them began in the same millisecond.
+        made = [
+            rollout.Rollout(id=f"id{i:02}", by="ann", plan=rollout.Plan(operation="echo"), at_ms=i // 2)
+            for i in reversed(range(20))
+        ]
+        for one in made:
+            one.state = rollout.DONE
+        await world.registry.write(lambda tx: [rollouts._put(tx, one, {}) for one in made] and None)
+        page = await world.client._read("rollouts")
+        assert len(page["items"]) == 7
+        assert page["next"] is not None
+        assert [row["id"] for row in await world.client.rollouts()] == [f"id{i:02}" for i in range(20)]
+        (row,) = await world.client.rollouts("id07")
+        assert (row["id"], row["state"]) == ("id07", rollout.DONE)
+        with pytest.raises(errors.NotFound):
+            await world.client.rollouts("id99")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("ask", "place"),
+    [
+        (lambda fleet: fleet.plan(MANIFEST), (placement, "specifications")),
+        (lambda fleet: fleet.apply(MANIFEST), (placement, "specifications")),
+        (lambda fleet: fleet.apply(MANIFEST), (plans, "plan")),
+        (lambda fleet: fleet.get(where="name = 'web'"), (views, "select")),
+        (lambda fleet: fleet.rollout({"operation": "echo"}, where="name = 'web'"), (views, "select")),
+        (lambda fleet: fleet.summary(), (views, "summary")),
+        (lambda fleet: fleet.agents(), (views, "agents")),
+        (lambda fleet: fleet.secrets(), (secrecy, "users")),
+    ],
+    ids=["plan", "apply", "apply-plan", "where", "rollout", "summary", "agents", "secrets"],
+)
+def test_the_registry_goes_on_while_it_looks_at_every_resource(monkeypatch, ask, place):
+    turn, work = threading.Event(), getattr(*place)
+
+    async def scenario(world: World) -> None:
+        await world.apply("web")
+        loop = asyncio.get_running_loop()
+
+        def waiting(*arguments: Any) -> Any:
+            loop.call_soon_threadsafe(turn.set)
+            assert turn.wait(5), "the event loop had no turn meanwhile"
+            return work(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(*place, waiting)
+            await ask(world.client)
+        assert turn.is_set()
+
+    play(scenario)
+
+
+def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
+    async def scenario(world: World) -> None:
+        def entries(many: int) -> list[dict[str, Any]]:
+            labels = {protocol.TOPOLOGY: "ring"}
+            return [
+                {"name": f"r{i}", "type": "memory", "agent": "nowhere", "labels": {**labels, "of": str(many)}}
+                for i in range(many)
+            ]
+
+        await world.client._ask("apply", entries=entries(3))
+        commit, commits = world.registry.commit, []
+
+        async def counted(changes: processor.Changes) -> None:
+            commits.append(set(changes.resources))
+            await commit(changes)
+
+        world.registry.commit = counted
+        done = await world.client._ask("apply", entries=entries(2))
+        assert done["deleting"] == ["r2"]
+        assert [one for one in commits if one] == [{"r0", "r1", "r2"}]
 
     play(scenario)
 

@@ -58,6 +58,7 @@ class Client:
         self._bus = bus
         self._timeout_s = timeout_s
         self._on_behalf_of = on_behalf_of
+        self.dropped = 0  # changes and events that came faster than a subscriber took them
 
     # Manifests
 
@@ -261,8 +262,7 @@ class Client:
         return [row async for row in self._pages("agents")]
 
     async def managers(self) -> list[Row]:
-        found: list[Row] = await self._read("managers")
-        return found
+        return [row async for row in self._pages("managers")]
 
     # What happens
 
@@ -289,6 +289,7 @@ class Client:
         def heard(message: api.Message) -> None:
             if not wanted or message.subject.rpartition(".")[2] in wanted:
                 if queue.full():
+                    self.dropped += 1
                     queue.get_nowait()  # the newest matter most
                 queue.put_nowait(message)
 
@@ -392,8 +393,8 @@ class Client:
         return found
 
     async def rollouts(self, id: str | None = None) -> list[Row]:
-        found: list[Row] = await self._read("rollouts", id=id)
-        return found
+        """The oldest first; or only the one with this id."""
+        return [row async for row in self._pages("rollouts", id=id)]
 
     async def rollout_steps(self, id: str) -> list[Row]:
         """Of each of its resources: state, reason and result."""
@@ -444,14 +445,18 @@ class Client:
         self, verb: str, *, extra_s: float = 0.0, try_s: float | None = None, **arguments: Any
     ) -> Any:
         subject = protocol.request(self._bus.identity, verb)
-        return await call(
-            self._bus,
-            subject,
-            arguments,
-            timeout_s=self._timeout_s + extra_s,
-            try_s=try_s,
-            on_behalf_of=self._on_behalf_of,
-        )
+        try:
+            return await call(
+                self._bus,
+                subject,
+                arguments,
+                timeout_s=self._timeout_s + extra_s,
+                try_s=try_s,
+                on_behalf_of=self._on_behalf_of,
+            )
+        except errors.LimitExceeded as error:
+            error.hint = error.hint or "ask for fewer resources at a time; each request is stored whole"
+            raise
 
     async def _read(self, verb: str, **arguments: Any) -> Any:
         subject = protocol.read(self._bus.identity, verb)

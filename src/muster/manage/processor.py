@@ -13,6 +13,7 @@ what it hosts.
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 from collections.abc import Iterable
@@ -138,6 +139,20 @@ class Processor:
         if self._ordered is None:
             self._ordered = sorted(self.resources)
         return self._ordered
+
+    def snapshot(self) -> Processor:
+        """A copy of resources, owners, statuses and agents, for a computation in another thread.
+
+        The records are immutable and shared.  What else a processor has is not copied, and changes on.
+        """
+        found = copy.copy(self)
+        found._ordered = self.ordered
+        found.resources, found.owners = dict(self.resources), dict(self.owners)
+        found.statuses, found.agents = dict(self.statuses), dict(self.agents)
+        return found
+
+    def owned_count(self, manager: str) -> int:
+        return len(self._owned.get(manager, ()))
 
     def _hosted_by(self, agent: str) -> set[str]:
         return {name for name, resource in self.resources.items() if resource.spec.agent == agent}

@@ -61,12 +61,17 @@ class Rollouts:
         self._carry_on(begun)
         return begun.header().summary()
 
-    async def all(self, id: str | None) -> list[dict[str, Any]]:
-        found = [self._live.get(one.id, one) for one in await self._headers() if id is None or one.id == id]
+    async def listed(self, id: str | None, after: str, limit: int) -> dict[str, Any]:
+        """A page of them, the oldest first; or the one with this id."""
+        found = {_key(one): one for one in await self._headers() if id is None or one.id == id}
         if id is not None and not found:
             raise errors.NotFound(f"no rollout {id!r}")
-        found.sort(key=lambda one: one.at_ms)
-        return [(one.header() if one.steps else one).summary() for one in found]
+
+        def row(key: str) -> dict[str, Any]:
+            live = self._live.get(found[key].id)
+            return (live.header() if live is not None else found[key]).summary()
+
+        return views.page(sorted(key for key in found if key > after), row, limit)
 
     async def steps(self, id: str, after: str, limit: int) -> dict[str, Any]:
         """A page of what became of each resource, in the order of their names."""
@@ -207,6 +212,11 @@ class Rollouts:
 
         async with self._writing:
             await self._registry.write(fill)
+
+
+def _key(one: rollout.Rollout) -> str:
+    """The order of a list: by time, and by id where two began in the same millisecond."""
+    return f"{one.at_ms:015}-{one.id}"
 
 
 def _put(tx: transactions.Transaction, header: rollout.Rollout, steps: dict[str, rollout.Step]) -> None:

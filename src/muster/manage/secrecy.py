@@ -97,12 +97,12 @@ class Secrets:
         kept = Kept(box=box, by=by, at_ms=int(time.time() * 1000))
         async with self._registry.writing() as state:
             await self._registry.write(lambda tx: tx.put(SECRETS, name, msgspec.json.encode(kept)))
-            return _used_by(users(state).get(name, []))
+            return _used_by((await asyncio.to_thread(users, state)).get(name, []))
 
     async def delete(self, name: str) -> None:
         async with self._registry.writing() as state:
             await self._kept(name)
-            using = users(state).get(name)
+            using = (await asyncio.to_thread(users, state)).get(name)
             if using:
                 raise errors.Conflict(
                     f"{', '.join(using[:5])} refer(s) to the secret {name!r}", hint="change or delete those"
@@ -113,7 +113,8 @@ class Secrets:
         """A page of names, never values."""
         start = f"{after}\0" if after else None
         records = await self._registry.store.scan(SECRETS, start=start, limit=limit + 1)
-        values, using = {record.key: record.value for record in records}, users(self._registry.state)
+        values = {record.key: record.value for record in records}
+        using = await asyncio.to_thread(users, self._registry.state.snapshot())
 
         def row(name: str) -> dict[str, Any]:
             kept = msgspec.json.decode(values[name], type=Kept)

@@ -1,7 +1,9 @@
 """What users ask of the registry, verb by verb: ``get`` and its like change nothing.
 
 Every verb that changes something is audited: who asked, what for, when, and what became of it, refusals too.
-Lists are answered page by page, because a fleet's are longer than a message may be.
+Lists are answered page by page, because a fleet's are longer than a message may be.  Whatever looks at every
+resource is computed in a thread, so that managers can renew meanwhile: by a verb that changes something while
+no other may, by the others on a snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +19,18 @@ import msgspec
 
 from muster.bus.rpc import server
 from muster.core import errors, messages
-from muster.manage import orders, placement, plans, protocol, results, rollout, rollouts, secrecy, views
+from muster.manage import (
+    orders,
+    placement,
+    plans,
+    processor,
+    protocol,
+    results,
+    rollout,
+    rollouts,
+    secrecy,
+    views,
+)
 from muster.manage.adapters import catalogue
 
 if TYPE_CHECKING:
@@ -91,33 +104,26 @@ class Verbs:
 
     async def _apply(self, by: str, entries: list[Any]) -> dict[str, Any]:
         async with self._registry.writing() as state:
-            specs = placement.specifications(state, entries)
+            specs = await asyncio.to_thread(placement.specifications, state, entries)
             await self._keeper.check(specs)
-            lines = plans.plan(state.resources, specs)
-            changed: set[str] = set()
-            for changes in (state.apply(specs, by), state.delete(plans.leftover(state.resources, specs), by)):
-                if changes:
-                    await self._registry.commit(changes)
-                    changed |= set(changes.resources)
+            lines, changes = await asyncio.to_thread(_decide, state, specs, by)
+            if changes:
+                await self._registry.commit(changes)
         return {
             "counts": collections.Counter(line["act"] for line in lines),
-            "changed_count": len(changed),
-            "changed": heapq.nsmallest(NAMES_MAX, changed),
+            "changed_count": len(changes.resources),
+            "changed": heapq.nsmallest(NAMES_MAX, changes.resources),
             "deleting": [line["name"] for line in lines if line["act"] == "delete"][:NAMES_MAX],
         }
 
     async def _plan(self, entries: list[Any], after: str = "") -> dict[str, Any]:
         """A page of it; ``after`` is the number of the last line of the page before."""
-        state = self._registry.state
-        lines = plans.plan(state.resources, placement.specifications(state, entries))
-        start = int(after) + 1 if after.isdecimal() else 0
-        numbers = map(str, range(start, len(lines)))
-        return views.page(numbers, lambda number: lines[int(number)], len(lines))
+        return await asyncio.to_thread(_page_of_plan, self._registry.state.snapshot(), entries, after)
 
     async def _create(self, by: str, entry: dict[str, Any]) -> dict[str, Any]:
         """One resource, which must not be there yet."""
         async with self._registry.writing() as state:
-            (spec,) = placement.specifications(state, [entry])
+            (spec,) = await asyncio.to_thread(placement.specifications, state, [entry])
             await self._keeper.check([spec])
             if spec.name in state.resources:
                 raise errors.AlreadyExists(f"there is a resource {spec.name!r} already")
@@ -139,7 +145,8 @@ class Verbs:
                 )
             before = msgspec.to_builtins(known.spec)
             before.pop("digest", None)
-            (spec,) = placement.specifications(state, [before | changes | {"name": name}])
+            entry = before | changes | {"name": name}
+            (spec,) = await asyncio.to_thread(placement.specifications, state, [entry])
             await self._keeper.check([spec])
             wanted = state.apply([spec], by)
             if wanted:
@@ -208,23 +215,25 @@ class Verbs:
         self, where: str = "", after: str = "", limit: int = PAGE, names_only: bool = False
     ) -> dict[str, Any]:
         """Some of them, in the order of their names; ``next`` is what to go on ``after``, None at the end."""
-        state = self._registry.state
-        selected = views.select(state, None, where, after)
-        if names_only:
-            return views.page(selected, str, max(1, min(limit, NAMES_PAGE)))
-        return views.page(selected, lambda name: views.row(state, name), max(1, min(limit, PAGE)))
+        limit = max(1, min(limit, NAMES_PAGE if names_only else PAGE))
+        if not where:  # then a page is all that is looked at
+            return _page_of_resources(self._registry.state, where, after, limit, names_only)
+        state = self._registry.state.snapshot()
+        return await asyncio.to_thread(_page_of_resources, state, where, after, limit, names_only)
 
     async def _describe(self, name: str) -> dict[str, Any]:
         return views.description(self._registry.state, name)
 
     async def _summary(self) -> dict[str, Any]:
-        return views.summary(self._registry.state)
+        return await asyncio.to_thread(views.summary, self._registry.state.snapshot())
 
     async def _agents(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        return views.agents(self._registry.state, after, max(1, min(limit, PAGE)))
+        state = self._registry.state.snapshot()
+        return await asyncio.to_thread(views.agents, state, after, max(1, min(limit, PAGE)))
 
-    async def _managers(self) -> list[dict[str, Any]]:
-        return views.managers(self._registry.state, asyncio.get_running_loop().time())
+    async def _managers(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        now = asyncio.get_running_loop().time()
+        return views.managers(self._registry.state, now, after, max(1, min(limit, PAGE)))
 
     # Acts
 
@@ -244,7 +253,7 @@ class Verbs:
         if len(names) > EXEC_MAX:
             raise errors.LimitExceeded(f"an exec is for at most {EXEC_MAX} resources at a time")
         id = id or secrets.token_hex(8)
-        selected = self._named(names)
+        selected = await self._named(names)
         wanted = [
             protocol.Order(
                 id=f"{id}-{name}",
@@ -268,19 +277,22 @@ class Verbs:
             for order, answer in zip(wanted, answers, strict=True)
         ]
 
-    def _named(self, names: list[str], where: str = "") -> list[str]:
+    async def _named(self, names: list[str], where: str = "") -> list[str]:
         if not names and not where:
             raise errors.InvalidInput("say which resources: names, or an expression")
-        return list(views.select(self._registry.state, names, where, ""))
+        if names:
+            return list(views.select(self._registry.state, names, "", ""))
+        state = self._registry.state.snapshot()
+        return await asyncio.to_thread(lambda: list(views.select(state, None, where, "")))
 
     async def _rollout(
         self, by: str, plan: dict[str, Any], names: list[str] | None = None, where: str = ""
     ) -> dict[str, Any]:
         """Begins it; `rollouts` shows how it goes."""
-        return await self.rollouts.begin(by, plan, self._named(names or [], where))
+        return await self.rollouts.begin(by, plan, await self._named(names or [], where))
 
-    async def _rollouts(self, id: str | None = None) -> list[dict[str, Any]]:
-        return await self.rollouts.all(id)
+    async def _rollouts(self, id: str | None = None, after: str = "", limit: int = PAGE) -> dict[str, Any]:
+        return await self.rollouts.listed(id, after, max(1, min(limit, PAGE)))
 
     async def _rollout_steps(self, id: str, after: str = "", limit: int = PAGE) -> dict[str, Any]:
         return await self.rollouts.steps(id, after, max(1, min(limit, PAGE)))
@@ -314,6 +326,31 @@ class Verbs:
     async def _secret(self, by: str, resource: str, name: str, key: str) -> dict[str, str]:
         """What the agent ``by`` asks when it starts what it hosts."""
         return await self._keeper.give(by, resource, name, key)
+
+
+def _decide(
+    state: processor.Processor, specs: list[protocol.Spec], by: str
+) -> tuple[list[dict[str, Any]], processor.Changes]:
+    """The lines of the plan, and what is to be stored for it: all of that together."""
+    lines = plans.plan(state.resources, specs)
+    changes = state.apply(specs, by)
+    leftover = [line["name"] for line in lines if line["act"] == "delete"]
+    changes.resources |= state.delete(leftover, by).resources
+    return lines, changes
+
+
+def _page_of_plan(state: processor.Processor, entries: list[Any], after: str) -> dict[str, Any]:
+    lines = plans.plan(state.resources, placement.specifications(state, entries))
+    start = int(after) + 1 if after.isdecimal() else 0
+    numbers = map(str, range(start, len(lines)))
+    return views.page(numbers, lambda number: lines[int(number)], len(lines))
+
+
+def _page_of_resources(
+    state: processor.Processor, where: str, after: str, limit: int, names_only: bool
+) -> dict[str, Any]:
+    selected = views.select(state, None, where, after)
+    return views.page(selected, str if names_only else lambda name: views.row(state, name), limit)
 
 
 def _require_renamable(name: str, type_: str) -> None:

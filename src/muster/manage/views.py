@@ -167,19 +167,19 @@ def page(keys: Iterable[str], item: Callable[[str], Any], limit: int) -> dict[st
     return {"items": items, "next": None}
 
 
-def managers(state: processor.Processor, now: float) -> list[dict[str, Any]]:
-    counts: dict[str, int] = {}
-    for owner in state.owners.values():
-        counts[owner.manager] = counts.get(owner.manager, 0) + 1
-    return [
-        {
+def managers(state: processor.Processor, now: float, after: str, limit: int) -> dict[str, Any]:
+    """A page of them."""
+
+    def row_of(name: str) -> dict[str, Any]:
+        member = state.managers[name]
+        return {
             "name": name,
-            "resources": counts.get(name, 0),
+            "resources": state.owned_count(name),
             "expires_in_s": round(member.expires_at - now, 1),
             "leaving": member.leaving,
         }
-        for name, member in sorted(state.managers.items())
-    ]
+
+    return page(sorted(name for name in state.managers if name > after), row_of, limit)
 
 
 def resources_by_agent(state: processor.Processor) -> dict[str, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import pathlib
@@ -20,6 +21,8 @@ from muster.bus import api, client
 from muster.core import messages
 from muster.manage import agent, manager, protocol
 from muster.trust import credentials
+
+BEAT_S = 5.0
 
 
 def say(message: Any) -> None:
@@ -47,6 +50,18 @@ async def manage(url: str, creds: str) -> None:
             say({"managed": len(running.managed)})
 
 
+async def host(url: str, name: str, folder: str, trust: str) -> None:
+    """An agent that may make brokers."""
+    access = functools.partial(asyncio.to_thread, managing.broker_access, pathlib.Path(trust))
+    async with (
+        await connect(url, identity=name) as bus,
+        agent.Agent(bus, pathlib.Path(folder), broker_access=access),
+    ):
+        say("ready")
+        while await told() is not None:
+            say({})
+
+
 async def adapters(url: str, *creds: str) -> None:
     """One agent for each of the credentials; what is asked of them is measured here."""
     managing.spare_collector()
@@ -54,13 +69,14 @@ async def adapters(url: str, *creds: str) -> None:
         hosts = []
         for one in creds:
             bus = await stack.enter_async_context(await connect(url, one))
-            host = agent.Agent(bus, beat_s=5.0, types=("memory",))
+            host = agent.Agent(bus, beat_s=BEAT_S, types=("memory",))
             hosts.append(await stack.enter_async_context(host))
         say("ready")
         await _obey(hosts)
 
 
 async def _obey(hosts: list[agent.Agent]) -> None:
+    watching: asyncio.Task[list[float]] | None = None
     while (wish := await told()) is not None:
         match wish["do"]:
             case "count":
@@ -68,6 +84,13 @@ async def _obey(hosts: list[agent.Agent]) -> None:
             case "wait":
                 await _wait(hosts, wish["total"], wish.get("not", ""))
                 say({})
+            case "watch":
+                watching = asyncio.create_task(_reassigned(hosts, wish["manager"]))
+                await asyncio.sleep(0)
+                say({})
+            case "watched":
+                assert watching is not None
+                say(await watching)
             case "burst":
                 say(await _burst(hosts))
             case "steady":
@@ -92,6 +115,18 @@ async def _wait(hosts: list[agent.Agent], total: int, gone: str) -> None:
         await asyncio.sleep(0.05)
 
 
+async def _reassigned(hosts: list[agent.Agent], former: str) -> list[float]:
+    """Of each resource of this manager: when another one has claimed it, by the monotonic clock."""
+    left = [one for host in hosts for one in host.hosted.values() if one.record.manager == former]
+    found: list[float] = []
+    while left:
+        await asyncio.sleep(0.02)
+        now, still = time.monotonic(), [one for one in left if one.record.manager == former]
+        found += [now] * (len(left) - len(still))
+        left = still
+    return found
+
+
 async def _ask(host: agent.Agent, name: str) -> float:
     one = host.hosted[name]
     said = protocol.Event(resource=name, what=protocol.CHANGED, observed=one.seen, epoch=one.record.epoch)
@@ -101,10 +136,8 @@ async def _ask(host: agent.Agent, name: str) -> float:
     return time.perf_counter() - began
 
 
-async def _burst(hosts: list[agent.Agent]) -> dict[str, float]:
-    began = time.perf_counter()
-    took = await asyncio.gather(*(_ask(host, name) for host in hosts for name in host.hosted))
-    return {"mean_s": sum(took) / len(took), "all_s": time.perf_counter() - began}
+async def _burst(hosts: list[agent.Agent]) -> list[float]:
+    return await asyncio.gather(*(_ask(host, name) for host in hosts for name in host.hosted))
 
 
 async def _steady(hosts: list[agent.Agent], rate: float, seconds: float) -> list[float]:
@@ -156,14 +189,13 @@ async def ask_echo(url: str) -> None:
             return time.perf_counter() - began
 
         while (wish := await told()) is not None:
-            began = time.perf_counter()
-            took = await asyncio.gather(*(ask() for _ in range(wish["count"])))
-            say({"mean_s": sum(took) / len(took), "all_s": time.perf_counter() - began})
+            say(await asyncio.gather(*(ask() for _ in range(wish["count"]))))
 
 
 ROLES: dict[str, Any] = {
     "manager": manage,
     "adapters": adapters,
+    "host": host,
     "answering": answering,
     "echo": echo,
     "ask-echo": ask_echo,

@@ -45,7 +45,8 @@ class Manager:
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return [{"outcome": answer}]
+        outcome, _, code = answer.partition(":")
+        return [{"outcome": outcome, "code": code}]
 
 
 async def obeyed(manager: Manager, *events: Any) -> list[int]:
@@ -88,6 +89,14 @@ async def test_a_durable_command_is_repeated_until_it_is_answered_and_in_its_ord
 async def test_a_command_that_is_not_acknowledged_while_no_manager_answers():
     manager = Manager(*[errors.Unavailable("failing over")] * 5)
     assert await obeyed(manager, command("isolate", 7)) == []
+
+
+@pytest.mark.virtual_time
+async def test_a_command_whose_outcome_its_agent_does_not_know_is_not_repeated_for_ever():
+    manager = Manager("in-doubt:timed-out", "in-doubt:in-doubt", "done")
+    acknowledged = await obeyed(manager, command("isolate", 7), command("restart", 8))
+    assert manager.asked == [("isolate", "x/y:e7")] * 2 + [("restart", "x/y:e8")]
+    assert 7 in acknowledged
 
 
 @pytest.mark.virtual_time

@@ -10,6 +10,7 @@ import asyncio
 
 from muster.core import errors, log, messages
 from muster.manage import client as manage
+from muster.manage import hosting
 from muster.notify import client as notify
 
 events = log.Events("app")
@@ -21,10 +22,10 @@ RETRY_S, RETRY_S_MAX = 0.5, 30.0
 async def obey(party: notify.Party, resource: str, manager: manage.Client) -> None:
     """Ask for the operation that each accepted event names, for as long as the party lives.
 
-    A durable event is acknowledged when its request has been answered: done, failed or refused.  While no
-    manager answers, or the outcome is in doubt, the request is repeated under the same id, and is carried out
-    once.  The events behind it wait, so commands are carried out in their order.  What is not durable is
-    asked for once.
+    A durable event is acknowledged when its request has been answered: done, failed, refused, or in doubt for
+    good, as its agent cannot know the outcome itself.  While no manager answers, or the agent's answer is
+    lost, the request is repeated under the same id, and is carried out once.  The events behind it wait, so
+    commands are carried out in their order.  What is not durable is asked for once.
     """
     async for event in party:
         operation = event.content.get(OPERATION)
@@ -45,4 +46,7 @@ async def _carry_out(event: notify.Event, operation: str, resource: str, manager
         return not isinstance(error, errors.Unavailable)
     for answer in answers:
         events.info("command", resource=resource, operation=operation, outcome=answer["outcome"])
-    return all(answer["outcome"] != messages.Outcome.IN_DOUBT.value for answer in answers)
+    return all(
+        answer["outcome"] != messages.Outcome.IN_DOUBT.value or answer["code"] == hosting.IN_DOUBT
+        for answer in answers
+    )

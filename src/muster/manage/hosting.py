@@ -16,6 +16,7 @@ from muster.core import errors, messages
 from muster.manage import protocol
 
 REMEMBERED = 256
+IN_DOUBT = "in-doubt"  # the code of an outcome that the agent itself does not know, and never will
 REASON_MAX = 1_000
 PROPERTIES_BYTES_MAX = 8 << 10
 
@@ -67,7 +68,7 @@ class Hosted:
         return self.record.operations[id] or protocol.Answer(
             id=id,
             outcome=messages.Outcome.IN_DOUBT,
-            code="in-doubt",
+            code=IN_DOUBT,
             reason="it was begun, and its agent ended before it did",
             epoch=self.record.epoch,
         )

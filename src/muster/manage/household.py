@@ -190,7 +190,7 @@ class Household(abc.ABC):
                 result = await self._do(one, operation)
                 await self._look(one)
         except TimeoutError:
-            outcome, code = messages.Outcome.IN_DOUBT, "in-doubt"
+            outcome, code = messages.Outcome.IN_DOUBT, hosting.IN_DOUBT
             reason = f"the adapter did not answer in {operation.timeout_s:g} s"
         except errors.MusterError as error:
             refused = hosting.refusal(operation.id, error, one.record.epoch)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from muster.app import enrolment
+from muster.app import enrolment, manage
+from muster.bus.rpc import server
 from muster.core import errors
+from muster.manage import protocol, settings
 from muster.store import database
 from muster.trust import credentials, keyring, nkeys, roles
 
@@ -84,6 +86,21 @@ async def test_a_machine_that_was_replaced_does_not_come_back_with_its_old_token
     office.trust.revoke("host-b")
     with pytest.raises(errors.Forbidden, match="is spent"):
         await office.desk.enrol(new, key, "m")
+
+
+async def test_machines_that_wait_are_listed_in_pages(office, bus, monkeypatch):
+    monkeypatch.setattr(server, "PAGE_ROWS", 2)
+    tokens = [await office.token(f"host-{number}", approval=True) for number in range(5)]
+    for token in tokens:
+        with pytest.raises(errors.Unavailable, match="approval"):
+            await office.desk.enrol(token, new_key(), "m")
+    part = manage.Manage(settings.Manage())
+    part._desk = office.desk
+    listed = server.Operation.plain("domain.waiting", part._waiting, audited=False)
+    async with server.Server(bus, protocol.PART, [listed]):
+        first = await manage.ask(bus, "waiting")
+        assert (len(first["items"]), first["next"]) == (2, sorted(tokens)[1])
+        assert [row["token"] for row in await manage.waiting(bus)] == sorted(tokens)
 
 
 async def test_what_is_approved_is_the_machine_that_asked(office):

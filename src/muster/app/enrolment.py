@@ -113,7 +113,7 @@ class Desk:
             servers=servers, creds=creds, name=name, expires_at_s=expires_at_s, ca=ca, locator=locator
         ).render()
 
-    async def waiting(self) -> list[dict[str, object]]:
+    async def waiting(self) -> list[dict[str, str]]:
         """Machines that have asked and wait for approval."""
         return [
             {"token": identity, "name": one.name, "machine": one.asked_by_machine}

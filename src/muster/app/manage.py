@@ -21,6 +21,7 @@ import msgspec
 from muster.app import certificates, enrolment, identities, logs, managing, nursery, team
 from muster.app import context as context_
 from muster.bus import api, http, pages
+from muster.bus.rpc import client as rpc
 from muster.bus.rpc import server
 from muster.core import errors, health, subjects
 from muster.manage import bootstrap, pids, protocol, settings
@@ -46,6 +47,12 @@ _ROLES = {
 async def ask(bus: api.Bus, verb: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
     subject = subjects.said_by(protocol.PART, bus.identity, KIND, verb)
     return await manage_client.call(bus, subject, arguments, timeout_s=timeout_s)
+
+
+async def waiting(bus: api.Bus) -> list[dict[str, Any]]:
+    """Machines that have asked and wait for approval."""
+    subject = subjects.said_by(protocol.PART, bus.identity, KIND, "waiting")
+    return [row async for row in rpc.pages(bus, subject)]
 
 
 class Manage:
@@ -172,7 +179,7 @@ class Manage:
         plain = server.Operation.plain
         return [
             plain(f"{KIND}.processes", self._listed, audited=False),
-            plain(f"{KIND}.waiting", self._desk.waiting, audited=False),
+            plain(f"{KIND}.waiting", self._waiting, audited=False),
             plain(f"{KIND}.kill", self._kill),
             plain(f"{KIND}.approve", self._desk.approve),
             server.Operation(f"{KIND}.token", self._token, what="enrolment-token"),
@@ -190,6 +197,10 @@ class Manage:
             raise errors.Forbidden(f"{call.identity} is not the identity of an enrolment token")
         if record.role != roles.Role.OPERATOR:
             raise errors.Forbidden(f"{call.identity} has the role {record.role}; only an operator may {verb}")
+
+    async def _waiting(self, after: str = "") -> dict[str, Any]:
+        rows = sorted(await self._desk.waiting(), key=lambda row: row["token"])
+        return server.page(rows, key=lambda row: row["token"], after=after)
 
     async def _listed(self) -> list[dict[str, Any]]:
         return self._processes()

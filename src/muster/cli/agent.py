@@ -271,7 +271,14 @@ def approve(invocation: base.Invocation, name: str, to: connection.Options) -> N
 @base.pass_invocation
 def waiting(invocation: base.Invocation, to: connection.Options) -> None:
     """List machines that wait for approval."""
-    rows = managing.ask_domain(invocation, to, "waiting")
+
+    async def ask() -> list[dict[str, Any]]:
+        from muster.app import manage
+
+        async with await connection.connect(invocation, to) as bus:
+            return await manage.waiting(bus)
+
+    rows = base.run(ask())
     invocation.printer.rows(rows, ("name", "machine", "token"), of="machine", empty="nobody waits")
 
 

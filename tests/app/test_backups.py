@@ -119,7 +119,12 @@ def elsewhere(
     if request.param == "sqlite":
         folder = tmp_path / "data"
         folder.mkdir()
-        return f"sqlite:{folder}/state.db", lambda: [one.unlink() for one in folder.iterdir()] and None
+
+        def remove() -> None:
+            for one in folder.iterdir():
+                one.unlink()
+
+        return f"sqlite:{folder}/state.db", remove
     server = request.getfixturevalue("postgres_server")
     monkeypatch.setenv("TEST_RESTORE_PASSWORD", server.password)
     name = f"r_{secrets.token_hex(4)}"

@@ -84,7 +84,12 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
         ]
         for one in made:
             one.state = rollout.DONE
-        await world.registry.write(lambda tx: [rollouts._put(tx, one, {}) for one in made] and None)
+
+        def fill(tx: Any) -> None:
+            for one in made:
+                rollouts._put(tx, one, {})
+
+        await world.registry.write(fill)
         page = await world.client._read("rollouts")
         assert len(page["items"]) == 7
         assert page["next"] is not None

@@ -32,6 +32,7 @@ from muster.trust import keyring, roles
 
 WORKER = "benchmarks.manage_worker"
 ON_A_CONNECTION = 1_000
+QUICK_S_MAX = 300  # the loss of a frozen manager alone takes half a minute
 ROUNDS = 3
 SAMPLES = 1_000
 RATE_MIN = 500  # events a second

@@ -428,12 +428,13 @@ async def test_where_contexts_are_is_remembered_up_to_a_bound(alone, monkeypatch
     assert sorted(alone.writer._hints) == ["3", "4"]
 
 
-async def test_a_primary_that_has_moved_is_found_in_the_log(start: Start):
+async def test_a_primary_that_has_moved_is_found_in_the_log(start: Start, monkeypatch):
     old, new, asked_node = [await start(name) for name in ("p", "q", "r")]
     await old.writer.write(put(), "ann")
     await old.writer.place("k", ("q",), before=("p",))
     await asyncio.sleep(0.1)
     asked_node.writer.heard_of("k", ("p",))
+    monkeypatch.setattr(asked_node.desk.log, "append", None)  # it does not write as if the context were new
     assert (await asked_node.writer.write(put(value=b"new"), "ann")).primary == "q"
     assert new.desk.copies.index["k"].value == b"new"
 
@@ -527,6 +528,20 @@ async def test_of_the_holders_the_best_placed_becomes_the_primary(start: Start, 
     await asyncio.sleep(0.1)
     await s.writer._select_primary("k", silent="p")
     assert (await record(s)).holders[0] == "r"
+
+
+@pytest.mark.parametrize(("holders", "waits"), [(("p", "q"), False), (("p",), True), (("p", "s"), True)])
+async def test_a_selection_waits_for_the_holders_that_are_left_and_at_most_a_second(
+    start: Start, holders, waits
+):
+    _, _, r = [await start(name, timeout_s=5.0) for name in ("p", "q", "r")]
+    await r.desk.log.append(protocol.Record("k", holders, 1, "p", b"v", writer="ann"), 0, timeout_s=1.0)
+    await asyncio.sleep(0.1)
+    began_s = asyncio.get_running_loop().time()
+    await r.writer._select_primary("k", silent="p")
+    took_s = asyncio.get_running_loop().time() - began_s
+    assert (1.0 <= took_s < 1.1) if waits else took_s < 0.1
+    assert (await record(r)).holders[0] == ("r" if waits else "q")
 
 
 async def test_a_primary_is_only_replaced_while_it_is_the_primary(start: Start):
@@ -667,6 +682,16 @@ async def test_a_repeat_for_what_has_never_been_there_is_refused_without_a_trace
     with pytest.raises(errors.Conflict):
         await alone.writer.write(put(expected_version=5, repeat=True), "ann")
     assert await alone.desk.log.last("k") is None
+
+
+async def test_what_an_earlier_attempt_stored_is_what_stands_there(alone):
+    first = await alone.writer.write(put(request="r"), "ann")
+    stored = await record(alone)
+    alone.desk.drop("k")
+    other = msgspec.structs.replace(stored, stamp=stored.stamp + 1)
+    entry = await alone.writer._append(other, first.version)
+    assert (entry.record, entry.sequence) == (stored, first.version)
+    assert alone.desk.copies.index["k"].stamp == stored.stamp
 
 
 async def test_a_stored_attempt_whose_record_is_gone_leaves_the_outcome_unknown(alone, monkeypatch):

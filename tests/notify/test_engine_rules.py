@@ -102,7 +102,8 @@ def test_who_leaves_leaves_its_policy_and_nothing_else(ours: engine.Engine):
     assert len(ours.policies) == 1
     ours.leave("w2")
     assert (everybody(ours), len(ours)) == (["d2"], 1)
-    assert ours.match({"level": 3}, EVERYBODY) == ["d2"]
+    assert ours.match({"alert": True, "level": 3}, EVERYBODY) == ours.means(EVERYBODY) == ["d2"]
+    assert [len(table) for table in ours.tables] == [0, 1], "their places are free"
 
 
 def test_a_shard_leaves_at_once(ours: engine.Engine):
@@ -112,7 +113,9 @@ def test_a_shard_leaves_at_once(ours: engine.Engine):
     assert everybody(ours) == ["d2", "w1", "w2"]
     assert len(ours.policies) == 2
     assert ours.match(ALERT, EVERYBODY) == ["w1"]
-    ours.leave_shard(0)
+    ours.join_many(["w5"], WEB, {}, ["alert"], np.array([0]))
+    assert ours.changed_s("w5") == 0
+    ours.leave_shard(0)  # where parties are unless another is given
     assert (everybody(ours), len(ours.policies)) == (["d2"], 1)
     ours.leave_shard(9)
     assert len(ours) == 1

@@ -35,7 +35,7 @@ from muster.inform import contextlog, desk, placement, protocol
 from muster.inform.mounts import base as mounts
 
 ATTEMPTS = 8
-HINTS_MAX = 10_000
+HINTS_MAX = 10_000  # equivalent: any number near it bounds the memory as well
 REQUEST_CHARACTERS_MAX = 64
 
 
@@ -51,7 +51,7 @@ class _Base(NamedTuple):
     live: bool
 
 
-NOTHING = _Base(0, 0, (), None, None, "", False)
+NOTHING = _Base(0, 0, (), None, None, "", False)  # equivalent: a version is read of what is live
 
 
 class Begun(NamedTuple):
@@ -148,7 +148,7 @@ class Writer:
             shared.turns.give(record.key)
             raise errors.Conflict(f"{record.key!r}: this write was stored before")
         entry = contextlog.Entry(record, sequence)
-        shared.apply(entry, just_stamped=True)
+        shared.apply(entry, just_stamped=True)  # equivalent: to observe our own stamp changes nothing
         shared.appended(sequence, record.key)
         shared.turns.give(record.key)
         return _written(entry, 1)

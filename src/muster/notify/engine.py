@@ -49,7 +49,8 @@ def warmed() -> Any:
     model = models.Model("Trial", {"a": types.STRING, "b": types.FLOAT, "c": types.set_of("x")})
     trial.join("p", model, {"a": "v", "b": 1.0, "c": frozenset({"x"})}, parser.parse("e AND n >= 1"))
     trial.update(["p"] * names.FEW, {"b": [0.5] * names.FEW})  # equivalent: compiles
-    trial.match({"e": True, "n": 1}, parser.parse("a = 'v' AND b < 1 AND c CONTAINS 'x'"))
+    address = parser.parse("a = 'v' AND b < 1 AND c CONTAINS 'x'")
+    trial.match({"e": True, "n": 1}, address)  # equivalent: compiles
     trial.names([Found(0, np.zeros(names.FEW, np.int64))])  # equivalent: compiles
     return kernels
 
@@ -69,7 +70,7 @@ class Engine:
         self.tables: list[tables.Table] = []
         self._table_of: dict[str, int] = {}
         self._names: list[names.Names] = []  # by table
-        self._ids = np.zeros(1024, np.int32)
+        self._ids = np.zeros(1024, np.int32)  # equivalent: grows as needed
 
     def use(self, kernels: Any) -> None:
         """Go on with other kernels: they share all that is held."""
@@ -176,7 +177,7 @@ class Engine:
         for number, known in enumerate(self._names):
             found = known.rows(parties)
             ordered = np.sort(found)
-            if len(found) and ordered[0] >= 0 and (np.diff(ordered) > 0).all():
+            if len(found) and ordered[0] >= 0 and (np.diff(ordered) > 0).all():  # equivalent: a shortcut
                 return [(number, range(len(found)), found)]
             last = {row: place for place, row in enumerate(found.tolist()) if row >= 0}
             if last:

@@ -45,8 +45,7 @@ from muster.pipeline import settings
 PERIOD_S, TRIGGER_S = pipeline_domain.PERIOD_S, pipeline_domain.TRIGGER_S
 DELAY_S = settings.Pipeline().delay_s
 MILLION = 1_000_000
-CHANNELS = 2
-RUN_S_MAX, QUICK_S_MAX = 10_800, 300
+RUN_S_MAX, QUICK_S_MAX = 10_800, 600
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class Bench:
         return None
 
     def _play(self, profile: str, machines: int, periods: int) -> pipeline_domain.Played:
-        with self.domain(CHANNELS) as domain:
+        with self.domain(pipeline_domain.CHANNELS) as domain:
             return domain.play(profile, machines, warm=self.sizes.warm_periods, periods=periods)
 
     def alone(self) -> list[harness.Row]:

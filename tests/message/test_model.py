@@ -144,6 +144,7 @@ class World:
         self.net = network.Network(1)
         self.stored = asyncio.Event()  # what the dispatcher writes is stored while this is set
         self.stored.set()
+        self.single = False  # of a slow disk: the next batch is stored, and then it is slow again
         self.refusals = 0  # so many of the next batches are refused for want of room,
         self.breaks = 0  # or stored, without the dispatcher hearing so
         self.under_way: set[asyncio.Task[None]] = set()
@@ -199,6 +200,9 @@ class World:
         """In place of a stream's `publish_batch`."""
         if stream.name == protocol.STREAM:
             await self.stored.wait()
+            if self.single:
+                self.single = False
+                self.stored.clear()
             if self.refusals:
                 self.refusals -= 1
                 raise errors.LimitExceeded("insufficient storage")
@@ -259,6 +263,7 @@ class World:
     async def settle(self) -> None:
         """Everything works again: whatever was sent can be received, without anybody having to go."""
         self.stored.set()
+        self.single = False
         self.refusals = self.breaks = 0
         if self.under_way:
             await asyncio.wait(self.under_way, timeout=GIVE_UP_S)
@@ -288,6 +293,7 @@ class World:
 
     async def stop(self) -> None:
         self.stored.set()
+        self.single = False
         self.refusals = self.breaks = 0
         for task in list(self.under_way):
             task.cancel()
@@ -340,6 +346,7 @@ class Machine(stateful.RuleBasedStateMachine):
     consumers = st.integers(0, 1)
     somewhere = st.lists(st.sampled_from([JOBS, JOBS, *NEWS]), min_size=1, max_size=6)
     patience = st.sampled_from([None, None, 0.0, 0.001, 0.002, 0.004])
+    lags = st.sampled_from([0.0, 0.002, 0.004, 0.006, 0.008])
 
     @stateful.rule(sender=senders, to=somewhere, delay_s=st.sampled_from([0.0, 0.0, 0.02, 0.1]))
     def send(self, sender: int, to: list[destinations.Destination], delay_s: float) -> None:
@@ -404,18 +411,34 @@ class Machine(stateful.RuleBasedStateMachine):
     def purge(self) -> None:
         self._do(self._begin_work(self.world.purge(), None))
 
-    @stateful.rule(which=consumers, limit=st.integers(1, 8))
-    def consume_during_a_move(self, which: int, limit: int) -> None:
-        """An application receives and commits while it is being stored that messages are moved."""
+    @stateful.rule(which=consumers, count=st.integers(6, 12), limit=st.integers(6, 12), lag_s=lags)
+    def consume_during_a_move(self, which: int, count: int, limit: int, lag_s: float) -> None:
+        """What an application commits makes room in the window while it is being stored that messages behind
+        it are moved; and the application goes on.
+        """
+        application = self.world.applications[which]
+
+        async def take() -> None:
+            for _ in range(2):
+                await application.take(2)
+                await asyncio.sleep(STEP_S)
 
         async def consume() -> None:
+            await self.world.send(0, [JOBS] * count, 0.0)
+            await asyncio.sleep(STEP_S)
+            await take()
             self.world.stored.clear()
             await self._begin_work(self.world.move(limit), None)
-            for _ in range(3):
-                await asyncio.sleep(STEP_S)
-                await self.world.applications[which].take(2)
+            await asyncio.sleep(lag_s)
             await self._commit(which, [], None)
             await asyncio.sleep(STEP_S)
+            self.world.single = True
+            self.world.stored.set()
+            await asyncio.sleep(STEP_S)
+            await take()
+            await self._commit(which, [], None)
+            await asyncio.sleep(STEP_S)
+            self.world.single = False
             self.world.stored.set()
 
         self._do(consume())
@@ -467,7 +490,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
 
 quick = settings(
-    max_examples=35,
+    max_examples=25,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

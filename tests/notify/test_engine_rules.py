@@ -86,6 +86,12 @@ def test_who_joins_again_is_what_it_says_now(ours: engine.Engine):
     assert (ours.changed_s("w1"), ours.changed_s("new")) == (9, 9)
 
 
+def test_of_many_that_join_those_that_were_here_leave_first(ours: engine.Engine):
+    ours.join_many(["d1", "w1"], WEB, {"port": [1, 2]}, ["level > 2"], np.array([0, 0]))
+    assert (len(ours), everybody(ours)) == (4, ["d1", "d2", "w1", "w2"])
+    assert (ours.match(ALERT, EVERYBODY), ours.state_of("w1")) == ([], {"port": 2})
+
+
 def test_a_party_whose_policy_is_refused_does_not_come_and_who_was_there_stays(ours: engine.Engine):
     for party in ("w1", "new"):
         with pytest.raises(errors.MusterError):
@@ -240,6 +246,8 @@ def test_which_receivers_accept_an_event_is_known_row_by_row(ours: engine.Engine
     assert ours.accepts(ALERT, 0, rows).tolist() == [False, True, False]
     assert ours.accepts({}, 0, rows).tolist() == [False] * 3
     assert ours.accepts({"level": 3}, 1, np.array([0, 1])).tolist() == [False, True]
+    ours.set_policy("w1", None)
+    assert ours.accepts({"alert": True, "level": 3}, 0, rows).tolist() == [False] * 3
 
 
 @pytest.mark.parametrize("number", [1, 64, 65, 200])

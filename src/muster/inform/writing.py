@@ -489,7 +489,7 @@ class Writer:
             if entry is None or entry.record.value is None or entry.record.holders[0] != shared.name:
                 return
             now_ns = shared.now_ns()
-            if not 0 < entry.record.expires_at_ns <= now_ns:
+            if not 0 < entry.record.expires_at_ns <= now_ns:  # equivalent: no lease ends at 1 ns
                 return
             stamp = self._stamp_after(_stamp(entry.record), now_ns)
             record = protocol.Record(

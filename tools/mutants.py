@@ -3,7 +3,8 @@
 Each module is changed in one place at a time (a comparison, a boolean, a number, a call left out), and the
 package's fast tests are run against the change.  A mutant that no test notices survives: either a test is
 missing, or the change makes no difference.  In the second case the argument stands beside the code, in a
-comment ``# equivalent: why`` on the line, and the line is left out.
+comment ``# equivalent: why`` on the line, and the line is left out; where only one of its changes makes no
+difference, ``# equivalent (Gt -> GtE): why``.
 
 The mutants of a module are a seeded sample, so two runs look at the same ones.
 
@@ -42,7 +43,7 @@ SEED = 1
 PACKAGE_S_MAX = 1800.0
 SURVIVORS_MAX = 0.10
 HANGS_S = 5.0
-EQUIVALENT = re.compile(r"#.*\bequivalent: ")
+EQUIVALENT = re.compile(r"#.*\bequivalent(?: \(([^)]*)\))?: ")
 FORK = multiprocessing.get_context("fork")
 
 _T = TypeVar("_T")
@@ -143,14 +144,20 @@ class Mutant:
 def mutants(source: str) -> list[Mutant]:
     """All of a module; texts, annotations, options of classes and lines that are argued are left alone."""
     tree = ast.parse(source)
-    argued = {number for number, line in enumerate(source.splitlines(), 1) if EQUIVALENT.search(line)}
+    lines = source.splitlines()
     inert = _annotations(tree) | _options(tree)
     return [
         Mutant(node.lineno, what, place, variant)
         for place, node in enumerate(ast.walk(tree))
-        if isinstance(node, ast.stmt | ast.expr) and node.lineno not in argued and id(node) not in inert
+        if isinstance(node, ast.stmt | ast.expr) and id(node) not in inert
         for variant, (what, _) in enumerate(_changes(node))
+        if not _is_argued(lines[node.lineno - 1], what)
     ]
+
+
+def _is_argued(line: str, what: str) -> bool:
+    found = EQUIVALENT.search(line)
+    return found is not None and (found[1] is None or what in found[1].split(", "))
 
 
 def changed(source: str, mutant: Mutant | None) -> ast.Module:

@@ -183,6 +183,26 @@ def test_a_large_checkpoint_is_cut_into_chunks_of_about_the_same_size(monkeypatc
     same(restored(first), first)
 
 
+def test_a_chunk_is_filled_up_to_its_estimated_size(monkeypatch):
+    """A number costs `ACK_BYTES` with what is around it, a stretch of numbers four times that."""
+    monkeypatch.setattr(ledger, "SPANS", 8)
+    works, delayed, queues = ledger.Ledger(), ledger.Ledger(), ledger.Ledger()
+    works.apply(ledger.Record(last_works={"c" * 29 + f"{number}": 1 for number in range(6)}), 1)
+    delayed.apply(ledger.Record(acked={ledger.DELAY_KEY: list(range(48))}), 1)
+    for number in range(6):
+        queues.apply(ledger.Record(stored={f"q:{number:08}": 8}), 1)
+        queues.apply(ledger.Record(acked={f"q:{number:08}": [LARGE + 2 * at for at in range(8)]}), 1)
+    for one, size in ((works, 30 + 20), (delayed, 8 * 40), (queues, 10 + (8 + 2) * 40)):
+        for chunk_bytes, chunks in ((2 * size, 3), (2 * size - 1, 6), (3 * size - 1, 3), (3 * size, 2)):
+            monkeypatch.setattr(ledger, "CHUNK_BYTES", chunk_bytes)
+            assert len(one.checkpoint()) == chunks
+    monkeypatch.setattr(ledger, "CHUNK_BYTES", 10 + 2 * 40 + 20)
+    for consumed, chunks in ((["q:00000000"], 1), (["q:000000001"], 2)):
+        one = ledger.Ledger()
+        one.apply(ledger.Record(stored={consumed[0]: 1}, consumed=consumed), 1)
+        assert len(one.checkpoint()) == chunks
+
+
 # What subscriptions want
 
 

@@ -79,9 +79,9 @@ class Member:
 
     boot: int
     expires_at: float
-    broker: str = ""
-    connection: int = 0
-    leaving: bool = False
+    broker: str
+    connection: int
+    leaving: bool
 
 
 class Processor:
@@ -210,7 +210,8 @@ class Processor:
         anew = (said.term, said.session) != (self.term, session) or said.revision > self.revision
         since = 0 if anew else said.revision  # equivalent: the first change has revision 2
         self._news.confirm(name, self.revision if anew else since)
-        page = list(itertools.islice(self._news.since(name, since), protocol.PAGE + 1))
+        beyond = protocol.PAGE + 1  # equivalent (1 -> 2): one beyond the page tells that there is more
+        page = list(itertools.islice(self._news.since(name, since), beyond))
         assigned: list[protocol.Assignment] = []
         size = count = 0
         for _, one, released in page[: protocol.PAGE]:
@@ -314,9 +315,10 @@ class Processor:
         slack = max(1, int(share * SLACK))
         for name in takers:
             surplus = counts[name] - share
-            if surplus > slack or (surplus > 0 and min(counts.values()) < share - slack):
+            is_above = surplus > 0  # equivalent (Gt -> GtE): to move none changes nothing
+            if surplus > slack or (is_above and min(counts.values()) < share - slack):
                 moving += sorted(self._owned[name] - lost)[:surplus]
-                counts[name] -= surplus
+                counts[name] -= surplus  # equivalent: those below the share get all that is moved
         least = [(count, name) for name, count in counts.items()]
         heapq.heapify(least)
         for name in moving:

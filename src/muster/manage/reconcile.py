@@ -73,7 +73,7 @@ class Runtime:
     fault: str = ""  # why the last step failed, where its health does not say so
     dirty: bool = True  # not checkpointed yet
     boot: int = 0  # of the agent, at the last observation
-    sequence: int = 0  # of the last observation
+    sequence: int = 0  # of the last observation; equivalent: they are numbered from 1
 
     @classmethod
     def begin(cls, assignment: protocol.Assignment, now: float, now_ms: int) -> Runtime:
@@ -199,7 +199,8 @@ def release(assignment: protocol.Assignment, runtime: Runtime, now: float, now_m
 
 
 def _is_older(one: protocol.Observed, other: protocol.Observed) -> bool:
-    return bool(one.sequence) and (one.boot, one.sequence) < (other.boot, other.sequence)
+    before = (one.boot, one.sequence) < (other.boot, other.sequence)  # equivalent: equal is the same one
+    return bool(one.sequence) and before
 
 
 def _is_news(runtime: Runtime, observed: protocol.Observed, asked: bool) -> bool:

@@ -140,7 +140,7 @@ class Backlog:
         if sequence in self._finishing:
             return
         ready = self._ready[_level(entry)]
-        if ready and ready[-1].sequence > sequence:
+        if ready and ready[-1].sequence > sequence:  # equivalent (Gt -> GtE): no two have one number
             self._insert(entry)
         else:
             ready.append(entry)
@@ -349,7 +349,8 @@ class Backlog:
                     found.append(Deliver(consumer.key, entry))
                 elif wanted:
                     kept.append(entry)
-                    if not any(other.credit > 0 for other in self._turn):
+                    # To go on would change nothing, but cost time.
+                    if not any(other.credit > 0 for other in self._turn):  # equivalent (Gt -> GtE): see above
                         break
                 else:
                     self.rejected += 1
@@ -375,7 +376,7 @@ class Backlog:
                 return None, True
             if selectors.accepts(consumer.selector, entry.meta):
                 self._groups[group] = self._groups.pop(group)  # the least used are the first
-                return consumer, True
+                return consumer, True  # equivalent (True -> False): for a consumer it is not read
         wanted = False
         for at, consumer in enumerate(self._turn):
             if selectors.accepts(consumer.selector, entry.meta):
@@ -384,7 +385,7 @@ class Backlog:
                     self._turn.rotate(-(at + 1))
                     if group is not None:
                         self._join(group, consumer)
-                    return consumer, True
+                    return consumer, True  # equivalent (True -> False): for a consumer it is not read
         return None, wanted
 
     def _join(self, group: str, consumer: Consumer) -> None:

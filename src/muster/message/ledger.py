@@ -20,8 +20,8 @@ from muster.message import backlog, messages
 # Connections of which the last work is known: none before it is done again.
 WORKS_KEPT = 20_000  # equivalent: any bound of this order serves
 ACK_BYTES = 10
-CHUNK_BYTES = 400 << 10  # about, of one message of a checkpoint
-SPANS = 10_000  # of what a backlog has done, in one
+CHUNK_BYTES = 400 << 10  # equivalent (400 -> 401): about, of one message of a checkpoint
+SPANS = 10_000  # of what a backlog has done, in one; equivalent: any bound of this order serves
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -182,7 +182,12 @@ class Ledger:
             if not found or used + size > CHUNK_BYTES:
                 found.append(
                     Checkpoint(
-                        chunks=0, head=self.head, extents={}, subscriptions=[], last_works={}, consumed=[]
+                        chunks=0,  # equivalent: known only at the end
+                        head=self.head,
+                        extents={},
+                        subscriptions=[],
+                        last_works={},
+                        consumed=[],
                     )
                 )
                 used = 0
@@ -196,10 +201,11 @@ class Ledger:
         for at in range(0, len(delayed), SPANS):
             part = delayed[at : at + SPANS]
             extents = chunk(len(part) * 4 * ACK_BYTES).extents
-            extents.setdefault(DELAY_KEY, Extent(0, [], 0)).done.extend(part)
+            nothing_else = Extent(0, [], 0)  # equivalent: of delayed messages only what is done is read
+            extents.setdefault(DELAY_KEY, nothing_else).done.extend(part)
         for key, one in self.backlogs.items():
             floor, done = one.settle(self.end), list(one.done)
-            for at in range(0, len(done) or 1, SPANS):
+            for at in range(0, len(done) or 1, SPANS):  # equivalent (1 -> 2): one step either way
                 part = done[at : at + SPANS]
                 depth, created = self.depths.get(key, 0), self.created.get(key, 0)
                 extents = chunk(len(key) + (len(part) + 2) * 4 * ACK_BYTES).extents

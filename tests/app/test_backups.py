@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from muster.app import backups, catalogue, domain, home
+from muster.app import backups, catalogue, certificates, domain, home
 from muster.bus import api, snapshots
 from muster.core import errors, settings
 from muster.store import database, portable
@@ -210,8 +210,11 @@ def test_what_lies_outside_of_a_home_is_found_from_where_the_home_will_be(path: 
 @pytest.mark.parametrize("runs", [True, False])
 async def test_what_was_backed_up_is_there_again(place: home.Home, tmp_path: Path, runs: bool):
     file = tmp_path / "lab.tar.gz"
+    authority = certificates.folder(loaded(place))
     async with domain.Domain(loaded(place)) as running:
         await fill(running)
+        await asyncio.to_thread(certificates.ensure_authority, loaded(place))
+        certificate = (authority / "ca.pem").read_bytes()
         identity = running.trust.broker().operator_jwt
         await (await running.connect("alice", roles.Role.USER)).close()
         made = await backups.backup(loaded(place), place, file) if runs else None
@@ -227,6 +230,7 @@ async def test_what_was_backed_up_is_there_again(place: home.Home, tmp_path: Pat
         await check(running)
         assert running.trust.broker().operator_jwt == identity
         assert running.trust.show("alice").status == "valid"
+    assert (authority / "ca.pem").read_bytes() == certificate
     assert [name for name in os.listdir(tmp_path) if name.startswith(".muster")] == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,30 @@ async def test_completing_that_was_interrupted_is_finished_by_the_next(pair):
     with pytest.raises(sessions.InvalidState, match="completing"):
         await ben.begin(parent=parent.id)
     assert (await ben.complete(parent.id)).status is sessions.Status.COMPLETED
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_completion_whose_outcome_is_unknown_closes_nothing_for_good(pair, number, monkeypatch):
+    """Neither of its two writes is acknowledged; each of them was stored, or was not."""
+    ann, ben = pair
+    for is_stored in (False, True):
+        parent = await ann.begin()
+        put, count = ann._contexts.put, 0
+
+        async def lose(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count != number:
+                return await put(*arguments, **options)  # noqa: B023
+            if is_stored:  # noqa: B023
+                await put(*arguments, **options)  # noqa: B023
+            raise errors.TimedOut("no answer")
+
+        with monkeypatch.context() as lossy:
+            lossy.setattr(ann._contexts, "put", lose)
+            with pytest.raises(errors.TimedOut):
+                await ann.complete(parent.id)
+        if (number, is_stored) == (2, True):
+            assert await ben.status(parent.id) is sessions.Status.COMPLETED
+        else:
+            assert (await ben.begin(parent=parent.id)).parent == parent.id

@@ -182,14 +182,19 @@ class Sessions:
 
     async def complete(self, id: str) -> Session:
         session = await self.get(id)
-        session = await self._put(begin_completing(session), expected_version=session.version)
+        completing = begin_completing(session)
+        try:
+            session = await self._put(completing, expected_version=session.version)
+        except errors.TimedOut:  # it may be marked
+            await self._reopen(id)
+            raise
         try:
             active = [child.key.removeprefix(PREFIX) for child in await self._active_children(id)]
             done = complete(session, active, self._now_ns())
+            return await self._put(done, expected_version=session.version)
         except BaseException:
             await self._reopen(id)
             raise
-        return await self._put(done, expected_version=session.version)
 
     async def _reopen(self, id: str) -> None:
         """It goes on. Where that cannot be written, completing it later still works."""
@@ -216,7 +221,7 @@ class Sessions:
             limit=1_000,
         )
         if found.silent:
-            raise errors.Unavailable(f"no answer from {', '.join(found.silent)}: there may be children there")
+            raise errors.Unavailable(f"no answer from {found.silent_text}: there may be children there")
         return found.contexts
 
     async def _put(self, session: Session, *, expected_version: int) -> Session:

@@ -283,7 +283,7 @@ def test_the_first_rule_that_covers_a_key_decides():
 
 @hypothesis.given(st.binary(max_size=200))
 def test_hostile_bytes_are_refused_with_a_reason(data):
-    for kind in (protocol.Put, protocol.Get, protocol.Update, protocol.Store, protocol.Reply):
+    for kind in (protocol.Put, protocol.Get, protocol.Update, protocol.Page, protocol.Reply):
         try:
             protocol.decode(data, kind)
         except errors.InvalidInput as error:

@@ -217,3 +217,23 @@ async def test_whatever_is_sent_again_is_marked_as_a_repeat(pair: Pair, monkeypa
     written = await pair.alice.put("k", b"alice", expected_version=pair.version)
     assert [put.repeat for put in sent] == [False, True]
     assert [change.version for change in (await pair.bob.history("k")).changes][1] == written.version
+
+
+async def test_a_delete_that_was_refused_is_not_carried_out_later(pair: Pair, simulated_network):
+    """Nothing is there to be deleted; the first attempt comes to its primary after another client wrote."""
+    asked = protocol.Delete("absent", request="one")
+    with pytest.raises(errors.NotFound):
+        await pair.alice.write(msgspec.structs.replace(asked, repeat=True))
+    assert (await pair.bob.history("absent")).changes == []
+    written = await pair.bob.put("absent", b"bob", expected_version=0)
+    primary = {"p": pair.p, "q": pair.q}[written.primary]
+    with pytest.raises(errors.Conflict, match="was refused"):
+        await primary.writer.update(protocol.Update(asked, "alice"))
+    assert (await pair.alice.get("absent", max_staleness_s=0.0)).value == b"bob"
+    assert [change.reason for change in (await pair.bob.history("absent")).changes] == ["put"]
+
+
+async def test_only_a_repeated_delete_leaves_a_record_of_what_was_never_there(pair: Pair):
+    with pytest.raises(errors.NotFound):
+        await pair.alice.delete("absent")
+    assert await pair.p.desk.log.last("absent") is None

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from muster.core import errors
-from muster.inform import contextlog, keeping, protocol, unsaved, views
+from muster.inform import client, contextlog, keeping, protocol, unsaved, views
 from muster.store import api, database
 from muster.testing import postgres
 from muster.testing.eventually import eventually
@@ -39,10 +39,10 @@ def entry(key: str, sequence: int) -> contextlog.Entry:
 
 async def test_what_is_saved_is_loaded_with_its_position(store):
     view, other = views.View(store, "n"), views.View(store, "m")
-    await view.save({"a": entry("a", 1), "b/é": entry("b/é", 2), "c": entry("c", 3)}, 3, 77)
-    await view.save({"a": None}, 4, 78)
-    await other.save({"x": entry("x", 9)}, 9, 1)
-    assert await view.position() == (4, 78)
+    await view.save({"a": entry("a", 1), "b/é": entry("b/é", 2), "c": entry("c", 3)}, 3)
+    await view.save({"a": None}, 4)
+    await other.save({"x": entry("x", 9)}, 9)
+    assert await view.position() == 4
     loaded = {one.record.key: one async for page in view.load() for one in page}
     assert loaded == {"b/é": entry("b/é", 2), "c": entry("c", 3)}
     assert await view.value("c") == entry("c", 3)
@@ -121,10 +121,10 @@ async def test_a_store_that_is_lost_takes_no_value_with_it(start_node, inform):
 async def test_nodes_whose_long_names_begin_alike_have_views_of_their_own(tmp_path):
     async with await database.open(f"sqlite:{tmp_path}/long.db") as store:
         one, other = views.View(store, "n" * 60 + "1"), views.View(store, "n" * 60 + "2")
-        await one.save({"a": entry("a", 1)}, 1, 77)
-        await other.save({"a": None}, 2, 78)
+        await one.save({"a": entry("a", 1)}, 1)
+        await other.save({"a": None}, 2)
         assert await one.value("a") == entry("a", 1)
-        assert await one.position() == (1, 77)
+        assert await one.position() == 1
 
 
 async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, inform, tmp_path):
@@ -152,10 +152,10 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
         most = 0
         view_save = views.View.save
 
-        async def save(self: views.View, entries: Any, position: int, at_ns: int) -> None:
+        async def save(self: views.View, entries: Any, position: int) -> None:
             nonlocal most
             most = max(most, len(entries))
-            await view_save(self, entries, position, at_ns)
+            await view_save(self, entries, position)
 
         monkeypatch.setattr(views.View, "save", save)
         await first.close()
@@ -163,8 +163,7 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
         assert again.desk.copies.permanent == 300
         assert 0 < most <= 100
         await again.close()
-        position, _ = await views.View(store, "n1").position()
-        assert position == 300
+        assert await views.View(store, "n1").position() == 300
 
 
 def test_beyond_its_bytes_only_keys_are_remembered(monkeypatch):
@@ -210,7 +209,7 @@ async def test_what_an_interrupted_clearing_left_is_not_loaded(start_node, infor
     async with await database.open(f"sqlite:{tmp_path}/left.db") as store:
         view = views.View(store, "n1")
         record = protocol.Record("gone", ("n1",), 1 << 16, "n1", b"v")
-        await view.save({"gone": contextlog.Entry(record, 1)}, 1, 77)
+        await view.save({"gone": contextlog.Entry(record, 1)}, 1)
         await store.delete("inform.positions", "n1")
         node = await start_node("n1", store=store)
         await inform.put("k", b"v")
@@ -219,12 +218,129 @@ async def test_what_an_interrupted_clearing_left_is_not_loaded(start_node, infor
         assert list(again.desk.copies.index) == ["k"]
 
 
-async def test_a_view_of_the_future_is_not_loaded(start_node, inform, tmp_path):
-    """The clock was stepped back, so the view may be older than deletions are remembered."""
-    async with await database.open(f"sqlite:{tmp_path}/future.db") as store:
-        await (await start_node("n1", store=store)).writer.write(protocol.Put("k", b"v"), "ann")
-        record = protocol.Record("gone", ("n2",), 1 << 16, "n2", b"v")
-        in_an_hour_ns = time.time_ns() + 3_600_000_000_000
-        await views.View(store, "n2").save({"gone": contextlog.Entry(record, 1)}, 1, in_an_hour_ns)
+DAY_NS = 86_400 * 10**9
+
+
+@pytest.mark.parametrize("hours", [-25, 0, 25])
+async def test_a_view_that_missed_a_forgotten_deletion_is_not_loaded(start_node, inform, tmp_path, hours):
+    """Whatever the node's clock says of the view's age: it was stepped back, ahead, or not at all."""
+    async with await database.open(f"sqlite:{tmp_path}/old.db") as store:
+        first, other = await start_node("n1"), await start_node("n2", store=store)
+        await eventually(lambda: first.desk.directory.nodes == ["n2"])
+        await client.Client(inform._bus, node="n1").put("gone", b"v", ack="replicated")
+        await other.close()  # the view of n2 has it
+        await inform.delete("gone")
+        first.desk.now_ns = lambda: time.time_ns() + 2 * DAY_NS
+        await eventually(lambda: "gone" not in first.desk.copies.index, timeout_s=30)
+        now_ns = time.time_ns() + hours * 3_600 * 10**9
+        again = await start_node("n2", store=store, now_ns=lambda: now_ns)
+        assert "gone" not in again.desk.copies.index
+        assert (await inform.find("TRUE")).contexts == []
+
+
+async def test_a_view_is_loaded_however_old_it_is_while_no_deletion_is_forgotten(
+    start_node, inform, tmp_path
+):
+    async with await database.open(f"sqlite:{tmp_path}/kept.db") as store:
+        node = await start_node("n1", store=store)
+        await inform.put("k", b"v")
+        await eventually(lambda: node.desk.position == 1)
+        await node.close()
+        loaded: list[int] = []
+        real = keeping.Keeper.load
+
+        async def load(self: keeping.Keeper) -> None:
+            await real(self)
+            loaded.append(self._desk.position)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(keeping.Keeper, "load", load)
+            later_ns = time.time_ns() + 3 * DAY_NS
+            again = await start_node("n1", store=store, now_ns=lambda: later_ns)
+        assert loaded == [1]
+        assert again.reader.local("k").value == b"v"
+
+
+async def test_deletions_forgotten_while_a_node_starts_are_noticed(start_node, inform, tmp_path, monkeypatch):
+    """After the view was found usable, and before the follower came to the deletion."""
+    async with await database.open(f"sqlite:{tmp_path}/race.db") as store:
+        first, other = await start_node("n1"), await start_node("n2", store=store)
+        await eventually(lambda: first.desk.directory.nodes == ["n2"])
+        await client.Client(inform._bus, node="n1").put("gone", b"v", ack="replicated")
+        await other.close()
+        deleted = await inform.delete("gone")
+        real = keeping.Keeper.load
+
+        async def load(self: keeping.Keeper) -> None:
+            await real(self)
+            assert self._desk.position < deleted.version
+            await first.desk.log.will_forget(deleted.version, timeout_s=10)
+            await first.desk.log.forget("gone", deleted.version)
+
+        monkeypatch.setattr(keeping.Keeper, "load", load)
         again = await start_node("n2", store=store)
         assert "gone" not in again.desk.copies.index
+
+
+async def test_what_is_forgotten_is_recorded_and_never_taken_back(start_node, connect):
+    node = await start_node()
+    log = node.desk.log
+    assert await log.forgotten_up_to() == 0
+    await asyncio.gather(*(log.will_forget(number, timeout_s=10) for number in (3, 9, 5)))
+    await log.will_forget(4, timeout_s=10)
+    assert await log.forgotten_up_to() == 9
+    assert (
+        await contextlog.ContextLog(await (await connect("b")).open_stream("contexts")).forgotten_up_to() == 9
+    )
+    assert not node.desk.copies.index
+    assert node.malformed == 0
+
+
+@pytest.mark.parametrize("is_superseded", [False, True])
+async def test_a_view_of_another_log_is_not_loaded(start_node, inform, connect, tmp_path, is_superseded):
+    """The log was restored from a backup, and has gone on beyond the view's position with other records."""
+    async with await database.open(f"sqlite:{tmp_path}/restored.db") as store:
+        node = await start_node("n1", store=store)
+        for number in range(5):
+            await inform.put(f"old{number}", b"v", attributes={"x": 1})
+        await node.close()
+        await (await connect("operator")).delete_stream(protocol.STREAM)
+        node = await start_node("n1")
+        if is_superseded:
+            await inform.put("old4", b"w", attributes={"x": 1})
+        for number in range(9):
+            await inform.put(f"new{number}", b"w", attributes={"x": 1})
+        keys = {context.key for context in (await inform.find("x = 1")).contexts}
+        await node.close()
+        again = await start_node("n1", store=store)
+        assert {context.key for context in (await inform.find("x = 1")).contexts} == keys
+        assert again.desk.copies.permanent == len(keys)
+
+
+async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
+    start_node, inform, tmp_path, monkeypatch
+):
+    """Marks take no memory themselves; what the log has in their place does."""
+    monkeypatch.setattr(unsaved, "BYTES_MAX", 1)
+    monkeypatch.setattr(keeping, "SAVE_BYTES", 3_000)
+    sizes: list[int] = []
+    view_save = views.View.save
+
+    async def save(self: views.View, entries: Any, position: int) -> None:
+        sizes.append(sum(map(unsaved.size, entries.values())))
+        await view_save(self, entries, position)
+
+    monkeypatch.setattr(views.View, "save", save)
+    async with await database.open(f"sqlite:{tmp_path}/marks.db") as store:
+        node = await start_node("n1", store=store)
+        with monkeypatch.context() as full:
+            full.setattr(keeping.Keeper, "save", lambda _: asyncio.sleep(0))
+            full.setattr(keeping.Keeper, "keep_up", lambda _: asyncio.sleep(0))
+            for number in range(20):
+                await inform.put(f"k{number:02}", b"v" * 1_000)
+        await eventually(lambda: not node.desk.unsaved, timeout_s=30)
+        await node.close()
+        assert max(sizes) <= 3_000 + 1_000 + unsaved.ENTRY_BYTES
+        again = await start_node("n1", store=store)
+        assert again.desk.copies.permanent == 20
+        assert again.desk.position == 20

@@ -676,9 +676,8 @@ async def test_a_refused_repeat_is_not_stored_later(alone):
     assert len(await entries(alone)) == 2, "its id is used up once"
 
 
-async def test_a_repeat_for_what_has_never_been_there_is_refused_without_a_trace(alone):
-    with pytest.raises(errors.NotFound):
-        await alone.writer.write(protocol.Delete("k", request="r", repeat=True), "ann")
+async def test_a_repeated_put_that_expects_what_has_never_been_there_leaves_no_trace(alone):
+    """No later record has the version that it expects."""
     with pytest.raises(errors.Conflict):
         await alone.writer.write(put(expected_version=5, repeat=True), "ann")
     assert await alone.desk.log.last("k") is None
@@ -692,6 +691,15 @@ async def test_what_an_earlier_attempt_stored_is_what_stands_there(alone):
     entry = await alone.writer._append(other, first.version)
     assert (entry.record, entry.sequence) == (stored, first.version)
     assert alone.desk.copies.index["k"].stamp == stored.stamp
+
+
+async def test_a_repeated_delete_of_what_has_never_been_there_uses_up_its_id(alone):
+    with pytest.raises(errors.NotFound):
+        await alone.writer.write(protocol.Delete("k", request="r", repeat=True), "ann")
+    (entry,) = await entries(alone)
+    assert (entry.record.reason, entry.record.value, entry.record.request) == ("refuse", None, "")
+    late = protocol.Record("k", ("p",), 1, "p", writer="ann", request="r", reason="delete")
+    assert isinstance(await alone.desk.log.append(late, entry.sequence, timeout_s=1.0), api.Duplicate)
 
 
 async def test_a_stored_attempt_whose_record_is_gone_leaves_the_outcome_unknown(alone, monkeypatch):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from typing import Any
 
 import hypothesis
@@ -30,7 +31,7 @@ SETTINGS = msgspec.structs.replace(settings.DEFAULT, timeout_s=1.0, copies=2, hi
 HOUR_NS = 3_600_000_000_000
 
 NODES = st.sampled_from(["p", "q", "r"])
-KEY = "k"
+KEYS = st.sampled_from(["k", "absent"])  # written at the start, and not written yet
 CLIENTS = st.sampled_from(["alice", "bob"])
 WRITES = st.sampled_from(["put", "delete"])
 EXPECTED = st.sampled_from(["anything", "current", "absent", "older"])
@@ -105,7 +106,7 @@ class Model(stateful.RuleBasedStateMachine):
         for node in self.nodes.values():
             await node.upkeep.discover()
         await asyncio.sleep(0.1)
-        self._begin("alice", "p", "put", "anything")  # p is the primary
+        self._begin("alice", "p", "k", "put", "anything")  # p is the primary
         await asyncio.sleep(0.1)
 
     async def _serve(self, name: str) -> None:
@@ -121,21 +122,30 @@ class Model(stateful.RuleBasedStateMachine):
     @stateful.rule(
         writer=CLIENTS,
         via=NODES,
+        key=KEYS,
         kind=WRITES,
         expected=EXPECTED,
         wait_s=st.sampled_from([0.0, 0.003, STORED_S]),
     )
-    def write(self, writer: str, via: str, kind: str, expected: str, wait_s: float) -> None:
-        self._begin(writer, via, kind, expected)
+    def write(self, writer: str, via: str, key: str, kind: str, expected: str, wait_s: float) -> None:
+        self._begin(writer, via, key, kind, expected)
         self.run(asyncio.sleep(wait_s))
 
     @stateful.rule(
-        target=unanswered, writer=CLIENTS, via=NODES, kind=WRITES, expected=EXPECTED, is_client=st.booleans()
+        target=unanswered,
+        writer=CLIENTS,
+        via=NODES,
+        key=KEYS,
+        kind=WRITES,
+        expected=EXPECTED,
+        is_client=st.booleans(),
     )
-    def lose_answer(self, writer: str, via: str, kind: str, expected: str, is_client: bool) -> Operation:
+    def lose_answer(
+        self, writer: str, via: str, key: str, kind: str, expected: str, is_client: bool
+    ) -> Operation:
         """A write whose answer is lost: on its way to the client, or from the primary to the node asked."""
         self.net.mute.update([(via, writer)] if is_client else [(node, via) for node in self.nodes])
-        operation = self._begin(writer, via, kind, expected)
+        operation = self._begin(writer, via, key, kind, expected)
         self.run(asyncio.sleep(STORED_S))
         return operation
 
@@ -150,21 +160,21 @@ class Model(stateful.RuleBasedStateMachine):
         self._send(operation, via, msgspec.structs.replace(operation.asked, repeat=True))
         self.run(asyncio.sleep(STORED_S))
 
-    def _begin(self, writer: str, via: str, kind: str, expected: str) -> Operation:
+    def _begin(self, writer: str, via: str, key: str, kind: str, expected: str) -> Operation:
         number = len(self.operations)
-        version = self._expected(expected)
+        version = self._expected(key, expected)
         asked: protocol.Put | protocol.Delete
         if kind == "delete":
-            asked = protocol.Delete(KEY, version, f"r{number}")
+            asked = protocol.Delete(key, version, f"r{number}")
         else:
-            asked = protocol.Put(KEY, b"%d" % number, {}, 0.0, version, "logged", f"r{number}")
+            asked = protocol.Put(key, b"%d" % number, {}, 0.0, version, "logged", f"r{number}")
         operation = Operation(asked, writer, self.loop.time())
         self.operations.append(operation)
         self._send(operation, via, asked)
         return operation
 
-    def _expected(self, expected: str) -> int | None:
-        entries = self._entries()
+    def _expected(self, key: str, expected: str) -> int | None:
+        entries = self._entries(key)
         match expected:
             case "current" if entries and entries[-1].record.value is not None:
                 return entries[-1].version
@@ -222,39 +232,44 @@ class Model(stateful.RuleBasedStateMachine):
     def step_clock(self, node: str, hours: int) -> None:
         self.clock_ns[node] += hours * HOUR_NS
 
-    @stateful.rule(to=NODES)
-    def move_primary(self, to: str) -> None:
+    @stateful.rule(key=KEYS, to=NODES)
+    def move_primary(self, key: str, to: str) -> None:
         async def move(node: service.Node, holders: tuple[str, ...]) -> None:
             with contextlib.suppress(errors.Unavailable):
-                await node.writer.place(KEY, (to, *(one for one in holders if one != to))[:2], before=holders)
+                await node.writer.place(key, (to, *(one for one in holders if one != to))[:2], before=holders)
 
         for node in self.nodes.values():
-            copy = node.desk.copies.index.get(KEY)
+            copy = node.desk.copies.index.get(key)
             if copy is not None and copy.holders[0] == node.name != to:
                 self.moves.append(self.loop.create_task(move(node, copy.holders)))
 
     # -- judgement -------------------------------------------------------------------------------------------
 
-    def _entries(self) -> list[contextlog.Entry]:
-        return [contextlog.entry_of(one) for one in self.net.logs[protocol.STREAM].messages.values()]
+    def _entries(self, key: str) -> list[contextlog.Entry]:
+        messages = self.net.logs[protocol.STREAM].messages.values()
+        return [entry for one in messages if (entry := contextlog.entry_of(one)).record.key == key]
 
     def teardown(self) -> None:
         try:
             self.heal()
             self.run(asyncio.sleep(15.0))
-            self._check_answers(self._replay())
+            self._check_answers(self._replay("k") | self._replay("absent"))
             self.run(self._check_reads())
         finally:
             self.run(self._close())
             asyncio.set_event_loop(None)
             self.loop.close()
 
-    def _replay(self) -> dict[int, int]:
+    def _replay(self, key: str) -> dict[int, int]:
         """The versions of the operations that were stored, each at a moment when it was possible."""
         version, live = 0, False
         stored: dict[int, int] = {}
-        for entry in self._entries():
+        for entry in self._entries(key):
             record = entry.record
+            if record.reason == "refuse":
+                assert (version, record.value) == (0, None), "only of what has never been there"
+                version = entry.sequence
+                continue
             if record.reason == "place":
                 assert entry.version == version, "a move changes nothing"
                 continue
@@ -285,13 +300,14 @@ class Model(stateful.RuleBasedStateMachine):
                     assert version < stored[number], "begun after another was acknowledged, stored before it"
 
     async def _check_reads(self) -> None:
-        for name in self.nodes:
+        for name, key in itertools.product(self.nodes, ("k", "absent")):
             contexts = client.Client(self.buses["alice"], node=name)
             try:
-                found = (await contexts.get(KEY, max_staleness_s=0.0)).value
+                found = (await contexts.get(key, max_staleness_s=0.0)).value
             except errors.NotFound:
                 found = None
-            assert found == self._entries()[-1].record.value
+            entries = self._entries(key)
+            assert found == (entries[-1].record.value if entries else None)
 
     async def _close(self) -> None:
         sends = [task for operation in self.operations for task in operation.tasks]

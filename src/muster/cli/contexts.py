@@ -77,7 +77,7 @@ def say_what_is_missing(invocation: base.Invocation, found: protocol.Found) -> N
             f"--after {shlex.quote(found.reached)}"
         )
     if found.silent:
-        invocation.printer.note(f"not complete: no answer from {', '.join(found.silent)}")
+        invocation.printer.note(f"not complete: no answer from {found.silent_text}")
     for name, why in found.failed.items():
         invocation.printer.note(f"not complete: {name} could not be searched: {why}")
     for name in found.cut:

@@ -116,7 +116,12 @@ class Client:
             asked = msgspec.structs.replace(asked, repeat=True)
 
     async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:
-        """`errors.NotFound` if there is none. 0: as new as this moment."""
+        """`errors.NotFound` if there is none.
+
+        The freshness of the read: by default a copy of any age (the answer states its age), with
+        ``max_staleness_s`` a copy of at most that age, and with 0 a linearizable read: the log confirms after
+        the request came that there is nothing newer.
+        """
         return await self._ask("get", protocol.Get(key, max_staleness_s), protocol.Context)
 
     async def find(
@@ -131,24 +136,28 @@ class Client:
         parser.parse(predicate)  # here its faults can be pointed at
         contexts: list[protocol.Context] = []
         failed: dict[str, str] = {}
-        silent: set[str] = set()
+        silent: dict[str, None] = {}  # in the order in which they were found to be
         cut: set[str] = set()
         size = 0
         now_s = asyncio.get_running_loop().time
         until_s = now_s() + within_s
         while True:
-            without = (*silent, *failed)
+            # More names than that might not fit into a request: the rest is waited for again.
+            without = (*itertools.islice(silent, protocol.SILENT_MAX), *failed)
             asked = protocol.Find(predicate, limit - len(contexts), after, without)
             found = await self._ask("find", asked, protocol.Found)
             contexts += found.contexts
-            silent |= set(found.silent)
+            silent |= dict.fromkeys(found.silent)
             failed |= found.failed
             cut |= set(found.cut)
             after = found.reached or (contexts[-1].key if contexts else after)
             size += sum(len(one.value) for one in found.contexts)
             enough = len(contexts) >= limit or size > FOUND_BYTES_MAX or (after and now_s() > until_s)
             if enough or not found.more:
-                return protocol.Found(contexts, sorted(silent), found.more, failed, after, sorted(cut))
+                named = sorted(silent)
+                return protocol.Found(
+                    contexts, named, found.more, failed, after, sorted(cut), found.silent_more
+                )
 
     async def history(self, key: str, *, after_version: int = 0) -> protocol.History:
         """Its changes after that version as far back as the log goes, oldest first."""
@@ -192,17 +201,38 @@ class Client:
 
     async def where(self, key: str) -> list[protocol.CopyView]:
         """Its copies: the primary first."""
-        return await self._ask("where", protocol.Name(key), list[protocol.CopyView])
+        views: list[protocol.CopyView] = []
+        after: str | None = ""
+        while after is not None:
+            page = await self._ask("where", protocol.Where(key, after), protocol.Page[protocol.CopyView])
+            views += page.items
+            after = page.next
+        return views
 
     async def nodes(self) -> list[protocol.NodeView]:
-        return await self._ask("nodes", None, list[protocol.NodeView])
+        """All nodes, as one of them sees them."""
+        views: list[protocol.NodeView] = []
+        after: str | None = ""
+        node = self._node
+        while after is not None:
+            asked = protocol.Nodes(after)
+            page = await self._ask("nodes", asked, protocol.Page[protocol.NodeView], node=node)
+            views += page.items
+            after, node = page.next, page.source
+        return views
 
     async def _ask(
-        self, verb: str, asked: object, answer: type[protocol.T], timeout_s: float | None = None
+        self,
+        verb: str,
+        asked: object,
+        answer: type[protocol.T],
+        timeout_s: float | None = None,
+        *,
+        node: str | None = None,
     ) -> protocol.T:
         message = await rpc.exchange(
             self._bus,
-            protocol.asked(self._bus.identity, verb, self._node),
+            protocol.asked(self._bus.identity, verb, node or self._node),
             protocol.encode(asked),
             timeout_s=timeout_s or self._timeout_s,
             try_s=TRY_S,

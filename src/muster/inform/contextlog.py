@@ -19,6 +19,7 @@ from muster.core import errors
 from muster.inform import protocol
 
 MAX_BYTES = 1 << 30
+FORGOTTEN_KEY = "\0forgotten"  # no context: the key of a client contains no zero
 DUPLICATE_WINDOW_S = 120.0  # longer than an initiator repeats a write
 DUPLICATE_WINDOW_S_MIN = 0.1  # the broker's least
 
@@ -143,6 +144,22 @@ class ContextLog:
     def follow(self, first: int) -> api.Following:
         return self._stream.follow(first, gaps=True)
 
+    async def forgotten_up_to(self) -> int:
+        """A reader that had not come to this sequence may have missed deletions that are gone."""
+        entry = await self.last(FORGOTTEN_KEY)
+        return 0 if entry is None else protocol.decode(entry.record.value or b"", int)
+
+    async def will_forget(self, up_to: int, *, timeout_s: float) -> None:
+        """Record that deletions up to this sequence are going to be forgotten; before `forget`."""
+        while True:
+            last = await self.last(FORGOTTEN_KEY)
+            if last is not None and protocol.decode(last.record.value or b"", int) >= up_to:
+                return
+            record = protocol.Record(FORGOTTEN_KEY, (), 0, "", protocol.encode(up_to), reason="place")
+            with contextlib.suppress(errors.Conflict):  # another node was faster: it may have gone less far
+                await self.append(record, last.sequence if last is not None else 0, timeout_s=timeout_s)
+                return
+
     async def forget(self, key: str, deleted_at: int) -> None:
         """All of a context up to that sequence, its deletion; it may have been written again since."""
         await self._stream.purge(subject=protocol.log_subject(key), before=deleted_at + 1)
@@ -171,4 +188,6 @@ def entry_of(stored: api.StoredMessage, key: str | None = None) -> Entry:
             raise errors.InvalidInput(f"a record of {record.key[:80]!r} stands under another's subject")
     elif record.key != key:
         raise errors.InvalidInput(f"under the subject of {key[:80]!r} stands a record of {record.key[:80]!r}")
+    if not record.holders and record.key != FORGOTTEN_KEY:
+        raise errors.InvalidInput(f"a record of {record.key[:80]!r} names no holders")
     return Entry(record, stored.sequence)

@@ -14,7 +14,18 @@ from typing import Protocol
 
 from muster.bus import api
 from muster.core import clock, errors, log
-from muster.inform import contextlog, copies, demand, directory, protocol, rights, turns, unsaved, views
+from muster.inform import (
+    contextlog,
+    copies,
+    demand,
+    directory,
+    protocol,
+    rights,
+    rounds,
+    turns,
+    unsaved,
+    views,
+)
 from muster.inform import settings as settings_
 from muster.inform.mounts import base as mounts
 from muster.inform.mounts import kinds
@@ -24,6 +35,7 @@ events = log.Events("inform")
 OWN_MAX = 20_000
 DUE_SPARE = 10_000
 GAP_S = 0.2  # the follower is slow, or there is nothing to come
+HOLDERS_MAX = 1_000  # every record names all of them
 MOVED_MAX = 10_000
 MOVED_REMEMBERED_S = 10.0  # longer than an answer to a search takes, and a new primary to hear that it is
 UNDER_WAY_BYTES_MAX = 64 << 20  # of the memory: records that have come and are not in the view yet
@@ -81,6 +93,7 @@ class Desk:
         self.short: set[str] = set()  # contexts of ours that have fewer copies than they should
         self.moved: dict[str, tuple[float, copies.Copy]] = {}  # since when we are not its primary any more
         self.own: dict[int, str] = {}  # what we appended and applied ourselves and shall meet in the log
+        self.log_end = rounds.Rounds(self._ask_log_end)
         self.position = 0  # of the last record of the log that was seen
         self.fresh_at_s = -float("inf")  # when all that the log then held had been seen
         self.closing = False
@@ -208,11 +221,15 @@ class Desk:
         deaf_s = self.now_s() - self.fresh_at_s
         return self.settings.tombstone_s < deaf_s < float("inf")
 
+    async def _ask_log_end(self) -> int:
+        async with asyncio.timeout(self.settings.timeout_s):
+            return await self.log.ends_at()
+
     async def catch_up(self, timeout_s: float) -> None:
         """Have the follower see all that the log holds now."""
         try:
             async with asyncio.timeout(timeout_s):
-                end = await self.log.ends_at()
+                end = await self.log_end.answer()
                 while self.position < end:
                     if self._advanced is None:
                         self._advanced = asyncio.Event()
@@ -272,7 +289,7 @@ class Desk:
 
     def copies_wanted(self) -> int:
         if self.settings.full_replication:
-            return len(self.directory.nodes) + 1
+            return min(len(self.directory.nodes) + 1, HOLDERS_MAX)
         return self.settings.copies
 
     async def ask(self, node: str, kind: str, message: object, answer: type[protocol.T]) -> protocol.T:

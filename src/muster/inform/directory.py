@@ -6,6 +6,7 @@ because one slow answer is no distance.  Pure: the caller brings the time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muster.inform import placement, protocol
@@ -26,6 +27,7 @@ class Directory:
         self._me = me
         self._lost_after_s = lost_after_s
         self._seen: dict[str, _Seen] = {}
+        self._names: list[str] | None = None  # in order; made when it is asked for
         self.generation = 0  # grows when somebody comes or goes
 
     def heard(
@@ -38,7 +40,7 @@ class Directory:
         is_new = seen is None
         if seen is None:
             seen = self._seen[information.node] = _Seen(information, now_s)
-            self.generation += 1
+            self._changed()
         seen.information, seen.heard_at_s = information, now_s
         if round_trip_s is not None:
             measured_ms = round_trip_s * 1000
@@ -49,7 +51,11 @@ class Directory:
     def silent(self, node: str) -> None:
         """It did not answer us: out of sight until it is heard again."""
         if self._seen.pop(node, None) is not None:
-            self.generation += 1
+            self._changed()
+
+    def _changed(self) -> None:
+        self.generation += 1
+        self._names = None
 
     def excuse(self, now_s: float) -> None:
         """We were deaf ourselves: everybody's time begins anew."""
@@ -65,8 +71,10 @@ class Directory:
 
     @property
     def nodes(self) -> list[str]:
-        """The others."""
-        return sorted(self._seen)
+        """The others, in order. Callers must not change the list."""
+        if self._names is None:
+            self._names = sorted(self._seen)
+        return self._names
 
     def candidates(self, own: protocol.ServerInformation) -> list[placement.Candidate]:
         """Everybody alive, with ourselves at no distance."""
@@ -81,16 +89,20 @@ class Directory:
         ]
         return [placement.Candidate(self._me, own.load.ratio, 0.0, own.zone), *others]
 
-    def views(self, own: protocol.ServerInformation, now_s: float) -> list[protocol.NodeView]:
-        found = [
-            _view(
-                seen.information,
-                FAR_MS if seen.proximity_ms is None else seen.proximity_ms,
-                now_s - seen.heard_at_s,
-            )
-            for seen in self._seen.values()
-        ]
-        return sorted([_view(own, 0.0, 0.0), *found], key=lambda view: view.node)
+    def views(
+        self, own: protocol.ServerInformation, now_s: float, nodes: Iterable[str] | None = None
+    ) -> list[protocol.NodeView]:
+        """``nodes``, or all in their order; ``own`` describes this node."""
+        if nodes is None:
+            nodes = sorted([self._me, *self._seen])
+        return [self._view(node, own, now_s) for node in nodes]
+
+    def _view(self, node: str, own: protocol.ServerInformation, now_s: float) -> protocol.NodeView:
+        if node == self._me:
+            return _view(own, 0.0, 0.0)
+        seen = self._seen[node]
+        proximity_ms = FAR_MS if seen.proximity_ms is None else seen.proximity_ms
+        return _view(seen.information, proximity_ms, now_s - seen.heard_at_s)
 
 
 def _view(

@@ -32,6 +32,8 @@ SEARCH_S = 1.0  # then a node answers with what it has
 ANSWERS_S = 3.0  # who has not answered by then is silent
 SEARCHES_MAX = 64
 MOVED_MAX = 200  # in one answer: each costs a look into the log
+ANSWERS_BYTES_MAX = 64 << 20  # of values in the answers of all nodes to one question…
+NODE_BYTES_MIN = 4 << 10  # …but of so many for each
 
 
 class _Slice(NamedTuple):
@@ -53,12 +55,16 @@ class Finder:
         """Those that satisfy the predicate, wherever they are, as far as one answer holds them."""
         shared = self._desk
         plan = plans.plan(asked.predicate)  # its faults are told here, once
-        asked = msgspec.structs.replace(asked, reader=identity)
-        others = [node for node in shared.directory.nodes if node not in asked.without]
+        without = set(asked.without)
+        others = [node for node in shared.directory.nodes if node not in without]
+        share = ANSWERS_BYTES_MAX // (len(others) + 1)
+        asked = msgspec.structs.replace(
+            asked, reader=identity, bytes_max=max(NODE_BYTES_MIN, min(share, protocol.ANSWER_BYTES_MAX))
+        )
         told, (mounted, failed) = await asyncio.gather(
             shared.bus.gather(  # we are one of those asked
                 protocol.to_all("find"),
-                protocol.encode(asked),
+                protocol.encode(msgspec.structs.replace(asked, without=())),
                 enough=len(others) + 1,
                 timeout_s=min(ANSWERS_S, shared.settings.timeout_s),
             ),
@@ -70,31 +76,39 @@ class Finder:
         # Who had more to say than one answer holds has told all up to where it came, and so have we.
         unfinished = [_end(one) for one in answers if one.more]
         reached = min(unfinished, default="")
-        found = [one for each in answers for one in each.contexts if not unfinished or one.key <= reached]
-        moved = {key for each in ours for key in each.moved if not unfinished or key <= reached}
-        found += await self._moved(plan, moved - {one.key for one in found})
+        found = [one for each in answers for one in each.contexts]
+        moved = sorted({key for each in ours for key in each.moved} - {one.key for one in found})
+        if len(moved) > MOVED_MAX and (not unfinished or moved[MOVED_MAX - 1] < reached):
+            reached = moved[MOVED_MAX - 1]
+            unfinished.append(reached)
+        if unfinished:
+            found = [one for one in found if one.key <= reached]
+            moved = [key for key in moved if key <= reached]
+        found += await self._moved(plan, moved)
         # While a primary moves, the old one and the new one may each take themselves for it.
         newest = {one.key: one for one in sorted(found, key=lambda one: (one.key, one.version))}
         found = [one for one in newest.values() if shared.may_read(identity, one.key, one.writer)]
         shown = protocol.fitting(found[: asked.limit])
         if len(shown) < len(found):
             reached = shown[-1].key
+        silent = [node for node in others if node not in heard]
         return protocol.Found(
             shown,
-            [node for node in others if node not in heard],
+            silent[: protocol.SILENT_MAX],
             bool(unfinished) or len(shown) < len(found),
             failed,
             reached,
             [one.node for one in mounted if one.cut],
+            len(silent[protocol.SILENT_MAX :]),
         )
 
-    async def _moved(self, plan: plans.Plan, keys: set[str]) -> list[protocol.Context]:
+    async def _moved(self, plan: plans.Plan, keys: Sequence[str]) -> list[protocol.Context]:
         """Those of them that the plan still selects, as the log has them.
 
         `errors.Unavailable` if the log does not answer: without them the search would be incomplete.
         """
         found: list[protocol.Context] = []
-        for key in sorted(keys):
+        for key in keys:
             with contextlib.suppress(errors.NotFound):
                 one = await self._reader.logged(key)
                 if plan.selects(key, one.version, one.writer, dict(one.attributes)):
@@ -176,7 +190,7 @@ class Finder:
                 if value is None:
                     continue
                 size += len(value) + len(copy.attributes) + 256
-                if found and size > protocol.ANSWER_BYTES_MAX:
+                if found and size > asked.bytes_max:
                     return protocol.FoundHere(shared.name, found, True, found[-1].key)
                 found.append(self._reader.context(key, copy, value, shared.age_s(copy)))
             if after is None:

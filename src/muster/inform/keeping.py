@@ -24,17 +24,18 @@ class Keeper:
     async def load(self) -> None:
         view, shared = self._view, self._desk
         try:
-            position, saved_at_ns = await view.position()
-            age_s = (shared.now_ns() - saved_at_ns) / 1e9
-            # Below zero the clock was stepped back, and the age is unknown.
-            is_young = 0 <= age_s <= shared.settings.tombstone_s
-            if position and (not is_young or position > await shared.log.ends_at()):
+            position = await view.position()
+            if position and not await self._is_usable(position):
                 desk.events.warning("view-too-old", node=shared.name, position=position)
                 position = 0
             if position:
+                newest: contextlog.Entry | None = None
                 async for page in view.load():
                     shared.restore(page)
+                    newest = max(page if newest is None else [newest, *page], key=lambda one: one.sequence)
                     await asyncio.sleep(0)
+                if newest is not None and not await self._is_logged(newest):
+                    raise errors.InvalidInput("it was made from another log than the one that is here")
         except errors.InvalidInput as error:
             desk.events.error("view-damaged", node=shared.name, error=error)
             # All of it is read from the log again: what is known already would not be saved again.
@@ -43,6 +44,23 @@ class Keeper:
         if not position:
             await view.clear()
         self._saved = shared.position = position
+
+    async def _is_usable(self, position: int) -> bool:
+        """Whether the log still tells what happened after ``position``."""
+        log = self._desk.log
+        return await log.forgotten_up_to() <= position <= await log.ends_at()
+
+    async def _is_logged(self, entry: contextlog.Entry) -> bool:
+        """Whether the newest record of the view is of this log: one that was restored from a backup may give
+        the same sequences to other records."""
+        log, key = self._desk.log, entry.record.key
+        last = await log.last(key)
+        if last is None:
+            return entry.record.value is None  # a deletion, which has been forgotten
+        if last.sequence < entry.sequence:
+            return False
+        logged = await log.at(entry.sequence, key)
+        return logged is None or logged.record == entry.record
 
     async def run(self) -> None:
         while True:
@@ -70,17 +88,23 @@ class Keeper:
         while shared.unsaved or self._saved < shared.position:
             position = shared.position
             taken = shared.unsaved.first(SAVE_ENTRIES, SAVE_BYTES)
-            if len(taken) < len(shared.unsaved):
+            is_all = len(taken) == len(shared.unsaved)
+            entries = await self._read_later(taken)
+            if not is_all or len(entries) < len(taken):
                 position = self._saved  # not all that the position promises is in this commit
-            await self._view.save(await self._read_later(taken), position, shared.now_ns())
+            await self._view.save(entries, position)
             self._saved = position
-            shared.unsaved.saved(taken)
+            shared.unsaved.saved({key: taken[key] for key in entries})
             self._stored.set()
 
     async def _read_later(self, taken: dict[str, unsaved.Change]) -> dict[str, contextlog.Entry | None]:
-        """With what the log has in place of the marks."""
+        """With what the log has in place of the marks; only the first of them where that is much."""
         found: dict[str, contextlog.Entry | None] = {}
+        size = 0
         for key, change in taken.items():
             entry = await self._desk.log.last(key) if isinstance(change, unsaved.Later) else change
             found[key] = entry if entry is not None and self._desk.name in entry.record.holders else None
+            size += unsaved.size(found[key])
+            if size > SAVE_BYTES:
+                break
         return found

@@ -38,6 +38,10 @@ KEY_BYTES_MAX = 512
 VALUE_BYTES_MAX = 1 << 20
 ATTRIBUTES_BYTES_MAX = 16 << 10
 ANSWER_BYTES_MAX = 1 << 20  # of values in one answer; one alone may be as large
+PAGE_NODES = 2_000
+SILENT_MAX = 1_000  # names of silent nodes in one message
+SILENT_SHOWN = 5
+DEMAND_MAX = 100  # origins of requests that are named for one copy
 
 #: What clients ask; the first group may be asked by a viewer.
 READS = ("get", "find", "changes", "history", "where", "nodes")
@@ -65,7 +69,7 @@ class Record(Frame, frozen=True, gc=False):
     expires_at_ns: int = 0  # 0: never
     writer: str = ""
     request: str = ""  # of the write: a repeat is recognised by it
-    reason: str = "put"  # or delete, expire, place (holders only)
+    reason: str = "put"  # or delete, expire, place (holders only), refuse (nothing was there: uses up an id)
     acknowledge: bool = False  # holders tell the primary when they have it
 
 
@@ -130,8 +134,11 @@ class Written(Frame, frozen=True):
 
 
 class Get(Frame, frozen=True):
+    """``max_staleness_s`` names the freshness of a read: None for any age; a maximum age; or 0 for a
+    linearizable read, which the log confirms after the request came."""
+
     key: str
-    max_staleness_s: Annotated[float, msgspec.Meta(ge=0)] | None = None  # None: any copy will do
+    max_staleness_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     origin: str = ""  # the node that asks, where one does
 
 
@@ -141,17 +148,26 @@ class Find(Frame, frozen=True):
     after: str = ""  # only keys behind this one
     without: tuple[str, ...] = ()  # nodes and mounts that did not answer before: they are not waited for
     reader: str = ""  # who asks, in a question of one node to others
+    bytes_max: int = ANSWER_BYTES_MAX  # of values in the answer of one node; set by the node that asks
 
 
 class Found(Frame, frozen=True):
     """In the order of their keys."""
 
     contexts: list[Context]
-    silent: list[str] = []  # nodes that did not answer: their primaries are not among the contexts
+    silent: list[str] = []  # nodes that did not answer (`SILENT_MAX`): their primaries are not in the result
     more: bool = False  # there may be further ones: ask again after ``reached``
     failed: dict[str, str] = {}  # mounts that could not be searched, and why
     reached: str = ""  # where there is more: all up to this key has been searched
     cut: list[str] = []  # mounts that have more entries than are searched
+    silent_more: int = 0  # further silent nodes, beyond those that are named
+
+    @property
+    def silent_text(self) -> str:
+        """The silent nodes for a message to a user; empty if all answered."""
+        shown = ", ".join(self.silent[:SILENT_SHOWN])
+        further = len(self.silent[SILENT_SHOWN:]) + self.silent_more
+        return f"{shown} and {further:,} more" if further else shown
 
 
 class FoundHere(Frame, frozen=True):
@@ -212,7 +228,25 @@ class CopyView(Frame, frozen=True):
     copy: str
     version: int
     age_s: float
-    demand: dict[str, int]  # requests in this interval, by the node they came from
+    demand: dict[str, int]  # requests in this interval by the node they came from: the `DEMAND_MAX` largest
+    demand_others: int = 0  # requests from all further nodes
+
+
+class Nodes(Frame, frozen=True):
+    after: str = ""  # only nodes behind this one
+
+
+class Where(Frame, frozen=True):
+    key: str
+    after: str = ""  # the ``next`` of the page before
+
+
+class Page(Frame, Generic[T], frozen=True):
+    """A part of a list."""
+
+    items: list[T]
+    next: str | None = None  # what to go on after; None at the end
+    source: str = ""  # the node that answered, where the rest must come from the same one
 
 
 class Update(Frame, frozen=True):
@@ -221,14 +255,6 @@ class Update(Frame, frozen=True):
     write: Put | Delete
     writer: str
     holders: tuple[str, ...] = ()
-
-
-class Store(Frame, frozen=True):
-    """Hold a temporary copy of this."""
-
-    record: Record
-    sequence: int
-    age_s: float
 
 
 class Name(Frame, frozen=True):

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 
 import msgspec
 
+from muster.bus.rpc import server
 from muster.core import errors
 from muster.inform import contextlog, copies, demand, desk, protocol
 from muster.inform.mounts import base as mounts
@@ -33,7 +35,7 @@ class Reader:
         if copy is None or not copy.is_live(shared.now_ns()):
             return None
         age_s = shared.age_s(copy)
-        if max_staleness_s is not None and age_s > max_staleness_s:
+        if not _is_fresh(age_s, max_staleness_s):
             return None
         value = copy.read()
         return None if value is None else self.context(key, copy, value, age_s)
@@ -74,7 +76,7 @@ class Reader:
         copy = shared.copies.index.get(asked.key)
         if found is not None or copy is None:
             return found
-        if asked.max_staleness_s is not None and shared.age_s(copy) > asked.max_staleness_s:
+        if not _is_fresh(shared.age_s(copy), asked.max_staleness_s):
             if copy.temporary:
                 return None
             try:
@@ -153,7 +155,7 @@ class Reader:
                     reaches_back = entry.version <= after_version
                     if record.reason == "place":  # the write that it repeats has gone
                         record = _as_written(record)
-                if record.reason == "place" or entry.version <= after_version:
+                if record.reason in ("place", "refuse") or entry.version <= after_version:
                     continue
                 if not shared.may_read(identity, key, record.writer):
                     hidden = record.writer
@@ -193,9 +195,10 @@ class Reader:
 
     # Where it is.
 
-    async def where(self, key: str) -> list[protocol.CopyView]:
-        shared = self._desk
-        question = protocol.encode(protocol.Name(protocol.check_key(key)))
+    async def where(self, asked: protocol.Where) -> protocol.Page[protocol.CopyView]:
+        """The primary first. Every page asks all nodes again, so it has as many as fit."""
+        shared, key = self._desk, protocol.check_key(asked.key)
+        question = protocol.encode(protocol.Name(key))
         others = shared.directory.nodes
         told = await shared.bus.gather(
             protocol.to_all("where"), question, enough=len(others) + 1, timeout_s=WHERE_TIMEOUT_S
@@ -204,7 +207,12 @@ class Reader:
         found = [view for one in told for view in protocol.result_of(one.data, list[protocol.CopyView])]
         if not found:
             self._from_log(key, await shared.log.last(key))
-        return sorted(found, key=lambda view: (order[view.copy], view.node))
+
+        def place(view: protocol.CopyView) -> str:
+            return f"{order[view.copy]} {view.node}"
+
+        page = server.page(sorted(found, key=place), place, asked.after, rows_max=len(found))
+        return protocol.Page(page["items"], page["next"])
 
     def where_here(self, key: str) -> list[protocol.CopyView]:
         """The copy we hold, if we do."""
@@ -214,7 +222,14 @@ class Reader:
             return []
         kind = shared.copies.kind(copy).value
         counts = shared.demand.of(key)
-        return [protocol.CopyView(shared.name, kind, copy.version, shared.age_s(copy), counts)]
+        most = dict(heapq.nlargest(protocol.DEMAND_MAX, counts.items(), key=lambda count: count[1]))
+        others = sum(counts.values()) - sum(most.values())
+        return [protocol.CopyView(shared.name, kind, copy.version, shared.age_s(copy), most, others)]
+
+
+def _is_fresh(age_s: float, max_staleness_s: float | None) -> bool:
+    """Whether an answer from memory will do. With 0 the log has to confirm it, however young the copy is."""
+    return max_staleness_s is None or (max_staleness_s > 0 and age_s <= max_staleness_s)
 
 
 def _expired(record: protocol.Record, now_ns: int) -> bool:

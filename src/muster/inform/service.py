@@ -9,6 +9,7 @@ It follows the log, answers clients and other nodes, and runs the rounds of upke
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import functools
 import time
@@ -103,8 +104,8 @@ class Node:
             _operation("read.get", protocol.Get, lambda call, get: reader.get(get, call.identity)),
             _operation("read.find", protocol.Find, lambda call, find: self.finder.find(find, call.identity)),
             _operation("read.history", protocol.Changes, lambda call, of: reader.history(of, call.identity)),
-            _operation("read.where", protocol.Name, lambda _, name: reader.where(name.key)),
-            _operation("read.nodes", type(None), self._nodes),
+            _operation("read.where", protocol.Where, lambda _, asked: reader.where(asked)),
+            _operation("read.nodes", protocol.Nodes, self._nodes),
             _operation("write.put", protocol.Put, lambda call, put: writer.write(put, call.identity)),
             _operation("write.delete", protocol.Delete, lambda call, one: writer.write(one, call.identity)),
         ]
@@ -125,7 +126,7 @@ class Node:
                 _operation("become-primary", protocol.Name, self._become_primary),
                 _operation("find", protocol.Find, lambda _, asked: self.finder.find_here(asked)),
                 _operation("where", protocol.Name, self._where_here),
-                _operation("store", protocol.Store, self._store),
+                _operation("store", protocol.Name, lambda _, name: self.upkeep.store(name.key)),
             )
         }
         self._server = self._new_server((*asked, *self._internal.values()), IN_FLIGHT_MAX)
@@ -141,8 +142,12 @@ class Node:
         if self._keeper is not None:
             await self._keeper.load()
             self._run(self._keeper.run())
+        loaded = self.desk.position
         self._run(self._follow())
         await self._catch_up()
+        # Deletions may have been forgotten after the view was judged and before the follower came to them.
+        if loaded and await self.desk.log.forgotten_up_to() > loaded:
+            await self.upkeep.drop_forgotten()
         if self.desk.copies.evicted:
             await asyncio.to_thread(heap.give_back)
         for subject in (protocol.to_node(self.name, "*"), protocol.to_all("*")):
@@ -177,6 +182,7 @@ class Node:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             self._loops.clear()
+        await self.desk.log_end.close()
         await self._server.close()  # last: a write that failed may have been submitted
         await self._watching.close()
         if self._keeper is not None:
@@ -293,6 +299,9 @@ class Node:
             shared.seen(stored.sequence, "")
             return None
         record = entry.record
+        if record.key == contextlog.FORGOTTEN_KEY:
+            shared.seen(entry.sequence, "")
+            return None
         shared.apply(entry, just_stamped=mine is not None)
         shared.seen(entry.sequence, record.key)
         if self.name not in record.holders:
@@ -443,17 +452,19 @@ class Node:
         except errors.Unavailable:
             return
 
-    async def _nodes(self, *_: object) -> list[protocol.NodeView]:
-        return self.desk.directory.views(self.desk.information(), self.desk.now_s())
+    async def _nodes(self, _: server.Call, asked: protocol.Nodes) -> protocol.Page[protocol.NodeView]:
+        shared = self.desk
+        names = list(shared.directory.nodes)
+        bisect.insort(names, self.name)
+        page = server.page(names, str, asked.after, rows_max=protocol.PAGE_NODES)
+        views = shared.directory.views(shared.information(), shared.now_s(), page["items"])
+        return protocol.Page(views, page["next"], self.name)
 
     async def _become_primary(self, _: server.Call, name: protocol.Name) -> None:
         await self.writer.become_primary(name.key, name.silent)
 
     async def _where_here(self, _: server.Call, name: protocol.Name) -> list[protocol.CopyView]:
         return self.reader.where_here(name.key)
-
-    async def _store(self, _: server.Call, asked: protocol.Store) -> None:
-        self.upkeep.store(asked)
 
 
 _WRITES: dict[str, type[protocol.Put] | type[protocol.Delete]] = {

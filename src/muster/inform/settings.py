@@ -39,7 +39,11 @@ class Inform(settings.Section, frozen=True, kw_only=True):
         ),
     ] = 3
     full_replication: Annotated[
-        bool, doc("Every node holds every context: all reads are local, and every node needs the room.")
+        bool,
+        doc(
+            "Every node holds every context (with more than 1,000 nodes: 1,000 of them): all reads are "
+            "local, and every node needs the room."
+        ),
     ] = False
     memory_bytes: Annotated[
         int,
@@ -120,7 +124,8 @@ class Inform(settings.Section, frozen=True, kw_only=True):
     tombstone_s: Annotated[
         float,
         doc(
-            "How long a deleted context is remembered. A node that was away longer reads all anew.",
+            "How long a deleted context is remembered. A node that was away for longer reads everything "
+            "again.",
             gt=0,
         ),
     ] = _DAY_S

@@ -35,10 +35,10 @@ class Unsaved:
 
     def note(self, key: str, entry: contextlog.Entry | None) -> None:
         """The newest of ``key``."""
-        self._bytes -= _size(self._changes.pop(key, None))
+        self._bytes -= size(self._changes.pop(key, None))
         change: Change = Later() if entry is not None and self.is_full else entry
         self._changes[key] = change
-        self._bytes += _size(change)
+        self._bytes += size(change)
 
     def get(self, key: str) -> contextlog.Entry | None:
         """As far as it is known here."""
@@ -48,10 +48,10 @@ class Unsaved:
     def first(self, count_max: int, bytes_max: int) -> dict[str, Change]:
         """The oldest, as many as fit, and one at least."""
         taken: dict[str, Change] = {}
-        size = 0
+        total = 0
         for key, change in self._changes.items():
-            size += _size(change)
-            if taken and (size > bytes_max or len(taken) >= count_max):
+            total += size(change)
+            if taken and (total > bytes_max or len(taken) >= count_max):
                 break
             taken[key] = change
         return taken
@@ -61,10 +61,10 @@ class Unsaved:
         for key, change in taken.items():
             if key in self._changes and self._changes[key] is change:
                 del self._changes[key]
-                self._bytes -= _size(change)
+                self._bytes -= size(change)
 
 
-def _size(change: Change) -> int:
+def size(change: Change) -> int:
     if not isinstance(change, contextlog.Entry):
         return 0
     return ENTRY_BYTES + len(change.record.value or b"") + len(change.record.attributes)

@@ -80,7 +80,7 @@ class Upkeep:
             self._steady_since_s = None  # the machine slept, or we were stopped: the others are not to blame
         try:
             if shared.was_deaf_too_long:
-                await self._drop_forgotten()
+                await self.drop_forgotten()
             await shared.refresh(shared.settings.timeout_s)
         except errors.Unavailable:
             self._steady_since_s = None
@@ -95,7 +95,7 @@ class Upkeep:
                 desk.events.warning("node-lost", lost=node, by=shared.name)
             await self.mend()
 
-    async def _drop_forgotten(self) -> None:
+    async def drop_forgotten(self) -> None:
         """Copies whose deletion we have not heard, and whose log is gone."""
         shared = self._desk
         asked_at_s = shared.now_s()
@@ -167,15 +167,21 @@ class Upkeep:
         await _all(work)
 
     async def _replicate(self, key: str, to: str) -> None:
-        entry = await self._desk.log.last(key)
-        if entry is not None and entry.record.value is not None:
-            await self._desk.ask(to, "store", protocol.Store(entry.record, entry.sequence, 0.0), type(None))
+        await self._desk.ask(to, "store", protocol.Name(key), type(None))
 
-    def store(self, asked: protocol.Store) -> None:
-        """A Context Storage Request: hold a temporary copy."""
+    async def store(self, key: str) -> None:
+        """A Context Storage Request: hold a temporary copy.
+
+        It is read from the log here, so that its age counts from a moment of this node's own clock: a record
+        in the request would be as old as the request took.
+        """
         shared = self._desk
-        now_s = shared.now_s()
-        shared.copies.install_temporary(asked.record, asked.sequence, now_s, fresh_at_s=now_s - asked.age_s)
+        asked_at_s = shared.now_s()
+        entry = await shared.log.last(key)
+        if entry is not None and entry.record.value is not None:
+            shared.copies.install_temporary(
+                entry.record, entry.sequence, shared.now_s(), fresh_at_s=asked_at_s
+            )
 
     # Ends.
 
@@ -185,6 +191,7 @@ class Upkeep:
         now_ns = shared.now_ns()
         members = [shared.name, *shared.directory.nodes]
         work: list[_Work] = []
+        forgets: list[tuple[str, copies.Copy]] = []
         while shared.due and shared.due[0][0] <= now_ns:
             _, key = heapq.heappop(shared.due)
             copy = shared.copies.index.get(key)
@@ -193,7 +200,7 @@ class Upkeep:
             if copy.deleted:
                 if (copy.stamp >> 16) * 1_000_000 + shared.settings.tombstone_s * 1e9 <= now_ns:
                     if not copy.temporary and placement.responsible(copy.holders, members) == shared.name:
-                        work.append(partial(self._forget, key, copy))
+                        forgets.append((key, copy))
                         heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
                     else:
                         shared.drop(key)
@@ -204,6 +211,10 @@ class Upkeep:
                     self.moved["expired"] += 1
                     work.append(partial(self._writer.expire, key))
                     heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
+        if forgets:
+            last = max(copy.sequence for _, copy in forgets)
+            if await _all([partial(shared.log.will_forget, last, timeout_s=shared.settings.timeout_s)]):
+                work += [partial(self._forget, key, copy) for key, copy in forgets]
         await _all(work)
 
     async def _forget(self, key: str, copy: copies.Copy) -> None:
@@ -215,15 +226,16 @@ class Upkeep:
 
 async def _all(work: list[_Work]) -> bool:
     """Some at a time. Whether all of it could be done; what could not is found again by the next round."""
-    gate = asyncio.Semaphore(TOGETHER)
+    tasks, failures = iter(work), 0
 
-    async def one(task: _Work) -> bool:
-        async with gate:
+    async def run() -> None:
+        nonlocal failures
+        for task in tasks:
             try:
                 await task()
             except errors.MusterError as error:  # also of a record that nobody can read: the others go on
                 desk.events.warning("upkeep-failed", error=error)
-                return False
-            return True
+                failures += 1
 
-    return all(await asyncio.gather(*map(one, work)))
+    await asyncio.gather(*(run() for _ in range(min(TOGETHER, len(work)))))
+    return not failures

@@ -1,8 +1,9 @@
 """A node's permanent copies at rest: a view of the log in the store, and how far in the log it is.
 
 The view is behind the log by a moment, and need not be more: what is acknowledged stands in the log; after
-a crash the node reads on from the view's position.  A view that has not been written for longer than
-deleted contexts are remembered is thrown away: what was deleted meanwhile left no trace.
+a crash the node reads on from the view's position.  The log records up to which sequence deletions have been
+forgotten: a view that had not come so far is thrown away, because what was deleted left no trace.  No clock
+takes part in that.
 """
 
 from __future__ import annotations
@@ -26,13 +27,10 @@ class View:
         self._node = node
         self._collection = f"inform.node.{node}"
 
-    async def position(self) -> tuple[int, int]:
-        """The last sequence in the view (0: there is none), and when that was stored."""
+    async def position(self) -> int:
+        """The last sequence in the view; 0: there is none."""
         record = await self._store.get(_POSITIONS, self._node)
-        if record is None:
-            return 0, 0
-        sequence, at_ns = protocol.decode(record.value, tuple[int, int])
-        return sequence, at_ns
+        return 0 if record is None else protocol.decode(record.value, int)
 
     async def load(self) -> AsyncIterator[list[contextlog.Entry]]:
         async with self._store.snapshot() as snapshot:
@@ -43,7 +41,7 @@ class View:
         record = await self._store.get(self._collection, key)
         return None if record is None else _entry(record.value)
 
-    async def save(self, entries: Mapping[str, contextlog.Entry | None], position: int, at_ns: int) -> None:
+    async def save(self, entries: Mapping[str, contextlog.Entry | None], position: int) -> None:
         """In one commit. None: the copy is gone."""
         async with self._store.transaction() as tx:
             for key, entry in entries.items():
@@ -55,7 +53,7 @@ class View:
                         key,
                         entry.sequence.to_bytes(8, "big") + protocol.encode(entry.record),
                     )
-            tx.put(_POSITIONS, self._node, protocol.encode((position, at_ns)))
+            tx.put(_POSITIONS, self._node, protocol.encode(position))
 
     async def clear(self) -> None:
         """The position goes first: without one, what an interrupted clearing leaves counts for nothing."""

@@ -83,7 +83,7 @@ class Writer:
                 may_be_new = False
                 if holders:
                     update = protocol.Update(asked, writer)
-                elif isinstance(asked, protocol.Delete):
+                elif isinstance(asked, protocol.Delete) and not asked.repeat:
                     raise errors.NotFound(f"no context {key!r}")
                 else:
                     holders = tuple(self._choose())
@@ -395,9 +395,13 @@ class Writer:
         """
         shared, asked = self._desk, update.write
         entry = await shared.log.last(asked.key)
-        if entry is None:  # no attempt can expect a version of what has never been there
+        if entry is not None:
+            record = _placed(entry, entry.record.holders)
+        elif isinstance(asked, protocol.Put):  # it expects a version that no later record can have
             return True
-        record = _placed(entry, entry.record.holders)
+        else:
+            stamp = shared.clock.now(shared.now_ns())
+            record = protocol.Record(asked.key, update.holders, stamp.time, stamp.node, reason="refuse")
         write_id = contextlog.write_id(update.writer, asked.key, asked.request)
         try:
             sequence = await shared.log.append(

@@ -434,15 +434,22 @@ def target_of(arguments: Mapping[str, Any]) -> str:
 
 
 def page(
-    rows: Sequence[Any], key: Callable[[Any], str], after: str = "", limit: int = PAGE_ROWS
+    rows: Sequence[Any],
+    key: Callable[[Any], str],
+    after: str = "",
+    limit: int = PAGE_ROWS,
+    *,
+    rows_max: int | None = None,
 ) -> dict[str, Any]:
     """Some of ``rows``, which are in the order of their ``key``: those after ``after``, as many as fit.
 
-    ``next`` is what to go on ``after``, None at the end: see `client.pages`.
+    ``next`` is what to go on ``after``, None at the end: see `client.pages`.  ``rows_max`` replaces
+    `PAGE_ROWS`, where rows are small and each page costs much.
     """
+    limit = min(limit, PAGE_ROWS) if rows_max is None else rows_max
     start = bisect.bisect_right(rows, after, key=key) if after else 0
     end, size = start, 0
-    for row in rows[start : start + max(1, min(limit, PAGE_ROWS))]:
+    for row in rows[start : start + max(1, limit)]:
         size += len(msgspec.json.encode(row))
         if end > start and size > PAGE_BYTES:
             break

@@ -124,7 +124,7 @@ class Registry:
             found = await contexts.find(predicate, limit=FOUND_MAX)
         if found.silent:
             raise faults.fault(
-                faults.Code.BUSY, f"no answer from {', '.join(found.silent)}: what is there is not complete"
+                faults.Code.BUSY, f"no answer from {found.silent_text}: what is there is not complete"
             )
         if found.more:
             raise faults.fault(

@@ -1,0 +1,191 @@
+"""Lists that grow with the fleet are answered in parts, and what a request holds in memory is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.bus import api
+from muster.bus.rpc import server
+from muster.inform import client, desk, finding, protocol, service, upkeep
+from muster.inform import settings as settings_
+
+pytestmark = pytest.mark.virtual_time
+
+SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, copies=1)
+OTHERS = 35
+
+
+@dataclass
+class Fleet:
+    """A real node ``p`` and a client ``ann``; further nodes are only heard of."""
+
+    net: Any
+    p: service.Node
+    ann: client.Client
+
+    def hear_of(self, count: int = OTHERS) -> list[str]:
+        names = [f"n{number:06}" for number in range(count)]
+        for name in names:
+            information = protocol.ServerInformation(name, protocol.Load(1, 2.0, 0.9))
+            self.p.desk.directory.heard(information, self.p.desk.now_s())
+        return names
+
+
+@pytest.fixture
+async def fleet(simulated_network) -> AsyncIterator[Fleet]:
+    net = simulated_network
+    async with await service.start(await net.connect("p"), settings=SETTINGS, now_ns=net.now_ns) as p:
+        yield Fleet(net, p, client.Client(await net.connect("ann")))
+
+
+async def test_all_nodes_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch):
+    monkeypatch.setattr(protocol, "PAGE_NODES", 10)
+    names = fleet.hear_of()
+    page = await fleet.p._nodes(None, protocol.Nodes())  # type: ignore[arg-type]
+    assert ([view.node for view in page.items], page.next, page.source) == (names[:10], names[9], "p")
+    views = await fleet.ann.nodes()
+    assert [view.node for view in views] == [*names, "p"]
+    assert views[-1].proximity_ms == 0.0
+
+
+async def test_the_pages_of_a_list_of_nodes_come_from_one_node(fleet: Fleet, monkeypatch):
+    """Each node measures the others from its own place."""
+    monkeypatch.setattr(protocol, "PAGE_NODES", 2)
+    fleet.hear_of()
+    net = fleet.net
+    async with await service.start(await net.connect("q"), settings=SETTINGS, now_ns=net.now_ns):
+        for _ in range(5):
+            views = await fleet.ann.nodes()
+            assert len([view for view in views if view.proximity_ms == 0.0]) == 1
+
+
+async def test_all_copies_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch):
+    monkeypatch.setattr(server, "PAGE_BYTES", 400)
+    names = fleet.hear_of()
+    await fleet.ann.put("k", b"v")
+
+    async def answer(message: api.Message) -> None:
+        for name in names:
+            view = protocol.CopyView(name, "temporary", 1, 0.5, {})
+            await message.respond(protocol.reply([view]))
+
+    await (await fleet.net.connect("others")).subscribe(protocol.to_all("where"), handler=answer)
+    page = await fleet.p.reader.where(protocol.Where("k"))
+    assert 1 < len(page.items) < 20
+    assert [view.node for view in page.items] == ["p", *names][: len(page.items)]
+    views = await fleet.ann.where("k")
+    assert [view.node for view in views] == ["p", *names]
+    assert views[0].copy == "primary"
+
+
+async def test_the_origins_of_requests_are_named_up_to_a_bound(fleet: Fleet, monkeypatch):
+    monkeypatch.setattr(protocol, "DEMAND_MAX", 3)
+    await fleet.ann.put("k", b"v")
+    for number in range(6):
+        for _ in range(number + 1):
+            fleet.p.desk.demand.add("k", f"n{number}")
+    (view,) = await fleet.ann.where("k")
+    assert (view.demand, view.demand_others) == ({"n5": 6, "n4": 5, "n3": 4}, 3 + 2 + 1)
+
+
+async def test_silent_nodes_are_named_up_to_a_bound_and_the_rest_is_counted(fleet: Fleet, monkeypatch):
+    monkeypatch.setattr(protocol, "SILENT_MAX", 10)
+    names = fleet.hear_of()
+    for number in range(4):
+        await fleet.p.writer.write(protocol.Put(f"k{number}", b"v"), "ann")
+    found = await fleet.p.finder.find(protocol.Find("TRUE"), "ann")
+    assert (found.silent, found.silent_more) == (names[:10], 25)
+    assert found.silent_text == "n000000, n000001, n000002, n000003, n000004 and 30 more"
+    monkeypatch.setattr(protocol, "ANSWER_BYTES_MAX", 300)  # so that a search takes several requests
+    monkeypatch.setattr(finding, "NODE_BYTES_MIN", 1)
+    asked: list[protocol.Find] = []
+    find = fleet.p.finder.find
+
+    async def count(request: protocol.Find, identity: str) -> protocol.Found:
+        asked.append(request)
+        return await find(request, identity)
+
+    monkeypatch.setattr(fleet.p.finder, "find", count)
+    found = await fleet.ann.find("TRUE")
+    assert [context.key for context in found.contexts] == ["k0", "k1", "k2", "k3"]
+    assert len(asked) > 1
+    assert max(len(request.without) for request in asked) == 10
+    assert len(found.silent) + found.silent_more == OTHERS
+
+
+async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: Fleet, monkeypatch):
+    for number in range(8):
+        await fleet.ann.put(f"k{number}", b"v" * 1_000)
+    asked: list[protocol.Find] = []
+    find_here = fleet.p.finder.find_here
+
+    async def note(request: protocol.Find) -> protocol.FoundHere:
+        asked.append(request)
+        return await find_here(request)
+
+    monkeypatch.setattr(fleet.p.finder, "find_here", note)
+    await fleet.ann.find("TRUE")
+    fleet.hear_of()
+    monkeypatch.setattr(finding, "ANSWERS_BYTES_MAX", 3_000 * (OTHERS + 1))
+    monkeypatch.setattr(finding, "NODE_BYTES_MIN", 1_000)
+    found = await fleet.p.finder.find(protocol.Find("TRUE"), "ann")
+    assert [request.bytes_max for request in asked] == [protocol.ANSWER_BYTES_MAX, 3_000]
+    assert ([context.key for context in found.contexts], found.reached) == (["k0", "k1"], "k1")
+    assert len((await fleet.ann.find("TRUE")).contexts) == 8
+
+
+async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Fleet, monkeypatch):
+    """However many nodes name such keys: what is left is the next request's."""
+    net = fleet.net
+    async with await service.start(await net.connect("q"), settings=SETTINGS, now_ns=net.now_ns) as q:
+        await q.upkeep.discover()
+        await asyncio.sleep(0.1)
+        keys = [f"k{number}" for number in range(8)]
+        for key in keys:
+            await fleet.p.writer.write(protocol.Put(key, b"v"), "ann")
+        await asyncio.sleep(0.1)
+        for number, key in enumerate(keys):  # both gave some up a moment ago, and no node has them now
+            copy = fleet.p.desk.copies.index[key]
+            fleet.p.desk.drop(key)
+            (fleet.p, q)[number % 2].desk.moved[key] = fleet.p.desk.now_s(), copy
+        monkeypatch.setattr(finding, "MOVED_MAX", 3)
+        looked_up: list[int] = []
+        real = finding.Finder._moved
+
+        async def moved(self: finding.Finder, plan: Any, some: Any) -> list[protocol.Context]:
+            looked_up.append(len(some))
+            return await real(self, plan, some)
+
+        monkeypatch.setattr(finding.Finder, "_moved", moved)
+        found = await fleet.ann.find("TRUE")
+        assert [context.key for context in found.contexts] == keys
+        assert max(looked_up) <= 3
+
+
+async def test_full_replication_names_a_bounded_number_of_holders(fleet: Fleet, monkeypatch):
+    monkeypatch.setattr(desk, "HOLDERS_MAX", 4)
+    fleet.hear_of()
+    fleet.p.desk.settings = msgspec.structs.replace(SETTINGS, full_replication=True)
+    await fleet.p.writer.write(protocol.Put("k", b"v"), "ann")
+    entry = await fleet.p.desk.log.last("k")
+    assert entry is not None
+    assert len(entry.record.holders) == 4
+
+
+async def test_upkeep_of_many_contexts_takes_few_tasks():
+    before, most, done = len(asyncio.all_tasks()), 0, 0
+
+    async def work() -> None:
+        nonlocal most, done
+        most = max(most, len(asyncio.all_tasks()) - before)
+        await asyncio.sleep(0.001)
+        done += 1
+
+    assert await upkeep._all([work] * 1_000)
+    assert (most, done) == (upkeep.TOGETHER, 1_000)

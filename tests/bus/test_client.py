@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import muster
-from muster.bus import api, client, committer, line, locator
+from muster.bus import api, client, committer, line, locator, wire
 from muster.bus.brokers import broker, config, network
 from muster.core import errors, metrics, trace
 from muster.testing.eventually import eventually
@@ -117,6 +117,26 @@ class TestCredentials:
         (tmp_path / "bad.creds").write_text("hello")
         with pytest.raises(errors.InvalidInput):
             await muster.connect(running.url, creds=tmp_path / "bad.creds")
+
+
+async def test_single_reads_are_answered_by_the_leader(bus: client.Client, monkeypatch):
+    """Any replica answers a direct get, and the number of replicas can be raised while a handle is open."""
+    asked: list[str] = []
+    ask = wire.Wire.ask
+
+    async def note(self: wire.Wire, subject: str, *arguments: Any, **options: Any) -> wire.Answer:
+        asked.append(subject)
+        return await ask(self, subject, *arguments, **options)
+
+    bucket = await bus.key_value(api.KeyValueSettings("b"))
+    revision = await bucket.put("k", b"v")
+    stream = await bus.open_stream("KV_b")
+    monkeypatch.setattr(wire.Wire, "ask", note)
+    entry, last = await bucket.get("k"), await stream.last_for("$KV.b.k")
+    assert entry is not None
+    assert last is not None
+    assert {entry.value, last.data, (await stream.get(revision)).data} == {b"v"}
+    assert asked == ["$JS.API.STREAM.MSG.GET.KV_b"] * 3
 
 
 class TestPermissions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,6 +25,19 @@ async def test_time_in_suspend_counts(bus, monkeypatch):
         assert node.desk.was_deaf_too_long
     finally:
         await node.close()
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no such clock")
+@pytest.mark.may_leak("files", reason="libuv keeps a pipe for signals until the process ends")
+def test_time_in_suspend_counts_on_uvloop():
+    """A domain runs on it, where it is installed."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def clock() -> Any:
+        return uptime.clock_of(asyncio.get_running_loop())
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert getattr(runner.run(clock()), "args", None) == (time.CLOCK_BOOTTIME,)
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no such clock")

@@ -15,9 +15,12 @@ from collections.abc import Callable
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     """Seconds since some moment, with time in suspend where the system counts it.
 
-    A loop with a clock of its own (virtual time) keeps that one.
+    A loop with a clock of its own (virtual time) keeps that one.  uvloop has its own method for the same
+    clock as asyncio's.
     """
+    kind = type(loop)
+    is_monotonic = kind.time is asyncio.BaseEventLoop.time or kind.__module__.partition(".")[0] == "uvloop"
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    if boottime is None or type(loop).time is not asyncio.BaseEventLoop.time:
+    if boottime is None or not is_monotonic:
         return loop.time
     return functools.partial(time.clock_gettime, boottime)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from muster.bus import api
-from muster.bus.rpc import client, requests, server
-from muster.core import errors, messages, subjects
+from muster.bus.rpc import answers, auditing, client, origin, requests, server
+from muster.core import errors, leaky, messages, subjects
 from muster.testing.eventually import eventually
 
 PART = "manage"
@@ -192,6 +192,83 @@ class Contract:
             with pytest.raises(errors.Conflict, match="used for another request"):
                 client.result_of(other.data)
         assert lamp.on == ["a"]
+
+    async def test_a_client_with_many_requests_pushes_out_its_own_answers_only(self, connect, monkeypatch):
+        monkeypatch.setattr(answers, "BYTES_MAX", 8 * answers.ANSWER_BYTES_MIN)
+        service, ann, bob = [await connect(name) for name in ("service", "ann", "bob")]
+        lamp = Lamp()
+
+        async def switch(bus: api.Bus, name: str) -> None:
+            subject = subjects.said_by(PART, bus.identity, "request.note")
+            data = f'{{"name": "{name}"}}'.encode()
+            await bus.request(subject, data, headers={requests.REQUEST_ID: name})
+
+        async with server.Server(service, PART, lamp.operations()):
+            await switch(ann, "first")
+            await switch(ann, "second")
+            for number in range(30):
+                await switch(bob, str(number))
+            await switch(ann, "first")
+            await switch(ann, "second")
+            assert lamp.on.count("first") == lamp.on.count("second") == 1
+            await switch(bob, "29")
+            assert lamp.on.count("29") == 1
+            await switch(bob, "0")  # the oldest of the client that has most
+            assert lamp.on.count("0") == 2
+
+    async def test_a_request_that_found_the_service_unavailable_can_be_repeated(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        ready: list[str] = []
+
+        async def begin(call: server.Call) -> int:
+            if not ready:
+                raise errors.Unavailable("not yet")
+            return len(ready)
+
+        async with server.Server(service, PART, [server.Operation("request.begin", begin)]):
+            subject, headers = subjects.said_by(PART, "ann", "request.begin"), {requests.REQUEST_ID: "r1"}
+            with pytest.raises(errors.Unavailable, match="not yet"):
+                client.result_of((await ann.request(subject, b"{}", headers=headers)).data)
+            ready.append("now")
+            assert client.result_of((await ann.request(subject, b"{}", headers=headers)).data) == 1
+            ready.append("again")
+            assert client.result_of((await ann.request(subject, b"{}", headers=headers)).data) == 1
+
+    async def test_refused_requests_of_one_identity_leave_few_records_and_a_count(self, connect):
+        service, ann, eve = [await connect(name) for name in ("service", "ann", "eve")]
+        audit = auditing.Audit(service, PART, refused=leaky.Budget(3, 300.0))
+        async with server.Server(service, PART, Lamp().operations(), audit=audit):
+            for _ in range(20):
+                with pytest.raises(errors.InvalidInput):
+                    await ask(eve, "request.switch", {"name": 1})
+            with pytest.raises(errors.InvalidInput):
+                await ask(ann, "request.switch", {"name": 1})
+            await ask(eve, "request.switch", {"name": "hall"})  # what is done is always recorded
+            assert audit.refusals.suppressed == 17
+        found = [(one.who, one.what, one.outcome) for one in await decisions(service)]
+        assert found == [
+            *[("eve", "switch", O.REFUSED)] * 3,
+            ("ann", "switch", O.REFUSED),
+            ("eve", "switch", O.DONE),
+            ("eve", "not-recorded", O.REFUSED),
+        ]
+        last = (await decisions(service))[-1]
+        assert last.details == {"count": "17"}
+        assert "17 refused or failed requests of eve" in last.why
+
+    async def test_a_record_states_where_the_act_began(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        async with server.Server(service, PART, Lamp().operations()):
+            with origin.acting("rest", "10.0.0.7") as begun:
+                await ask(ann, "read.state")
+                answered = [begun.answered]
+                await ask(ann, "request.switch", {"name": "hall"})
+                answered.append(begun.answered)
+            await ask(ann, "request.switch", {"name": "hall"})
+        assert answered == [False, True]
+        first, second = await decisions(service)
+        assert first.details == {"door": "rest", "address": "10.0.0.7"}
+        assert second.details == {}
 
     async def test_lists_come_in_pages_and_an_oversize_result_says_so(self, connect):
         service, ann = await connect("service"), await connect("ann")

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import faults, requests, server
+from muster.bus.rpc import faults, origin, requests, server
 from muster.core import errors
 
 TIMEOUT_S = 30.0
@@ -86,13 +86,16 @@ async def exchange(
     """
     reads = _reads(subject)
     if not reads:
-        headers = {**(headers or {}), requests.REQUEST_ID: secrets.token_hex(16)}
+        headers = {**(headers or {}), **origin.headers(), requests.REQUEST_ID: secrets.token_hex(16)}
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     sent, left_s = False, timeout_s
     while True:
         try:
-            return await bus.request(subject, data, headers=headers, timeout_s=min(left_s, try_s or left_s))
+            reply = await bus.request(subject, data, headers=headers, timeout_s=min(left_s, try_s or left_s))
+            if not reads:
+                origin.answered()
+            return reply
         except errors.TimedOut:
             sent = True
             if loop.time() >= deadline:

@@ -5,11 +5,12 @@ request: arguments that do not fit are the caller's error, found before the hand
 in the handler is an internal error, logged and counted, and never reported as the caller's.
 
 A request with an id (`requests.REQUEST_ID`) is carried out once: a repetition waits for the first, or gets
-its answer again.  That memory is bounded, and of this process: after a fail-over a repetition is a new
-request.
+its answer again.  That memory (`answers`) is bounded, and of this process: after a fail-over a repetition is
+a new request.
 
 Every operation that changes something leaves one record in the audit: done, refused, failed, or in doubt when
-it was cancelled or timed out.  Exempt are writes whose own log names the writer (``audited=False``).
+it was cancelled or timed out.  Exempt are writes whose own log names the writer (``audited=False``), and
+refused requests beyond the budget of their identity, which are counted (`auditing.Refusals`).
 """
 
 from __future__ import annotations
@@ -29,14 +30,12 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import auditing, faults, requests
+from muster.bus.rpc import answers, auditing, faults, origin, requests
 from muster.core import errors, log, messages, subjects
 
 events = log.Events("rpc")
 
 PENDING_MAX = 1000  # requests under way or waiting, in one server
-ANSWERS_MAX = 1000  # answers remembered by request id…
-ANSWERS_BYTES_MAX = 16 << 20  # …and their bytes
 AUDIT_S = 5.0  # how long `close` waits for the records of what it cancelled
 PAGE_ROWS = 200
 PAGE_BYTES = 512 << 10  # of one page: half of what a message holds
@@ -76,7 +75,8 @@ class Operation:
     ``audited``: None means that an operation which changes something is.  ``what`` is the audit's word for it
     and ``target`` says what it was done to, from the arguments.  ``arguments`` is the declared type, where
     the handler's own parameters do not say it (`arguments_of`).  With ``decode`` the handler is called with
-    what it returns, in place of keyword arguments.
+    what it returns, in place of keyword arguments.  ``once``: False where a repetition does no harm, so that
+    answers need not be remembered.
     """
 
     name: str
@@ -87,6 +87,7 @@ class Operation:
     timeout_s: float | None = None
     decode: Callable[[bytes], Any] | None = None
     arguments: type[msgspec.Struct] | None = None
+    once: bool = True
 
     @classmethod
     def plain(cls, name: str, function: Handler, **options: Any) -> Operation:
@@ -154,13 +155,6 @@ class Json:
         return msgspec.json.encode({"error": faults.fault_of(error)})
 
 
-@dataclass(slots=True)
-class _Answer:
-    digest: bytes
-    data: asyncio.Future[bytes]
-    bytes: int = 0
-
-
 async def allow(call: Call, operation: Operation, arguments: Mapping[str, Any]) -> None:
     """The permissions of the broker are enough."""
 
@@ -170,7 +164,8 @@ class Server:
 
     ``at_once``: how many are carried out at a time; further ones wait, up to ``pending_max``, and beyond that
     are refused as overloaded.  One identity may have half of them pending, so it cannot lock out all others.
-    While ``serving`` returns False requests are ignored, and callers ask again.
+    While ``serving`` returns False requests are ignored, and callers ask again.  ``on_outcome`` is called
+    with the outcome of each request, as `outcomes` counts them.
     """
 
     def __init__(
@@ -186,6 +181,7 @@ class Server:
         at_once: int | None = None,
         pending_max: int = PENDING_MAX,
         serving: Callable[[], bool] = lambda: True,
+        on_outcome: Callable[[str], None] = lambda outcome: None,
     ) -> None:
         self.refused: Counter[str] = Counter()  # messages that were no requests, by reason
         self.outcomes: Counter[str] = Counter()  # of requests, by error code, or "done"
@@ -199,13 +195,13 @@ class Server:
         self._gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
         self._pending_max = pending_max
         self._serving = serving
+        self._on_outcome = on_outcome
         self._subscriptions: list[api.Subscription] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending: Counter[str] = Counter()  # requests by identity
         self._finishing: set[asyncio.Task[Any]] = set()  # done, and on their way to record and reply
         self._records: set[asyncio.Task[None]] = set()
-        self._answers: dict[tuple[str, str], _Answer] = {}
-        self._answers_bytes = 0
+        self._answers = answers.Answers()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -234,6 +230,7 @@ class Server:
                 _, late = await asyncio.wait(tasks, timeout=AUDIT_S)
                 for task in late:
                     task.cancel()
+        await self._audit.close()
 
     # Receiving.
 
@@ -278,8 +275,12 @@ class Server:
         task.add_done_callback(self._finishing.discard)
         return task
 
+    def _count(self, outcome: str) -> None:
+        self.outcomes[outcome] += 1
+        self._on_outcome(outcome)
+
     async def _refuse(self, message: api.Message, error: errors.MusterError) -> None:
-        self.outcomes[error.code] += 1
+        self._count(error.code)
         await self._respond(message, self._codec.error(error))
 
     @property
@@ -295,44 +296,38 @@ class Server:
     # Request ids.
 
     async def _serve(self, caller: requests.Caller, operation: Operation) -> None:
-        id = caller.request_id
+        id = caller.request_id if operation.once else ""
         if not id:
-            await self._respond(caller.message, await self._carry_out(caller, operation))
+            data, _ = await self._carry_out(caller, operation)
+            await self._respond(caller.message, data)
             return
-        key = (caller.identity, id)
         digest = hashlib.sha256(f"{caller.operation}\n".encode() + caller.message.data).digest()
-        known = self._answers.get(key)
+        known = self._answers.get(caller.identity, id)
         if known is not None and known.digest != digest:
             reused = errors.Conflict(f"the request id {id!r} was used for another request")
             await self._refuse(caller.message, reused)
             return
         if known is None:
-            known = self._answers[key] = _Answer(digest, asyncio.get_running_loop().create_future())
+            known = self._answers.expect(caller.identity, id, digest)
             try:
-                known.data.set_result(await self._carry_out(caller, operation))
+                data, is_final = await self._carry_out(caller, operation)
             except BaseException:
-                del self._answers[key]
+                self._answers.drop(caller.identity, id)
                 known.data.cancel()
                 raise
-            self._remember(known)
+            self._answers.keep(caller.identity, id, data, remember=is_final)
         with contextlib.suppress(asyncio.CancelledError):  # of the first request, not of this task
             data = await asyncio.shield(known.data)
             await self._respond(caller.message, data)
 
-    def _remember(self, answer: _Answer) -> None:
-        answer.bytes = len(answer.data.result())
-        self._answers_bytes += answer.bytes
-        while len(self._answers) > ANSWERS_MAX or self._answers_bytes > ANSWERS_BYTES_MAX:
-            key = next((key for key, one in self._answers.items() if one.data.done()), None)
-            if key is None:
-                return
-            self._answers_bytes -= self._answers.pop(key).bytes
-
     # Carrying out.
 
-    async def _carry_out(self, caller: requests.Caller, operation: Operation) -> bytes:
-        """The reply. The audit record is stored when this returns."""
+    async def _carry_out(self, caller: requests.Caller, operation: Operation) -> tuple[bytes, bool]:
+        """The reply, and whether a repetition gets the same: not if nothing was done because the service
+        was unavailable.  The audit record is stored when this returns."""
         call, arguments = Call(caller), {}
+        if operation.is_audited:
+            call.details |= origin.details(caller.message)
         failure: errors.MusterError | None = None
         answer = b""
         try:
@@ -355,13 +350,16 @@ class Server:
             )
         if (task := asyncio.current_task()) is not None:
             self._finishing.add(task)
-        self.outcomes[failure.code if failure else "done"] += 1
+        self._count(failure.code if failure else "done")
         if failure is not None:
             call.outcome = messages.Outcome.of(failure)
             call.details["error"] = failure.message
         if operation.is_audited and call.audited:
             await self._record(call, operation, arguments)
-        return answer if failure is None else self._codec.error(failure)
+        if failure is None:
+            return answer, True
+        not_done = isinstance(failure, errors.Unavailable) and call.outcome is not messages.Outcome.IN_DOUBT
+        return self._codec.error(failure), not not_done
 
     async def _run(self, operation: Operation, call: Call, request: Any) -> Any:
         limit = asyncio.timeout(operation.timeout_s)

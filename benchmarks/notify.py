@@ -430,8 +430,8 @@ def _sustained(held: engine.Engine, works: dict[str, Work], length_s: float) -> 
 
     def update(shard: protocol.Shard, data: bytes) -> None:
         changes = messages.decode(data, protocol.Changes).changes
-        one = holding.Said(notify_world.PROCESS, changes, lambda _: None, len(data))
-        for change in holding.Checker(held, knows, refused.append).check(one, shard)[0]:
+        checker = holding.Checker(held, knows, refused.append)
+        for change in checker.check(notify_world.PROCESS, changes, shard)[0]:
             snapshots.apply(held, knows, shard, notify_world.PROCESS, change, 1)
 
     for event, address in work:

@@ -10,6 +10,7 @@ import pytest
 
 from muster.bus import api
 from muster.bus.memory import network
+from muster.bus.rpc import requests
 from muster.core import errors, messages, subjects
 from muster.notify import (
     asking,
@@ -159,8 +160,8 @@ async def test_a_flood_from_one_sender_does_not_starve_another(notifier, parties
     shard = protocol.shard_of("flood/x")
     subject = subjects.said_by("notify", "flood", "event", str(shard))
     noise = messages.encode(protocol.Send(id="n", party="x", type="noise"))
-    for _ in range(3000):
-        await flood.publish(subject, noise)
+    for number in range(3000):
+        await flood.publish(subject, noise, reply=f"_R.@notify.flood.s.{number}")
     await flood.flush()
     await mine.sender("quiet").send("alert", {"threat_level": 1}, timeout_s=20)
     assert (await web.next(timeout_s=30))["threat_level"] == 1
@@ -196,20 +197,20 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
     monkeypatch.setattr(shards.Shards, "_write_some", write_later)
     bus = await connect("farm")
     join = protocol.Join(party="web", model="WebServer", state=protocol.to_wire(STATE))
-    data = messages.encode(protocol.Changes(changes=(join,), id="one"))
+    data, headers = messages.encode(protocol.Changes(changes=(join,))), {requests.REQUEST_ID: "one"}
     shard = protocol.shard_of(protocol.party_id("farm", "web"))
     subject = subjects.said_by(protocol.PART, "farm", "change", str(shard))
     for _ in range(2):
         with pytest.raises(errors.TimedOut):
-            await bus.request(subject, data, timeout_s=0.2)
-    asked = asyncio.create_task(bus.request(subject, data, timeout_s=20))
+            await bus.request(subject, data, headers=headers, timeout_s=0.2)
+    asked = asyncio.create_task(bus.request(subject, data, headers=headers, timeout_s=20))
     await asyncio.wait([asked], timeout=0.2)
     go_on.set()
     answer = messages.decode((await asked).data, protocol.Answer)
     assert not answer.refused
     assert [len(said) for said in waiting] == [1]
     assert len(served.engine) == 1
-    await bus.request(subject, data, timeout_s=20)  # as if the answer had been lost
+    await bus.request(subject, data, headers=headers, timeout_s=20)  # as if the answer had been lost
     assert len(waiting) == 1
 
 
@@ -330,6 +331,7 @@ async def test_a_notifier_that_is_cut_off_decides_nothing():
         await served.deciding._deliver_here(event, address)
         assert served.counts["delivered"] == 0
         net.heal()
+        await eventually(lambda: served.common.deciding().all(), timeout_s=30)
         await mine.sender("s").send("alert", {"threat_level": 2})
         assert (await web.next(timeout_s=30))["threat_level"] == 2
 
@@ -495,7 +497,7 @@ async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read
         return shown(by, party)
 
     monkeypatch.setattr(questions, "_shown", counted)
-    told = questions.answer(served, "parties", protocol.Ask(limit=10**9))
+    told = questions.QUESTIONS["parties"](served, protocol.Ask(limit=10**9))
     assert len(read) == len(told.parties) < 10_000
     assert len(messages.encode(told)) < messages.MAX_BYTES
     assert told.facts["next"] == told.parties[-1]["party"] == names[len(read) - 1]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import client as rpc
 from muster.bus.rpc import faults
 from muster.core import errors, messages, subjects
 from muster.notify import protocol
@@ -21,7 +22,10 @@ SOON_S = 1.0
 
 
 async def _everybody(bus: api.Bus, question: str, ask: protocol.Ask, timeout_s: float) -> list[protocol.Told]:
-    """All notifiers' answers: until every shard has been spoken for, or time is up."""
+    """All notifiers' answers: until every shard has been spoken for, or time is up.
+
+    Not `rpc.client`, which takes one answer.
+    """
     subject = subjects.said_by(PART, bus.identity, "read", question)
     enough: int | None = (await _anybody(bus, "notifiers", protocol.Ask())).count
     while True:
@@ -47,10 +51,10 @@ def _nobody() -> errors.Unavailable:
 async def _anybody(bus: api.Bus, question: str, ask: protocol.Ask) -> protocol.Told:
     subject = subjects.said_by(PART, bus.identity, "read", question)
     try:
-        reply = await bus.request(subject, messages.encode(ask), timeout_s=ANSWER_S)
-    except errors.NotConnected:
-        raise
-    except errors.Unavailable as error:
+        reply = await rpc.exchange(
+            bus, subject, messages.encode(ask), timeout_s=ANSWER_S, waits=False, absent=_nobody()
+        )
+    except errors.TimedOut as error:
         raise _nobody() from error
     told = messages.decode(reply.data, protocol.Told)
     if told.fault is not None:

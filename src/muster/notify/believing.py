@@ -101,15 +101,15 @@ class Believing:
         if holders:
             await self._believe_of(holders)
 
-    async def _defined(self, call: server.Call, define: protocol.Define) -> int:
+    async def _defined(self, call: server.Call, define: protocol.Define) -> protocol.Answer:
         call.target = f"{define.of}:{define.name}"
         value = messages.encode(define)
         revision = await self._put(lambda: (self._common.known.model_key(define), value, None))
         self._history.defined(define)
         await self._everybody_knows(revision)
-        return revision
+        return protocol.Answer(sequence=revision)
 
-    async def _presented(self, call: server.Call, present: protocol.Present) -> int:
+    async def _presented(self, call: server.Call, present: protocol.Present) -> protocol.Answer:
         knows = self._common.known
 
         def judged() -> tuple[str, bytes, float | None]:
@@ -122,7 +122,7 @@ class Believing:
         call.target = "revocations" if present.revocations else "grant"
         revision = await self._put(judged)
         await self._everybody_knows(revision)
-        return revision
+        return protocol.Answer(sequence=revision)
 
     async def _put(self, judged: Callable[[], tuple[str, bytes, float | None]]) -> int:
         """Keep what was judged by what is known; if another notifier kept something since, it is again."""
@@ -153,6 +153,8 @@ class Believing:
             await self._changed.wait()
 
     def _asked(self, message: api.Message) -> None:
+        """Not a request: every notifier confirms an announcement of one of them, which gathers that."""
+
         async def when_known() -> None:
             with contextlib.suppress(ValueError, errors.MusterError):
                 await self._until_known(int(message.data))

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from typing import Self
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import client as rpc
 from muster.bus.rpc import faults
 from muster.core import errors, messages, subjects
 from muster.notify import asking, known, protocol, receipts
@@ -39,6 +39,7 @@ from muster.predicates import types
 PART = protocol.PART
 QUEUE_MAX = 10_000
 PATIENCE_S = 30.0  # outlasts the move of a shard
+TRY_S = 5.0  # for an answer, before it is asked for again
 RETRY_S = 0.05
 CHANGING_MAX = 4  # shards told at once of what may be a lot: patience is for what is in hand
 CHANGES_PER_MESSAGE = 500
@@ -71,8 +72,6 @@ class Parties:
 
     def __init__(self, bus: api.Bus, *, on_event: OnEvent | None = None, queue_max: int = QUEUE_MAX) -> None:
         self._bus = bus
-        self._boot = secrets.token_hex(6)
-        self._numbers = itertools.count()
         self._on_event = on_event
         self._queue_max = queue_max
         self._parties: dict[str, Party] = {}
@@ -165,9 +164,7 @@ class Parties:
             some = tuple(changes[start : start + CHANGES_PER_MESSAGE])
             async with turns:
                 try:
-                    await self._ask(
-                        subject, protocol.Changes(changes=some, id=f"{self._boot}-{next(self._numbers)}")
-                    )
+                    await self._ask(subject, protocol.Changes(changes=some))
                 except errors.Unavailable:
                     raise
                 except errors.MusterError as error:  # of one change; the others of its message hold
@@ -246,23 +243,24 @@ class Parties:
     ) -> protocol.Answer:
         """Until there is an answer: a shard that moves is nobody's for a moment. Repeats do no harm."""
         data = messages.encode(message)
-        deadline = time.monotonic() + timeout_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         wait_s = RETRY_S
         while True:
-            left_s = deadline - time.monotonic()
+            left_s = max(0.1, deadline - loop.time())
+            reply = await rpc.exchange(self._bus, subject, data, timeout_s=left_s, try_s=TRY_S)
+            answer = messages.decode(reply.data, protocol.Answer)
             try:
-                reply = await self._bus.request(subject, data, timeout_s=max(0.1, min(5.0, left_s)))
-                answer = messages.decode(reply.data, protocol.Answer)
                 for _, fault in answer.refused:
                     raise faults.error_of(fault)
                 return answer
             except errors.Overloaded:
                 raise
             except errors.Unavailable:
-                if time.monotonic() + wait_s >= deadline:
+                if loop.time() + wait_s >= deadline:
                     raise
-                await asyncio.sleep(wait_s)
-                wait_s = min(1.0, wait_s * 1.5)
+            await asyncio.sleep(wait_s)
+            wait_s = min(1.0, wait_s * 1.5)
 
     # -- receiving
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from muster.bus import api
-from muster.bus.rpc import faults, requests
-from muster.core import errors, log, messages, metrics, subjects
+from muster.bus.rpc import faults, requests, server
+from muster.core import errors, log, messages, metrics
 from muster.notify import engine as engines
 from muster.notify import holding, known, protocol
 from muster.notify import settings as settings_
 
 events = log.Events("notify")
+
+PENDING_MAX = 100_000  # requests to the shards of one notifier; those of one sender are bounded by its queues
 
 
 class Common:
@@ -38,9 +39,12 @@ class Common:
         self.held: dict[protocol.Shard, holding.Holding] = {}
         self.moved = asyncio.Event()  # members or shards changed
         self.counts: collections.Counter[str] = collections.Counter()
-        self.refused: collections.Counter[str] = collections.Counter()  # messages that were no requests
+        self.refused: collections.Counter[str] = collections.Counter()  # receipts whose sender is not certain
         self._counter = measure.counter(
             "notify_events", "What happened to events and changes, by outcome.", ("outcome",)
+        )
+        self.server = server.Server(
+            bus, protocol.PART, (), codec=Codec(), pending_max=PENDING_MAX, on_outcome=self._count_failure
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions: list[api.Subscription] = []
@@ -48,6 +52,10 @@ class Common:
     def count(self, outcome: str, number: int = 1) -> None:
         self.counts[outcome] += number
         self._counter.add(number, outcome=outcome)
+
+    def _count_failure(self, outcome: str) -> None:
+        if outcome != "done":
+            self.count(outcome)
 
     # -- work
 
@@ -64,21 +72,19 @@ class Common:
             events.error("task-failed", error=error)
 
     async def listen(self, subject: str, handler: api.Handler, *, group: str | None = None) -> None:
-        self._subscriptions.append(await self.subscribe(subject, handler, group=group))
+        self._subscriptions.append(await self.bus.subscribe(subject, handler=handler, group=group))
 
-    async def subscribe(
-        self, subject: str, handler: api.Handler, *, group: str | None = None
-    ) -> api.Subscription:
-        """On a ``from`` subject, messages whose sender is certain (`requests.accept`) reach ``handler``."""
+    async def serve(self, pattern: str, operation: server.Operation) -> api.Subscription:
+        """Requests to one shard: which ones this notifier serves changes with the shards that it holds."""
 
-        def checked(message: api.Message) -> Awaitable[None] | None:
-            if requests.accept(message, subject, self.refused, needs_reply=False) is None:
+        def received(message: api.Message) -> None:
+            caller = requests.accept(message, pattern, self.server.refused)
+            if caller is None:
                 self.count("no-request")
-                return None
-            return handler(message)
+            else:
+                self.server.submit(caller, operation)
 
-        from_others = subject.startswith(subjects.said_by(protocol.PART, "*", ""))
-        return await self.bus.subscribe(subject, handler=checked if from_others else handler, group=group)
+        return await self.bus.subscribe(pattern, handler=received)
 
     async def close_ears(self) -> None:
         for subscription in self._subscriptions:
@@ -90,26 +96,14 @@ class Common:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- answers
-
-    async def answer(self, message: api.Message, answer: messages.Message) -> None:
-        if message.reply:
-            with contextlib.suppress(errors.Unavailable):
-                await message.respond(messages.encode(answer))
-
-    def reply(self, message: api.Message, answer: messages.Message) -> None:
-        if message.reply:
-            self.spawn(self.answer(message, answer))
-
     # -- shards
 
-    def held_of(self, message: api.Message) -> holding.Holding | None:
-        """The shard that a message is about, if it is ours to decide for at this moment."""
-        held = self.held.get(int(message.subject.rpartition(".")[2]))
+    def held_of(self, subject: str) -> holding.Holding:
+        """The shard that a message is about; `errors.Unavailable` if it is not ours to decide for now."""
+        held = self.held.get(int(subject.rpartition(".")[2]))
         if held is None or not held.lease.held:
             self.count("not-held")
-            self.reply(message, refusal(moving()))
-            return None
+            raise moving()
         return held
 
     def deciding(self) -> npt.NDArray[np.bool_]:
@@ -124,15 +118,21 @@ def moving() -> errors.Unavailable:
     return errors.Unavailable("this shard is on its way to another notifier, or back to this one")
 
 
-def refusal(error: errors.MusterError) -> protocol.Answer:
-    return protocol.Answer(refused=((-1, faults.fault_of(error)),))
-
-
 class Codec:
-    """Replies to what is served by `rpc.server`: see `protocol.Answer`."""
+    """Replies as `protocol.Answer`."""
 
-    def result(self, value: int) -> bytes:
-        return messages.encode(protocol.Answer(sequence=value))
+    def result(self, value: protocol.Answer) -> bytes:
+        return messages.encode(value)
 
     def error(self, error: errors.MusterError) -> bytes:
-        return messages.encode(refusal(error))
+        return messages.encode(protocol.Answer(refused=((-1, faults.fault_of(error)),)))
+
+
+def finish(waiting: asyncio.Future[protocol.Answer], outcome: protocol.Answer | errors.MusterError) -> None:
+    """The outcome of a request whose handler waits for it, unless it does so no longer."""
+    if waiting.done():
+        return
+    if isinstance(outcome, errors.MusterError):
+        waiting.set_exception(outcome)
+    else:
+        waiting.set_result(outcome)

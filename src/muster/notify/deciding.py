@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from muster.bus import api
+from muster.bus.rpc import server
 from muster.core import errors, messages, subjects
 from muster.notify import believing, fair, history, members, protocol, scopes
 from muster.notify import common as common_
@@ -24,7 +25,8 @@ BY = "Muster-Notifier"
 ADDRESSES_MAX = 10_000
 NAMES_BYTES = 400_000  # in one delivery
 
-Keep = Callable[[api.Message, str, protocol.Event], Awaitable[None]]
+Waiting = asyncio.Future[protocol.Answer]
+Keep = Callable[[protocol.Event, Waiting], Awaitable[None]]
 
 
 class Deciding:
@@ -39,7 +41,12 @@ class Deciding:
         self._members = others
         self._beliefs = beliefs
         self._history = past
-        self._queue: fair.FairQueue[tuple[str, api.Message]] = fair.FairQueue(common.settings.sender_pending)
+        self._queue: fair.FairQueue[tuple[server.Call, Waiting]] = fair.FairQueue(
+            common.settings.sender_pending
+        )
+        # Decoded when it is its turn: what a sender floods with costs little.  A transient event that is sent
+        # again may be delivered again, and a durable one is stored once (`protocol.Send.id`).
+        self.send = server.Operation("event.*", self._sent, audited=False, decode=bytes, once=False)
         self._addresses: dict[str, ast.Condition] = {}
         self._version = -1  # of the vocabulary that they were checked against
 
@@ -51,32 +58,36 @@ class Deciding:
 
     # -- admission
 
-    def sent(self, message: api.Message) -> None:
-        process = subjects.sender_of(message.subject)
-        if not self._queue.put(process, (process, message), len(message.data)):
-            self._common.count("overloaded")
-            waiting = self._common.settings.sender_pending
-            error = errors.Overloaded(f"{process} has {waiting} events waiting already")
-            self._common.reply(message, common_.refusal(error))
+    async def _sent(self, call: server.Call, data: bytes) -> protocol.Answer:
+        waiting: Waiting = asyncio.get_running_loop().create_future()
+        if not self._queue.put(call.identity, (call, waiting), len(data)):
+            most = self._common.settings.sender_pending
+            raise errors.Overloaded(f"{call.identity} has {most} events waiting already")
+        return await waiting
+
+    def close(self) -> None:
+        while self._queue:
+            common_.finish(self._queue.take()[1], common_.moving())
 
     async def admit_all(self) -> None:
         common = self._common
         turn = 0
         while True:
-            process, message = await self._queue.get()
-            if common.held_of(message) is None:
-                continue
+            call, waiting = await self._queue.get()
             try:
-                send = messages.decode(message.data, protocol.Send)
-                event, address = self.admit(process, send)
+                common.held_of(call.message.subject)
+                send = messages.decode(call.message.data, protocol.Send)
+                event, address = self.admit(call.identity, send)
                 if send.delivery == "durable":
-                    await self._keep(message, process, event)
+                    await self._keep(event, waiting)
                 else:
                     await self._decide(event, address)
-                    common.reply(message, protocol.Answer())
+                    common_.finish(waiting, protocol.Answer())
             except errors.MusterError as error:
-                common.count(error.code)
-                common.reply(message, common_.refusal(error))
+                common_.finish(waiting, error)
+            except BaseException:
+                common_.finish(waiting, common_.moving())
+                raise
             else:
                 common.count("admitted")
             turn += 1

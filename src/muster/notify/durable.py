@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 
 from muster.bus import api
+from muster.bus.rpc import requests
 from muster.core import errors, messages, subjects
 from muster.notify import believing, deciding, history, holding, members, protocol, scopes
 from muster.notify import common as common_
@@ -58,7 +59,7 @@ class Durable:
 
     # -- from the sender
 
-    async def keep(self, message: api.Message, process: str, event: protocol.Event) -> None:
+    async def keep(self, event: protocol.Event, waiting: asyncio.Future[protocol.Answer]) -> None:
         """Store it, and then answer; returns when there is room for the next."""
         if self._members.is_full:
             raise errors.Overloaded(
@@ -66,19 +67,20 @@ class Durable:
                 hint="receivers that stay away should leave (muster notify leave)",
             )
         await self._room.acquire()
-        self._common.spawn(self._store(message, process, event))
+        self._common.spawn(self._store(event, waiting))
 
-    async def _store(self, message: api.Message, process: str, event: protocol.Event) -> None:
+    async def _store(self, event: protocol.Event, waiting: asyncio.Future[protocol.Answer]) -> None:
         try:
             sequence = await self._events.publish(
                 EVENT, messages.encode(event, "msgpack"), message_id=f"{event.sender}:{event.id}"
             )
-            sequence = int(sequence)  # an `api.Duplicate` cannot be encoded
         except errors.MusterError as error:
-            self._common.count(error.code)
-            await self._common.answer(message, common_.refusal(error))
-        else:
-            await self._common.answer(message, protocol.Answer(sequence=sequence))
+            common_.finish(waiting, error)
+        except BaseException:
+            common_.finish(waiting, common_.moving())
+            raise
+        else:  # an `api.Duplicate` cannot be encoded
+            common_.finish(waiting, protocol.Answer(sequence=int(sequence)))
         finally:
             self._room.release()
 
@@ -290,12 +292,15 @@ class Durable:
 
     # -- acknowledgements
 
-    def acknowledged(self, message: api.Message) -> None:
-        process = subjects.sender_of(message.subject)
-        held = self._common.held_of(message)
-        if held is None:
+    def acknowledged(self, pattern: str, message: api.Message) -> None:
+        """Not a request: receipts are not answered, because what is not acknowledged is delivered again."""
+        caller = requests.accept(message, pattern, self._common.refused, needs_reply=False)
+        if caller is None:
+            self._common.count("no-request")
             return
+        process = caller.identity
         try:
+            held = self._common.held_of(message.subject)
             acked = messages.decode(message.data, protocol.Acked)
         except errors.MusterError as error:
             self._common.count(error.code)

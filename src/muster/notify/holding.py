@@ -24,7 +24,6 @@ from muster.notify import model as models
 from muster.predicates import types
 
 CHANGES_WAITING_MAX = 1000  # messages of one process
-ANSWERED_MAX = 256  # answers that are kept for those who did not wait for them
 
 
 @dataclass(slots=True)
@@ -33,7 +32,7 @@ class Said:
 
     process: str
     changes: Sequence[protocol.Change]
-    done: Callable[[protocol.Answer], None]
+    answer: asyncio.Future[protocol.Answer]
     size: int
 
 
@@ -54,16 +53,8 @@ class Holding:
     passing: dict[int, list[str]] = field(default_factory=dict)  # to transient parties, once recorded
     unstored: list[protocol.Matched] = field(default_factory=list)
     queue: fair.FairQueue[Said] = field(default_factory=lambda: fair.FairQueue(CHANGES_WAITING_MAX))
-    # Of changes, by process and id: who asks, while they wait; what was answered lately.
-    asking: dict[tuple[str, str], api.Message] = field(default_factory=dict)
-    answered: dict[tuple[str, str], protocol.Answer] = field(default_factory=dict)
     subscriptions: list[api.Subscription] = field(default_factory=list)
     sent_at: dict[int, float] = field(default_factory=dict)
-
-    def answer(self, key: tuple[str, str], answer: protocol.Answer) -> None:
-        if len(self.answered) >= ANSWERED_MAX:
-            del self.answered[next(iter(self.answered))]
-        self.answered[key] = answer
 
     def due(self, before: float, count: int) -> list[int]:
         """Events that are to be delivered again, so many at most, because it was last done before then.
@@ -98,13 +89,13 @@ class Checker:
         self._models: dict[str, models.Model | None] = {}  # of this write: None has left
 
     def check(
-        self, said: Said, shard: protocol.Shard
+        self, process: str, changes: Sequence[protocol.Change], shard: protocol.Shard
     ) -> tuple[list[protocol.Change], list[tuple[int, faults.Fault]]]:
         accepted: list[protocol.Change] = []
         refused: list[tuple[int, faults.Fault]] = []
-        for place, change in enumerate(said.changes):
+        for place, change in enumerate(changes):
             try:
-                accepted.append(self._check(said.process, change, shard))
+                accepted.append(self._check(process, change, shard))
             except errors.MusterError as error:
                 self._count(error.code)
                 refused.append((place, faults.fault_of(error)))

@@ -112,6 +112,7 @@ class Members:
             self._common.spawn(self._confirm(message))
 
     async def _confirm(self, message: api.Message) -> None:
+        """Not a reply to a request: `say` gathers it from all that heard the announcement."""
         with contextlib.suppress(errors.MusterError):
             await message.respond(b"heard")
 

@@ -106,7 +106,6 @@ class Changes(messages.Message, frozen=True, kw_only=True, tag="notify-changes/1
     """Applied in order. One that is refused does not keep the others back."""
 
     changes: Annotated[tuple[Change, ...], msgspec.Meta(max_length=100_000)]
-    id: Annotated[str, msgspec.Meta(max_length=64)] = ""  # what is said again under it while it waits is one
 
 
 class Send(messages.Message, frozen=True, kw_only=True, tag="notify-send/1", omit_defaults=True):

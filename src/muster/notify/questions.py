@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from muster.bus.rpc import faults, server
 from muster.core import errors, messages
 from muster.notify import model as models
 from muster.notify import protocol, scopes
@@ -27,40 +28,63 @@ NAME_BYTES = 16  # at the least, in an answer
 _JSON = msgspec.json.Encoder()
 
 
-def answer(notifier: service.Notifier, question: str, ask: protocol.Ask) -> protocol.Told:
-    match question:
-        case "parties":
-            return _parties(notifier, ask)
-        case "who":
-            return _who(notifier, ask)
-        case "explain":
-            return _explain(notifier, ask)
-        case "sender":
-            return _sender(notifier, ask)
-        case "check":
-            return _check(notifier, ask)
-        case "models":
-            known = notifier.known.vocabulary
-            models_of = {
-                f"{one.kind.value}.{one.name}": one
-                for one in (*known.parties.values(), *known.events.values())
-            }
-            return _page(notifier, ask, models_of, lambda key: _model(models_of[key]))
-        case "grants":
-            now, chains = time.time(), notifier.known.chains()
-            return _page(
-                notifier, ask, chains, lambda serial: notifier.known.shown(serial, chains[serial], now=now)
-            )
-        case "revoked":
-            held = notifier.known.revocations.lists.get(ask.expression)
-            told = {"number": held.number if held else 0, "serials": sorted(held.serials) if held else []}
-            return protocol.Told(notifier=notifier.name, facts=told)
-        case "notifiers":
-            return protocol.Told(notifier=notifier.name, count=1 + len(notifier.members.others()))
-        case "counts":
-            facts = {"counts": dict(notifier.counts), "shards": sorted(notifier.held)}
-            return protocol.Told(notifier=notifier.name, count=len(notifier.engine), facts=facts)
-    raise errors.InvalidInput(f"nobody answers {question[:40]!r} here")
+class _Codec:
+    """Replies as `protocol.Told`, each with the shards that the notifier speaks for."""
+
+    def __init__(self, notifier: service.Notifier) -> None:
+        self._notifier = notifier
+
+    def result(self, value: protocol.Told) -> bytes:
+        return messages.encode(msgspec.structs.replace(value, shards=tuple(self._notifier.held)))
+
+    def error(self, error: errors.MusterError) -> bytes:
+        fault = faults.fault_of(error)
+        if isinstance(error, messages.TooLarge):
+            fault = msgspec.structs.replace(fault, hint="ask for fewer, or narrow the question down")
+        return self.result(protocol.Told(notifier=self._notifier.name, fault=fault))
+
+
+def server_of(notifier: service.Notifier) -> server.Server:
+    """Every notifier answers each question, for the shards that it holds."""
+
+    def operation(name: str, answer: Answer) -> server.Operation:
+        async def answered(_: server.Call, ask: protocol.Ask) -> protocol.Told:
+            return answer(notifier, ask)
+
+        return server.Operation(
+            f"read.{name}", answered, decode=lambda data: messages.decode(data, protocol.Ask)
+        )
+
+    operations = [operation(name, answer) for name, answer in QUESTIONS.items()]
+    return server.Server(notifier.common.bus, protocol.PART, operations, codec=_Codec(notifier))
+
+
+def _models(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
+    known = notifier.known.vocabulary
+    models_of = {
+        f"{one.kind.value}.{one.name}": one for one in (*known.parties.values(), *known.events.values())
+    }
+    return _page(notifier, ask, models_of, lambda key: _model(models_of[key]))
+
+
+def _grants(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
+    now, chains = time.time(), notifier.known.chains()
+    return _page(notifier, ask, chains, lambda serial: notifier.known.shown(serial, chains[serial], now=now))
+
+
+def _revoked(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
+    held = notifier.known.revocations.lists.get(ask.expression)
+    facts = {"number": held.number if held else 0, "serials": sorted(held.serials) if held else []}
+    return protocol.Told(notifier=notifier.name, facts=facts)
+
+
+def _notifiers(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
+    return protocol.Told(notifier=notifier.name, count=1 + len(notifier.members.others()))
+
+
+def _counts(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
+    facts = {"counts": dict(notifier.counts), "shards": sorted(notifier.held)}
+    return protocol.Told(notifier=notifier.name, count=len(notifier.engine), facts=facts)
 
 
 def _page(
@@ -237,3 +261,19 @@ def _check(notifier: service.Notifier, ask: protocol.Ask) -> protocol.Told:
         "indexed": parts is not None,
     }
     return protocol.Told(notifier=notifier.name, count=1, facts=facts)
+
+
+Answer = Callable[["service.Notifier", protocol.Ask], protocol.Told]
+
+QUESTIONS: dict[str, Answer] = {
+    "parties": _parties,
+    "who": _who,
+    "explain": _explain,
+    "sender": _sender,
+    "check": _check,
+    "models": _models,
+    "grants": _grants,
+    "revoked": _revoked,
+    "notifiers": _notifiers,
+    "counts": _counts,
+}

@@ -18,16 +18,15 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from muster.bus import api, leases
-from muster.bus.rpc import faults
-from muster.core import errors, messages, metrics, subjects
+from muster.core import errors, metrics
 from muster.notify import believing, deciding, durable, history, known, members, plain, protocol, questions
 from muster.notify import common as common_
 from muster.notify import engine as engines
 from muster.notify import settings as settings_
 from muster.notify import shards as shards_
+
+ANSWERS_S = 1.0  # for the last answers, when it stops
 
 
 class Notifier:
@@ -60,6 +59,7 @@ class Notifier:
         self._shards = shards_.Shards(
             self.common, self.members, self.beliefs, self.deciding, self._durable, self._history
         )
+        self._questions = questions.server_of(self)
         self._leases: leases.Leases | None = None
 
     @property
@@ -78,7 +78,7 @@ class Notifier:
         await self._durable.start(events, matches)
         await self.deciding.start(self._durable.keep)
         await self._shards.start(parties, self._leases)
-        await self.common.listen(subjects.said_by(protocol.PART, "*", "read", ">"), self._asked)
+        await self._questions.start()
         for work in (
             self.members.beat(),
             self.beliefs.keep(),
@@ -102,10 +102,13 @@ class Notifier:
         with contextlib.suppress(errors.MusterError):
             await self.members.say(leaving=True)
         await self.beliefs.close()
+        await self._questions.close()
         await self.common.close_ears()
         await self.common.cancel_all()
         await self._shards.stop()
-        await self.common.cancel_all()  # answers to what was waiting
+        self.deciding.close()
+        await self.common.server.drain(ANSWERS_S)
+        await self.common.server.close()
         if self._leases is not None:
             await self._leases.close()
 
@@ -123,16 +126,3 @@ class Notifier:
     async def serving(self, shards: Iterable[protocol.Shard] = range(protocol.SHARDS)) -> None:
         """Returns when this notifier holds these shards."""
         await self._shards.serving(shards)
-
-    def _asked(self, message: api.Message) -> None:
-        question = message.subject.rpartition(".")[2]
-        try:
-            told = questions.answer(self, question, messages.decode(message.data, protocol.Ask))
-            told = msgspec.structs.replace(told, shards=tuple(self.held))
-            messages.encode(told)
-        except errors.MusterError as error:
-            fault = faults.fault_of(error)
-            if isinstance(error, messages.TooLarge):
-                fault = msgspec.structs.replace(fault, hint="ask for fewer, or narrow the question down")
-            told = protocol.Told(notifier=self.name, shards=tuple(self.held), fault=fault)
-        self.common.reply(message, told)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any
 
 from muster.bus import api, leases
+from muster.bus.rpc import server
 from muster.core import errors, heap, messages, subjects
 from muster.notify import (
     believing,
@@ -55,6 +57,12 @@ class Shards:
         self._history = past
         self._tenures: dict[protocol.Shard, asyncio.Task[None]] = {}
         self._handled_bytes = 0  # of logs, written and replayed
+        self._change = server.Operation(
+            "change.*",
+            self._changed,
+            audited=False,  # the log of parties names the process
+            decode=lambda data: messages.decode(data, protocol.Changes),
+        )
         self._replaying = asyncio.Lock()  # one at a time: what all of them pass through is a lot of memory
 
     async def start(self, parties: api.Stream, all_leases: leases.Leases) -> None:
@@ -106,14 +114,15 @@ class Shards:
             async with self._replaying:
                 await self._replay(held)
             await self._durable.replay(held)
-            for kind, handler in (
-                ("change", self._said),
-                ("event", self._deciding.sent),
-                ("ack", self._durable.acknowledged),
-            ):
-                held.subscriptions.append(
-                    await common.subscribe(subjects.said_by(PART, "*", kind, str(shard)), handler)
+            for kind, operation in (("change", self._change), ("event", self._deciding.send)):
+                pattern = subjects.said_by(PART, "*", kind, str(shard))
+                held.subscriptions.append(await common.serve(pattern, operation))
+            receipts = subjects.said_by(PART, "*", "ack", str(shard))
+            held.subscriptions.append(
+                await common.bus.subscribe(
+                    receipts, handler=functools.partial(self._durable.acknowledged, receipts)
                 )
+            )
             await self._members.say(confirmed=True, also=(shard,))
             common.held[shard] = held
             self._durable.follow()
@@ -131,7 +140,7 @@ class Shards:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
             while held.queue:
-                held.queue.take().done(common_.refusal(common_.moving()))
+                common_.finish(held.queue.take().answer, common_.moving())
             common.engine.leave_shard(shard)
             await lease.release()
 
@@ -160,39 +169,15 @@ class Shards:
 
     # -- changes
 
-    def _said(self, message: api.Message) -> None:
-        common = self._common
-        process = subjects.sender_of(message.subject)
-        held = common.held_of(message)
-        if held is None:
-            return
-        try:
-            changes = messages.decode(message.data, protocol.Changes)
-        except errors.MusterError as error:
-            common.count(error.code)
-            common.reply(message, common_.refusal(error))
-            return
-
-        # Much may be slow. Who asks again hears of the first, and does not make it slower.
-        key = (process, changes.id)
-        if key in held.answered:
-            common.reply(message, held.answered[key])
-            return
-        if changes.id:
-            again = key in held.asking
-            held.asking[key] = message
-            if again:
-                return
-
-        def done(answer: protocol.Answer) -> None:
-            if changes.id and not answer.refused:
-                held.answer(key, answer)
-            common.reply(held.asking.pop(key, message), answer)
-
-        said = holding.Said(process, changes.changes, done, len(message.data))
-        if not held.queue.put(process, said, said.size):
-            common.count("overloaded")
-            done(common_.refusal(errors.Overloaded(f"{process} has too many changes waiting")))
+    async def _changed(self, call: server.Call, changes: protocol.Changes) -> protocol.Answer:
+        """Answered when the changes are stored. Much may be slow: a request that is sent again while it
+        waits, or after its answer was lost, is the same one (`rpc.requests.REQUEST_ID`)."""
+        held = self._common.held_of(call.message.subject)
+        answer: asyncio.Future[protocol.Answer] = asyncio.get_running_loop().create_future()
+        said = holding.Said(call.identity, changes.changes, answer, len(call.message.data))
+        if not held.queue.put(call.identity, said, said.size):
+            raise errors.Overloaded(f"{call.identity} has too many changes waiting")
+        return await answer
 
     async def _write(self, held: holding.Holding) -> None:
         """The one writer of a shard's log."""
@@ -202,7 +187,11 @@ class Shards:
             while held.queue and size < BYTES_MAX:
                 said.append(held.queue.take())
                 size += said[-1].size
-            await self._write_some(held, said)
+            try:
+                await self._write_some(held, said)
+            finally:  # what is not known to be stored is sent again, which does no harm
+                for one in said:
+                    common_.finish(one.answer, common_.moving())
             if self._is_long(held):
                 await self._shorten(held)
 
@@ -210,7 +199,7 @@ class Shards:
         checker = holding.Checker(self._common.engine, self._common.known, self._common.count)
         entries, outcomes = [], []
         for one in said:
-            accepted, refused = checker.check(one, held.shard)
+            accepted, refused = checker.check(one.process, one.changes, held.shard)
             outcomes.append((one, refused))
             if accepted:
                 entries.append((one.process, accepted))
@@ -226,9 +215,8 @@ class Shards:
                     for one in said:
                         await self._write_some(held, [one])
                     return
-                self._common.count(error.code)
                 for one, _ in outcomes:
-                    one.done(common_.refusal(error))
+                    common_.finish(one.answer, error)
                 return
             held.log_messages += 1
             held.log_bytes += len(data)
@@ -239,7 +227,7 @@ class Shards:
                     self._apply(held, process, change)
             await self._members.widen()
         for one, refused in outcomes:
-            one.done(protocol.Answer(sequence=held.sequence, refused=tuple(refused)))
+            common_.finish(one.answer, protocol.Answer(sequence=held.sequence, refused=tuple(refused)))
 
     def _apply(self, held: holding.Holding, process: str, change: protocol.Change) -> None:
         common = self._common

@@ -207,6 +207,32 @@ async def test_tls_handshakes_count_as_connections(echo: Echo, tmp_path):
             assert (await client.post(f"{server.url}/echo", content=message())).status_code == 200
 
 
+async def test_one_address_cannot_take_all_connections(echo: Echo):
+    async with serving.Server(echo.application, connections_max=4, of_address_max=2) as server:
+        silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
+        await eventually.eventually(
+            lambda: sum(reader.at_eof() or reader.exception() is not None for reader, _ in silent) == 3
+        )
+        transport = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+        async with httpx.AsyncClient(headers=HEADERS, transport=transport) as client:
+            assert (await client.post(f"{server.url}/echo", content=message())).status_code == 200
+        for _, writer in silent:
+            writer.transport.abort()
+        await eventually.eventually(lambda: not server._server.open)
+        async with httpx.AsyncClient(headers=HEADERS) as client:
+            assert (await client.post(f"{server.url}/echo", content=message())).status_code == 200
+
+
+async def test_a_proxy_connects_for_all_clients(echo: Echo):
+    made = serving.Server(echo.application, connections_max=4, of_address_max=1, behind_proxy=True)
+    async with made as server:
+        silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+        await eventually.eventually(lambda: len(server._server.open) == 3)
+        for _, writer in silent:
+            writer.transport.abort()
+        await eventually.eventually(lambda: not server._server.open)
+
+
 async def test_an_answer_that_is_not_read_ends_the_connection(echo: Echo, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http11, "WRITE_TIMEOUT_S", 0.1)
     echo.door.documents = {"wsdl": lambda _: b"x" * 8_000_000}

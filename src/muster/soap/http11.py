@@ -1,8 +1,9 @@
 """uvicorn with the bounds that a server on an open network needs; REST and the dashboard use it too.
 
-Added to it: connections are counted before their TLS handshake, and the handshake has a short deadline;
-requests whose end is ambiguous are refused (`muster.core.http1`); a request's head has a deadline; an answer
-that the client does not read ends the connection; signals are left to the process.
+Added to it: connections are counted, in all and for each address, before their TLS handshake, and the
+handshake has a short deadline; requests whose end is ambiguous are refused (`muster.core.http1`); a request's
+head has a deadline; an answer that the client does not read ends the connection; signals are left to the
+process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http import h11_impl
 
-from muster.core import http1
+from muster.core import connections, http1
 
 HEAD_TIMEOUT_S = 10.0
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -28,13 +29,15 @@ _MALFORMED = (
 
 
 class Server(uvicorn.Server):
-    """``connections_max`` bounds the connections, those in a TLS handshake included."""
+    """``connections_max`` bounds the connections, those in a TLS handshake included, and
+    ``of_address_max`` those of one client address (None where a proxy connects for all clients)."""
 
-    def __init__(self, config: uvicorn.Config, *, connections_max: int) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, connections_max: int, of_address_max: int | None = None
+    ) -> None:
         super().__init__(config)
-        self._connections_max = connections_max
         self.ready = asyncio.Event()
-        self.open: set[Protocol] = set()
+        self.open = connections.Connections(connections_max, of_address_max)
         self._tls: ssl.SSLContext | None = None
         self._handshakes: set[asyncio.Task[None]] = set()
 
@@ -54,10 +57,9 @@ class Server(uvicorn.Server):
         return _Gate(self, Protocol(self, **parts))
 
     def accepted(self, transport: asyncio.Transport, protocol: Protocol) -> None:
-        if len(self.open) >= self._connections_max:
+        if not self.open.add(protocol, str((transport.get_extra_info("peername") or ("-",))[0])):
             transport.abort()
             return
-        self.open.add(protocol)
         if self._tls is None:
             transport.set_protocol(protocol)
             protocol.connection_made(transport)

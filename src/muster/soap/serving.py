@@ -17,11 +17,15 @@ from muster.core import errors, tls
 from muster.soap import asgi, http11
 
 CONNECTIONS_MAX = 512
+OF_ADDRESS_MAX = 128
 STOP_S = 3
 
 
 class Server:
-    """``listener``: a socket that listens already, instead of ``host`` and ``port``."""
+    """``listener``: a socket that listens already, instead of ``host`` and ``port``.
+
+    ``behind_proxy``: all clients connect by way of a proxy, so their addresses are not those of connections.
+    """
 
     def __init__(
         self,
@@ -33,12 +37,15 @@ class Server:
         certificate: str | None = None,
         key: str | None = None,
         connections_max: int = CONNECTIONS_MAX,
+        of_address_max: int = OF_ADDRESS_MAX,
+        behind_proxy: bool = False,
     ) -> None:
         self._application = application
         self._listener = listener
         self._certificate = certificate
         self._key = key
         self._connections_max = connections_max
+        self._of_address_max = None if behind_proxy else of_address_max
         self._server: http11.Server
         self._task: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -78,7 +85,9 @@ class Server:
         if config.ssl is not None and self._certificate is not None:
             served = tls.Renewable(config.ssl, self._certificate, self._key)
             self._keeping = asyncio.create_task(_keep_current(served), name="soap certificate")
-        self._server = http11.Server(config, connections_max=self._connections_max)
+        self._server = http11.Server(
+            config, connections_max=self._connections_max, of_address_max=self._of_address_max
+        )
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="soap server")
         await self._server.ready.wait()
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import muster
-from muster.core import errors, log, messages, metrics, tls
+from muster.core import errors, log, metrics, tls
 from muster.soap import http11
 from muster.trust import certificates, keyring
 from muster.web import acts, guard, link, logins, problems, settings, source
@@ -28,6 +28,7 @@ API = "/api/v1"
 ROUTERS = (fleet, manage, alerts, inform, notify, queues, audit, events)
 STOP_S = 2
 CONNECTIONS_MAX = 1000
+OF_ADDRESS_MAX = 250
 log_events = log.Events("web")
 
 
@@ -154,8 +155,7 @@ async def serve(
 
     async def failed(name: str, address: str) -> None:
         failures.add(1)
-        why = f"wrong name or password, from {address}"
-        await desk.record(name or "-", "login", name, why, messages.Outcome.REFUSED, door="cookie")
+        await desk.failed_login(name, address)
 
     known = state_.State(
         settings=wanted,
@@ -185,7 +185,13 @@ async def serve(
         http=http11.Protocol,
     )
     await asyncio.to_thread(config.load)
-    server = http11.Server(config, connections_max=CONNECTIONS_MAX)
+    server = http11.Server(
+        config,
+        connections_max=CONNECTIONS_MAX,
+        of_address_max=None
+        if wanted.forwarded_header
+        else OF_ADDRESS_MAX,  # a proxy's is that of all clients
+    )
     keeping = None
     if config.ssl is not None:
         served = tls.Renewable(config.ssl, wanted.cert, wanted.key or None)

@@ -132,7 +132,7 @@ async def test_scram_does_not_tell_which_accounts_exist(known: passwords.Passwor
 
 
 async def test_plain_and_scram_share_one_throttle(verifiers: logins.Logins):
-    for number in range(throttle.Budgets().pair.failures):
+    for number in range(throttle.Budgets().pair.at_once):
         wrong = sasl.Server(verifiers, address="10.0.0.1")
         if number % 2:
             assert not await _scram(wrong, "SCRAM-SHA-256", "incorrect horse")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 
 import pytest
 
 from muster.core import errors
-from muster.trust import logins, passwords, roles
+from muster.testing.eventually import eventually
+from muster.trust import attempts, logins, passwords, roles, throttle
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +90,126 @@ async def test_pending_wrong_logins_do_not_make_others_fail(tmp_path):
     await asyncio.gather(*pending, return_exceptions=True)
     await asyncio.gather(*made._running.values(), return_exceptions=True)
     assert not made._turns
+
+
+async def test_a_new_address_has_its_turn_however_many_logins_of_others_are_pending(tmp_path):
+    known = passwords.Passwords(tmp_path)
+    known.set("ann", roles.Role.USER, "a long secret")
+    made = logins.Logins(known)
+    pending = [
+        asyncio.create_task(made.check(f"eve{n}", "guess", f"10.0.1.{n % 4}"))
+        for n in range(4 * logins.WAITING_OF_ADDRESS_MAX)
+    ]
+    await eventually(lambda: made._waiting.total() >= logins.CROWDED - 20)
+    assert await made.check("ann", "a long secret", "10.0.0.2")
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    await asyncio.gather(*made._running.values(), return_exceptions=True)
+    assert not made._turns
+    assert not made._waiting
+
+
+async def test_guesses_that_come_at_once_have_the_same_budget(tmp_path):
+    known = passwords.Passwords(tmp_path)
+    known.set("ann", roles.Role.USER, "a long secret")
+    made = logins.Logins(known)
+    guesses = (made.check("ann", f"guess {n}", "10.0.0.1") for n in range(40))
+    found = await asyncio.gather(*guesses, return_exceptions=True)
+    assert sum(isinstance(one, errors.Unauthorized) for one in found) == made.checks == 5
+    assert sum(isinstance(one, throttle.Throttled) for one in found) == 35
+
+
+async def test_many_scram_logins_of_one_client_at_once_succeed(tmp_path):
+    known = passwords.Passwords(tmp_path)
+    known.set("ann", roles.Role.USER, "a long secret", mechanisms=("SCRAM-SHA-256",))
+    made = logins.Logins(known)
+    verifier = await made.scram("ann", "SCRAM-SHA-256", "10.0.0.1")
+    proof = proof_of("a long secret", verifier, b"exchange")
+    right = (made.prove("ann", verifier, "10.0.0.1", b"exchange", proof) for _ in range(100))
+    assert len(await asyncio.gather(*right)) == 100
+    wrong = (made.prove("ann", verifier, "10.0.0.1", b"exchange", bytes(32)) for _ in range(20))
+    found = await asyncio.gather(*wrong, return_exceptions=True)
+    assert sum(isinstance(one, errors.Unauthorized) for one in found) == 5
+    assert sum(isinstance(one, throttle.Throttled) for one in found) == 15
+
+
+def proof_of(password: str, verifier: passwords.Scram, auth_message: bytes) -> bytes:
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), verifier.salt, verifier.iterations)
+    key = hmac.digest(salted, b"Client Key", "sha256")
+    signature = hmac.digest(verifier.stored_key, auth_message, "sha256")
+    return bytes(a ^ b for a, b in zip(key, signature, strict=True))
+
+
+async def test_processes_of_a_domain_share_one_budget_which_outlives_them(tmp_path):
+    known = passwords.Passwords(tmp_path)
+    known.set("ann", roles.Role.USER, "a long secret")
+    web, soap = logins.Logins(known), logins.Logins(known)
+    for number in range(5):
+        with pytest.raises(errors.Unauthorized):
+            await (web if number % 2 else soap).check("ann", f"guess {number}", "10.0.0.1")
+    for made in (web, soap, logins.Logins(known)):  # the last is a process that was started again
+        with pytest.raises(throttle.Throttled):
+            await made.check("ann", "a long secret", "10.0.0.1")
+        assert await made.check("ann", "a long secret", "10.0.0.2")
+
+
+async def test_a_client_that_logged_in_at_one_process_is_not_locked_out_at_another(tmp_path):
+    known = passwords.Passwords(tmp_path)
+    known.set("ann", roles.Role.USER, "a long secret")
+    web, soap = logins.Logins(known), logins.Logins(known)
+    await web.check("ann", "a long secret", "10.0.0.1")
+    for number in range(30):
+        with pytest.raises(errors.Unauthorized):
+            await soap.check(f"eve{number}", "guess", "10.0.0.1")
+    with pytest.raises(throttle.Throttled):
+        await soap.check("eve", "guess", "10.0.0.1")
+    assert await soap.check("ann", "a long secret", "10.0.0.1")
+
+
+async def test_the_log_of_attempts_is_bounded_and_private(tmp_path, monkeypatch):
+    monkeypatch.setattr(attempts, "BYTES_MAX", 4000)
+    known = passwords.Passwords(tmp_path)
+    now_s = [1000.0]
+    first, second = attempts.Log(known.attempts), attempts.Log(known.attempts)
+    clients = [throttle.Throttle(clock=lambda: now_s[0]) for _ in range(2)]
+
+    def follow() -> None:
+        for log, client in zip((first, second), clients, strict=True):
+            begins, found = log.read()
+            if begins:
+                client.reset(found)
+            else:
+                for one in found:
+                    client.count(one)
+
+    first.append(throttle.Attempt("right", 999.0, "ann", "10.0.0.9"), 0.0, 0.0)
+    for number in range(400):
+        now_s[0] += 60.0
+        first.append(clients[0].wrong(f"eve{number}", "10.0.0.1"), now_s[0] - 1000.0, 0.0)
+        if number % 150 == 149:
+            follow()
+    for _ in range(5):
+        second.append(clients[1].wrong("ann", "10.0.0.1"), now_s[0] - 1000.0, 0.0)
+    follow()
+    assert known.attempts.stat().st_size < 6000
+    assert known.attempts.stat().st_mode & 0o777 == 0o600
+    for client in clients:
+        with pytest.raises(throttle.Throttled):
+            client.check("ann", "10.0.0.1")
+        assert client.right("ann", "10.0.0.9") is None  # still known
+
+
+async def test_without_the_log_a_process_counts_by_itself(tmp_path):
+    known = passwords.Passwords(tmp_path)
+    known.set("ann", roles.Role.USER, "a long secret")
+    known.attempts.mkdir()
+    made = logins.Logins(known)
+    for number in range(5):
+        with pytest.raises(errors.Unauthorized):
+            await made.check("ann", f"guess {number}", "10.0.0.1")
+    with pytest.raises(throttle.Throttled):
+        await made.check("ann", "a long secret", "10.0.0.1")
 
 
 async def test_the_first_requests_of_a_client_are_checked_once(tmp_path):

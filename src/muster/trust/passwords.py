@@ -150,6 +150,11 @@ class Passwords:
         self._folder = folder
         self._clock = clock
 
+    @property
+    def attempts(self) -> pathlib.Path:
+        """The log of checks that the processes of the domain share (`muster.trust.attempts`)."""
+        return self._folder / "attempts.log"
+
     def set(
         self,
         name: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import msgspec
 import pytest
 
 import muster
-from muster.app import audit, home
+from muster.app import audit, catalogue, home
+from muster.bus.memory import network
 from muster.cli import base, reference
-from muster.core import errors, messages
+from muster.core import errors, leaky, messages
 from muster.testing import process
 from tests.cli import driver
 
@@ -170,6 +172,47 @@ async def test_nobody_acts_under_another_s_name(place, tmp_path):
     assert not stored["at"].startswith("1970"), "it was dated back"
     assert set(stored["details"]) == {"door", "user"}
     assert len(stored["why"]) <= audit.TEXT_MAX
+
+
+async def test_one_identity_cannot_push_out_the_history_by_the_number_of_its_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "SAID", leaky.Budget(3, 3600.0))
+    net = network.Network(seed=1)
+    async with await net.connect("domain") as own, await net.connect("chatty") as bus:
+        tasks: list[asyncio.Task[None]] = []
+        context = types.SimpleNamespace(
+            bus=own,
+            folder=types.SimpleNamespace(root=tmp_path),
+            settings=catalogue.Settings(),
+            spawn=lambda work: tasks.append(asyncio.create_task(work)),
+        )
+        part = audit.Audit()
+        await part.start(context)  # type: ignore[arg-type]
+        line = audit.decision("chatty", "purge", "queue:much")
+        for number in range(3):
+            await audit.say(bus, msgspec.structs.replace(line, id=f"{number}"))
+        for _ in range(5):
+            with pytest.raises(errors.Overloaded, match="only counted"):
+                await audit.say(bus, line)
+        await part.stop()
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
+        stream = await own.open_stream(messages.DECISIONS_STREAM)
+        found = [messages.decode(one.data, messages.Decision) async for one in stream.read(1)]
+    assert [(one.who, one.what) for one in found] == [*[("chatty", "purge")] * 3, ("chatty", "not-recorded")]
+    assert found[-1].details == {"count": "5"}
+
+
+async def test_failed_logins_leave_a_bounded_number_of_records_and_a_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "FAILED_LOGINS", leaky.Budget(3, 3600.0))
+    async with audit.FailedLogins(tmp_path, "soap") as failed:
+        for number in range(20):
+            await failed(f"guess{number}", "10.0.0.1")
+    found = [
+        messages.decode(path.read_bytes(), messages.Decision)
+        for path in (tmp_path / audit.FOLDER).glob("*.json")
+    ]
+    assert sorted(one.who for one in found) == ["-", "guess0", "guess1", "guess2"]
+    assert [one.details.get("count") for one in found if one.who == "-"] == ["17"]
 
 
 def messages_of(what: str) -> messages.Decision:

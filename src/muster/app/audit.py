@@ -21,6 +21,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -28,8 +29,7 @@ from muster.app import context as context_
 from muster.app import team
 from muster.bus import api
 from muster.bus.rpc import auditing, client, server
-from muster.core import errors, files, log, messages, subjects
-from muster.trust import logins
+from muster.core import errors, files, leaky, log, messages, subjects
 
 events = log.Events("audit")
 
@@ -39,6 +39,9 @@ FOLDER = "audit"  # of the domain's folder: notes that are not taken over yet
 LOOK_S = 1.0
 TEXT_MAX = 1000  # characters that a sender says in its own words
 DETAILS = ("door", "user")  # what else it may state
+LOGIN = "login"
+FAILED_LOGINS = leaky.Budget(1000, 30.0)  # notes of one process
+SAID = leaky.Budget(1000, 10.0)  # records that one identity hands in
 SAY_S = 15.0  # the stream may have to be made first, on a quorum of brokers
 
 
@@ -81,26 +84,47 @@ def note(folder: Path, line: messages.Decision) -> None:
     files.create(place / f"{line.id}.json", messages.encode(line))
 
 
-def failed_logins(folder: Path, door: str) -> logins.OnFailure:
-    """Notes each failed login at ``door``. A note that cannot be written does not let the client in."""
+class FailedLogins:
+    """Notes each failed login at ``door``. A note that cannot be written does not let the client in.
 
-    async def failed(name: str, address: str) -> None:
+    They are bounded in all, not by account or address: a client can name any account, and may have many
+    addresses.
+    """
+
+    def __init__(self, folder: Path, door: str) -> None:
+        self._folder = folder
+        self._door = door
+        self._refusals = auditing.Refusals(self._summarise, FAILED_LOGINS)
+
+    async def __call__(self, name: str, address: str) -> None:
+        if self._refusals.admit(LOGIN):
+            await self._note(name, name, f"wrong name or password, from {address}", {"address": address})
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._refusals.close()
+
+    async def _summarise(self, _: str, count: int) -> None:
+        why = f"{count} failed logins were not recorded one by one"
+        await self._note("-", "-", why, {"count": f"{count}"})
+
+    async def _note(self, who: str, target: str, why: str, details: dict[str, str]) -> None:
         line = messages.Decision(
             id=secrets.token_hex(8),
-            who=name or "-",
-            what="login",
-            target=name or "-",
-            why=f"wrong name or password, from {address}",
+            who=who or "-",
+            what=LOGIN,
+            target=target or "-",
+            why=why,
             at_ms=int(time.time() * 1000),
             outcome=messages.Outcome.REFUSED,
-            details={"door": door, "address": address},
+            details={"door": self._door, **details},
         )
         try:
-            await asyncio.to_thread(note, folder, line)
+            await asyncio.to_thread(note, self._folder, line)
         except (OSError, errors.MusterError) as error:
-            events.error("not-recorded", what="login", target=name, error=error)
-
-    return failed
+            events.error("not-recorded", what=LOGIN, target=target, error=error)
 
 
 class Audit:
@@ -114,6 +138,7 @@ class Audit:
         self._context: context_.Context
         self._server: server.Server | None = None
         self._stream: api.Stream | None = None
+        self._said = auditing.Refusals(self._summarise, SAID)
 
     async def start(self, context: context_.Context) -> None:
         self._context = context
@@ -128,12 +153,19 @@ class Audit:
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.close()
+            await self._said.close()
 
     def health(self) -> team.Health:
         return team.Health()
 
     async def _heard(self, call: server.Call, line: messages.Decision) -> None:
-        """Little of it is the sender's own: records must not be dated back, nor push others out by size."""
+        """Little of it is the sender's own: records must not be dated back, nor push others out by size, nor
+        by number."""
+        if not self._said.admit(call.identity):
+            raise errors.Overloaded(
+                f"{call.identity} handed in too many records; this one is only counted",
+                retry_after_s=SAID.forget_s,
+            )
         stored = msgspec.structs.replace(
             line,
             who=call.identity,
@@ -145,6 +177,19 @@ class Audit:
             trace_id="",
         )
         await self._store(stored)
+
+    async def _summarise(self, identity: str, count: int) -> None:
+        line = decision(
+            identity,
+            auditing.SUMMARY,
+            identity,
+            f"{count} records that {identity} handed in were not stored",
+            messages.Outcome.REFUSED,
+        )
+        try:
+            await self._store(msgspec.structs.replace(line, details={"count": f"{count}"}))
+        except errors.MusterError as error:
+            events.error("not-recorded", what=auditing.SUMMARY, target=identity, error=error)
 
     async def _take_over(self) -> None:
         while True:

@@ -40,12 +40,13 @@ async def run(
                 folder=folder.pages,
             )
         )
+        failed = await stack.enter_async_context(audit.FailedLogins(folder.root, "soap"))
         opened = doors.Doors(
             web.Door(folder, trust).connect,
             trust.passwords(),
             callbacks=wanted.callbacks,
             measure=measure,
-            on_failure=audit.failed_logins(folder.root, "soap"),
+            on_failure=failed,
             forwarded_header=wanted.forwarded_header,
         )
         stack.push_async_callback(opened.close)
@@ -55,6 +56,7 @@ async def run(
                 listener=listener,
                 certificate=wanted.certificate or None,
                 key=wanted.key or None,
+                behind_proxy=bool(wanted.forwarded_header),
             )
         )
         await stop.wait()

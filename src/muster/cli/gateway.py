@@ -185,9 +185,10 @@ async def _serve(
             f"passwords would cross the network in the clear on {host}", hint="give --cert and --key"
         )
     async with (
+        audit.FailedLogins(folder, "amqp") as failed,
         server.Gateway(
             connect,
-            logins.Logins(trust.passwords(), on_failure=audit.failed_logins(folder, "amqp")),
+            logins.Logins(trust.passwords(), on_failure=failed),
             anonymous=anonymous,
             host=host,
             port=port,
@@ -230,12 +231,13 @@ async def _serve_soap(invocation: base.Invocation, wanted: settings.Soap) -> Non
 
     measure = metrics.Metrics(process=True)
     trust, connect = await _domain(invocation, measure)
+    failed = audit.FailedLogins(config_.load(invocation).domain.folder, "soap")
     opened = doors.Doors(
         connect,
         trust.passwords(),
         callbacks=wanted.callbacks,
         measure=measure,
-        on_failure=audit.failed_logins(config_.load(invocation).domain.folder, "soap"),
+        on_failure=failed,
         forwarded_header=wanted.forwarded_header,
     )
     server = serving.Server(
@@ -244,9 +246,11 @@ async def _serve_soap(invocation: base.Invocation, wanted: settings.Soap) -> Non
         port=wanted.port,
         certificate=wanted.certificate or None,
         key=wanted.key or None,
+        behind_proxy=bool(wanted.forwarded_header),
     )
     try:
         async with (
+            failed,
             server,
             monitoring.serving(invocation, None, measure, process=f"soap-{server.port}") as asked,
         ):

@@ -443,6 +443,23 @@ def test_every_act_is_in_the_audit_with_who_what_and_outcome(lab, olga, admin):
     assert any(one["what"] == "put-context" and one["who"] == "olga" for one in by_command_line)
 
 
+def test_one_act_leaves_one_record_that_says_who_and_from_where(lab, olga, admin):
+    for queue in ("once", "after"):
+        assert olga.delete(f"/queues/{queue}/messages").status_code == 200
+        olga.delete(f"/resources/{queue}")
+
+    def records() -> dict[tuple[str, str], list[Any]]:
+        found: dict[tuple[str, str], list[Any]] = {}
+        for one in admin.get("/audit", params={"who": "olga", "limit": 200}).json()["items"]:
+            found.setdefault((one["what"], one["target"]), []).append(one)
+        return found
+
+    wait_until(lambda: ("delete", "after") in records())
+    for act in (("purge", "queue:once"), ("purge", "queue:after"), ("delete", "once")):
+        (one,) = records()[act]
+        assert (one["details"]["door"], one["details"]["address"]) == ("rest", "127.0.0.1")
+
+
 def test_an_administrator_lets_somebody_in_and_out(lab, admin):
     assert admin.put("/logins/zoe", json={"password": "a long one", "role": "operator"}).status_code == 204
     given = {"name": "zoe", "password": "a long one"}

@@ -12,6 +12,7 @@ import msgspec
 
 from muster.bus import api
 from muster.bus.rpc import faults as rpc_faults
+from muster.bus.rpc import origin
 from muster.core import errors, messages, reports
 from muster.inform import client as inform_client
 from muster.inform import protocol as inform_protocol
@@ -405,13 +406,16 @@ async def dispatch(
     bus: api.Bus, subject: str, asked: message_protocol.Ask, *, timeout_s: float = READ_S
 ) -> message_protocol.Answer:
     try:
-        told = await bus.request(subject, message_protocol.encode(asked), timeout_s=timeout_s)
+        told = await bus.request(
+            subject, message_protocol.encode(asked), timeout_s=timeout_s, headers=origin.headers()
+        )
     except errors.TimedOut:
         raise
     except errors.Unavailable as error:
         raise errors.Unavailable(
             "no dispatcher of messages runs", hint="is [message] enabled in the domain's settings?"
         ) from error
+    origin.answered()
     answer = message_protocol.decode_answer(told.data)
     if answer.error is not None:
         raise rpc_faults.error_of(answer.error)

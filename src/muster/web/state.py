@@ -40,6 +40,7 @@ def address_of(request: Request) -> str:
 
 async def cookie_session(request: Request) -> sessions.Session:
     """Whose browser this is."""
+    acts.address.set(address_of(request))
     text = request.cookies.get(COOKIE)
     if not text:
         raise errors.Unauthorized("nobody is logged in", hint="log in, or send a bearer token")
@@ -50,6 +51,7 @@ async def session_of(request: Request) -> sessions.Session:
     """Who asks over REST: by a bearer token, or by the cookie and the token of a form together."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme:
+        acts.address.set(address_of(request))
         if scheme.lower() != "bearer":
             raise errors.Unauthorized(f"no logins by {scheme[:20]!r}: send a bearer token")
         return await state_of(request).logins.recognise(token.strip(), sessions.Kind.TOKEN)

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from muster.core import errors, log, messages
-from muster.web import problems, sessions, state
+from muster.web import acts, problems, sessions, state
 from muster.web.pages import (
     alerts,
     audit,
@@ -231,6 +231,7 @@ async def login(request: Request) -> Response:
     if request.headers.get("origin") is None:
         raise errors.Forbidden("logins come from our own page", hint="programs use POST /api/v1/tokens")
     known = state.state_of(request)
+    acts.address.set(state.address_of(request))
     given = await _form(request)
     name, next_ = given.get("name", ""), given.get("next", "/")
     try:
@@ -240,10 +241,15 @@ async def login(request: Request) -> Response:
     except (errors.Unauthorized, errors.Forbidden, errors.Overloaded) as error:
         if isinstance(error, errors.Forbidden):  # a wrong password is recorded where it is checked
             await known.desk.record(
-                name or "-", "login", name or "-", error.message, messages.Outcome.REFUSED, door="cookie"
+                name or "-",
+                "login",
+                name or "-",
+                error.message,
+                messages.Outcome.REFUSED,
+                kind=sessions.Kind.COOKIE,
             )
         return await _login_page(request, next_, error, name)
-    await known.desk.record(name, "login", name, "", messages.Outcome.DONE, door="cookie")
+    await known.desk.record(name, "login", name, "", messages.Outcome.DONE, kind=sessions.Kind.COOKIE)
     response = RedirectResponse(_within(next_), status_code=303)
     response.set_cookie(
         state.COOKIE,

@@ -69,6 +69,7 @@ def select(known: state.State, *, who: str = "", what: str = "", target: str = "
     **base.answers(base.row(token="string", name="string", role="string", until="integer"), status=201),
 )
 async def token(request: Request, known: state.Known, given: Credentials) -> Response:
+    acts.address.set(state.address_of(request))
     made, session = await known.logins.begin(
         given.name,
         given.password,
@@ -76,7 +77,9 @@ async def token(request: Request, known: state.Known, given: Credentials) -> Res
         sessions.Kind.TOKEN,
         lifetime_s=given.lifetime_s,
     )
-    await known.desk.record(session.name, "token", session.name, "", messages.Outcome.DONE, door="token")
+    await known.desk.record(
+        session.name, "token", session.name, "", messages.Outcome.DONE, kind=sessions.Kind.TOKEN
+    )
     told = {"token": made, "name": session.name, "role": session.role, "until": session.until}
     return base.reply(told, status=201)
 
@@ -130,7 +133,7 @@ async def set_login(known: state.Known, person: state.Person, name: LoginName, w
             administers=wanted.role is sessions.Role.ADMIN,
         )
 
-    await known.desk.do(person, "set-login", name, act, needs=sessions.Role.ADMIN)
+    await known.desk.do(person, "set-login", name, act, needs=sessions.Role.ADMIN, service_audits=False)
     return Response(status_code=204)
 
 
@@ -139,5 +142,5 @@ async def remove_login(known: state.Known, person: state.Person, name: LoginName
     async def act(_: Any) -> None:
         await asyncio.to_thread(known.trust.passwords().remove, name)
 
-    await known.desk.do(person, "remove-login", name, act, needs=sessions.Role.ADMIN)
+    await known.desk.do(person, "remove-login", name, act, needs=sessions.Role.ADMIN, service_audits=False)
     return Response(status_code=204)

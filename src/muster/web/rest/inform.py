@@ -118,7 +118,7 @@ async def _write(
         return await act(inform, await _any(inform, key, if_match))
 
     try:
-        return await known.desk.do(person, what, key, conditionally, touches="inform")
+        return await known.desk.do(person, what, key, conditionally, touches="inform", service_audits=False)
     except errors.Conflict as error:
         if if_match is None:
             raise

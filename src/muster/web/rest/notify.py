@@ -127,5 +127,7 @@ async def send(known: state.Known, person: state.Person, wanted: Sending) -> Res
                 timeout_s=10.0,
             )
 
-    sent = await known.desk.do(person, "notify", f"{made.type} to {wanted.address}", act, touches="notify")
+    sent = await known.desk.do(
+        person, "notify", f"{made.type} to {wanted.address}", act, touches="notify", service_audits=False
+    )
     return base.reply({"id": sent, "sender": f"{person.name}/{wanted.party}"}, status=202)

@@ -165,6 +165,25 @@ async def knock(to: Server, who: credentials.Credentials) -> str:
         return answer
 
 
+async def knock_as_leaf(to: Server, who: credentials.Credentials) -> str:
+    """What the leaf listener says against these credentials; empty if it lets them in."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", to.ports["leafnode"])
+    try:
+        nonce = json.loads((await reader.readline()).split(b" ", 1)[1])["nonce"]
+        hello = {"jwt": who.user_jwt, "sig": who.answer(nonce).decode(), "name": "leaf", "headers": True}
+        writer.write(f"CONNECT {json.dumps(hello)}\r\nPING\r\n".encode())
+        while text := (await reader.readline()).decode().strip():
+            if text.startswith("-ERR"):
+                return text
+            if text == "PONG":
+                return ""
+        return "closed"
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
 async def settle(client: Client) -> None:
     """Return when the broker has seen all that was said: nats-py's ping overtakes what is pending."""
     await client.flush()

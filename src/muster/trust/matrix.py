@@ -91,6 +91,70 @@ ATTEMPTS = (
 )
 
 
+class Way(NamedTuple):
+    """An indirect way: what the broker does for a client, and what that gives it."""
+
+    name: str
+    result: str
+    test: str  # in tests/trust/test_indirect_ways.py, or beside the matrix
+
+
+_REFUSED = "refused: no role below service level may ask JetStream for anything"
+_NO_DEPUTY = "test_a_role_below_service_level_has_no_deputy"
+_IGNORED = "test_a_service_takes_nothing_that_jetstream_sends_for_a_request"
+
+INDIRECT = (
+    Way(
+        "a reply subject that the sender chose",
+        "gives no permission; services reply only in the sender's reply space",
+        "test_no_reply_subject_and_no_header_gives_a_permission",
+    ),
+    Way("publish acknowledgement to a chosen subject", "arrives, and services ignore it", _IGNORED),
+    Way("`DIRECT.GET` and `MSG.GET` with a chosen reply subject", _REFUSED, _NO_DEPUTY),
+    Way("the same with a service's or operator's credentials", "arrives, and services ignore it", _IGNORED),
+    Way("push consumer (`deliver_subject`)", _REFUSED, _NO_DEPUTY),
+    Way("the same with an operator's credentials", "arrives, and services ignore it", _IGNORED),
+    Way("`MSG.NEXT` with a chosen reply subject", _REFUSED, _NO_DEPUTY),
+    Way("the same with an operator's credentials", "arrives, and services ignore it", _IGNORED),
+    Way("stream that republishes", _REFUSED, _NO_DEPUTY),
+    Way("the same with an operator's credentials", "arrives, and services ignore it", _IGNORED),
+    Way("mirror or source of a foreign stream", _REFUSED, _NO_DEPUTY),
+    Way(
+        "the same with a service's credentials",
+        "**possible**: it reads the foreign stream through its own",
+        "test_a_service_can_copy_a_foreign_stream_into_its_own",
+    ),
+    Way(
+        "`Nats-Expected-…` and `Nats-Rollup` headers",
+        "keep out the sender's own message; nothing stored is deleted",
+        "test_headers_of_a_user_change_nothing_in_a_stream_but_its_own_message",
+    ),
+    Way(
+        "service imports and exports, another domain's subjects",
+        "domains export nothing, and import only the events of their own connections",
+        "test_a_domain_exports_nothing_and_imports_only_its_own_connections",
+    ),
+    Way("WebSocket", "the same permissions", "test_a_websocket_client_has_the_same_permissions"),
+    Way(
+        "MQTT, its wills and retained messages",
+        "the same permissions",
+        "test_an_mqtt_client_has_the_same_permissions",
+    ),
+    Way(
+        "MQTT with credentials of another kind",
+        "refused",
+        "test_an_mqtt_listener_takes_only_bearer_documents",
+    ),
+    Way("leaf-node listener with a client's credentials", "refused", "test_a_leaf_listener_takes_only_links"),
+)
+
+
+def indirect() -> str:
+    """In Markdown: what each indirect way gives."""
+    lines = ["| indirect way | result |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {way.name} | {way.result} |" for way in INDIRECT)])
+
+
 def clients() -> list[roles.Role]:
     return [role for role in roles.Role if role not in APART]
 

@@ -1,0 +1,330 @@
+"""Indirect ways around the permission matrix: what the broker, or one of its listeners, does for a client.
+
+Each way is tried at a real broker by a plain client.  `muster.trust.matrix.INDIRECT` lists them for
+docs/security.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pathlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+from nats.js import errors as js_errors
+
+from muster.bus import api, client
+from muster.bus.rpc import server as rpc_server
+from muster.core import errors
+from muster.testing.eventually import eventually
+from muster.trust import jwt, keyring, matrix, roles
+from tests.trust import mqtt, servers
+
+R = roles.Role
+FORGED = "muster.manage.from.op.request.act"
+UNPRIVILEGED = (R.AGENT, R.USER, R.VIEWER, R.AUTHORITY, R.MANAGER, R.JOINING)
+
+
+@pytest.fixture(scope="module")
+def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Trust:
+    made = keyring.Trust.create(tmp_path_factory.mktemp("indirect") / "keys", "north")
+    for identity, role in (
+        *((f"p-{role}", role) for role in UNPRIVILEGED),
+        ("c", R.CHANNEL),
+        ("l", R.LINK),
+        ("op", R.OPERATOR),
+        ("r", R.REGISTRY),
+        ("u", R.USER),
+    ):
+        made.issue(identity, role)
+    made.issue("m", R.USER, bearer=True)
+    made.add_domain("south")
+    made.issue("u", R.USER, domain="south")
+    made.issue("op", R.OPERATOR, domain="south")
+    return made
+
+
+@pytest.fixture
+async def broker(trust: keyring.Trust, tmp_path: pathlib.Path) -> AsyncIterator[servers.Server]:
+    listeners: dict[str, Any] = {
+        "websocket": {"listen": "127.0.0.1:-1", "no_tls": True},
+        "mqtt": {"listen": "127.0.0.1:-1"},
+        "leafnodes": {"listen": "127.0.0.1:-1"},
+    }
+    async with servers.server(tmp_path, trust, **listeners) as running:
+        reading = asyncio.create_task(running.line("no such line"))  # or its log would fill the pipe
+        yield running
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+@contextlib.asynccontextmanager
+async def observed(broker: servers.Server, trust: keyring.Trust) -> AsyncIterator[tuple[Client, list[str]]]:
+    """An operator, and the subjects of all that it hears."""
+    async with servers.connected(broker, trust.credentials("op")) as (operator, _):
+        heard: list[str] = []
+
+        async def hear(message: Any) -> None:
+            if not message.subject.startswith("muster.bus.all.connections."):
+                heard.append(message.subject)
+
+        for subject in ("muster.>", "topic.>"):
+            await operator.subscribe(subject, cb=hear)
+        await servers.settle(operator)
+        yield operator, heard
+
+
+async def _ask(asker: Client, subject: str, config: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads((await asker.request(subject, json.dumps(config).encode())).data)
+    assert "error" not in answer, answer
+    return answer
+
+
+# JetStream as a deputy: it publishes to any subject that the asker names.
+
+
+async def _publish_acknowledgement(thief: Client, user: Client) -> None:
+    await user.publish("topic.s", b"{}", reply=FORGED)
+
+
+async def _direct_get(thief: Client, user: Client) -> None:
+    await thief.publish("$JS.API.DIRECT.GET.s", b'{"seq": 1}', reply=FORGED)
+
+
+async def _message_get(thief: Client, user: Client) -> None:
+    await thief.publish("$JS.API.STREAM.MSG.GET.s", b'{"seq": 1}', reply=FORGED)
+
+
+async def _push_consumer(thief: Client, user: Client) -> None:
+    config = {"deliver_subject": FORGED, "ack_policy": "none"}
+    await thief.subscribe(FORGED)  # it delivers only while a subscription names the subject literally
+    await _ask(thief, "$JS.API.CONSUMER.CREATE.s", {"stream_name": "s", "config": config})
+
+
+async def _pull_consumer(thief: Client, user: Client) -> None:
+    config = {"durable_name": "p", "ack_policy": "explicit"}
+    await _ask(thief, "$JS.API.CONSUMER.DURABLE.CREATE.s.p", {"stream_name": "s", "config": config})
+    await thief.publish("$JS.API.CONSUMER.MSG.NEXT.s.p", b"1", reply=FORGED)
+
+
+async def _republish(thief: Client, user: Client) -> None:
+    made = {"name": "t", "subjects": ["topic.t"], "republish": {"src": "topic.t", "dest": FORGED}}
+    await _ask(thief, "$JS.API.STREAM.CREATE.t", made)
+    await thief.publish("topic.t", b"{}", reply="_R.@manage.op.s.1")
+
+
+@pytest.mark.parametrize(
+    ("deputy", "refused"),
+    [
+        (_publish_acknowledgement, "reply"),
+        (_direct_get, "reply"),
+        (_message_get, "reply"),
+        (_push_consumer, "subject"),
+        (_pull_consumer, "subject"),
+        (_republish, "reply"),
+    ],
+)
+async def test_a_service_takes_nothing_that_jetstream_sends_for_a_request(broker, trust, deputy, refused):
+    """Each alone: the message arrives at the service, and is refused for this reason."""
+    done = []
+
+    async def act(call: rpc_server.Call) -> None:
+        done.append(call.identity)
+
+    async with contextlib.AsyncExitStack() as stack:
+        connection = await client.connect([broker.url], creds=trust.credentials("r"))
+        service = await stack.enter_async_context(connection)
+        serving = await stack.enter_async_context(
+            rpc_server.Server(service, "manage", [rpc_server.Operation("request.act", act)])
+        )
+        thief, _ = await stack.enter_async_context(servers.connected(broker, trust.credentials("op")))
+        user, _ = await stack.enter_async_context(servers.connected(broker, trust.credentials("u")))
+        await thief.jetstream().add_stream(name="s", subjects=["topic.s"], allow_direct=True)
+        await thief.jetstream().publish("topic.s", b"{}")
+        assert not serving.refused
+        await deputy(thief, user)
+        await eventually(lambda: serving.refused[refused])
+        assert set(serving.refused) == {refused}
+        assert not done
+
+
+@pytest.mark.parametrize("role", UNPRIVILEGED)
+async def test_a_role_below_service_level_has_no_deputy(broker, trust, role):
+    """No request to JetStream is accepted, whatever it asks for."""
+    configs = {
+        "$JS.API.STREAM.CREATE.mine": {"name": "mine", "mirror": {"name": "reports"}},
+        "$JS.API.STREAM.CREATE.more": {"name": "more", "sources": [{"name": "reports"}]},
+        "$JS.API.STREAM.UPDATE.reports": {"name": "reports", "republish": {"src": ">", "dest": FORGED}},
+        "$JS.API.CONSUMER.CREATE.reports": {"config": {"deliver_subject": FORGED}},
+        "$JS.API.CONSUMER.DURABLE.CREATE.reports.p": {"config": {"durable_name": "p"}},
+        "$JS.API.CONSUMER.MSG.NEXT.reports.p": {"batch": 1},
+        "$JS.API.STREAM.MSG.GET.reports": {"seq": 1},
+        "$JS.API.DIRECT.GET.reports": {"seq": 1},
+        "$JS.API.STREAM.SNAPSHOT.reports": {"deliver_subject": FORGED},
+        "$JS.API.STREAM.RESTORE.mine": {"config": {"name": "mine"}},
+    }
+    async with servers.line(broker, trust.credentials(f"p-{role}")) as (line, answer):
+        assert not answer
+        for subject, config in configs.items():
+            data = json.dumps(config)
+            refusal = await line.say(f"PUB {subject} _INBOX.p-{role}.1 {len(data)}\r\n{data}")
+            assert "Permissions Violation" in refusal, subject
+
+
+async def test_a_service_can_copy_a_foreign_stream_into_its_own(broker, trust):
+    """Why a stolen service is a stolen domain: the broker does not check what a stream's sources hold. A
+    channel, which may not read the audit, reads it through its own stream."""
+    async with (
+        servers.connected(broker, trust.credentials("op")) as (operator, _),
+        servers.connected(broker, trust.credentials("c")) as (channel, complaints),
+        servers.connected(broker, trust.credentials("r")) as (registry, _),
+    ):
+        await operator.jetstream().add_stream(name="decisions", subjects=["muster.*.log.decision.>"])
+        await registry.publish("muster.manage.log.decision.x", b"secret")
+        await servers.settle(registry)
+        await channel.publish("$JS.API.STREAM.MSG.GET.decisions", b'{"seq": 1}', reply="_INBOX.c.1")
+        assert "permissions violation" in (await complaints.get()).lower()
+        made = {"name": "reports", "sources": [{"name": "decisions"}]}
+        await _ask(channel, "$JS.API.STREAM.CREATE.reports", made)
+
+        async def copied() -> bool:
+            with contextlib.suppress(js_errors.Error):
+                return (await channel.jetstream().get_msg("reports", 1)).data == b"secret"
+            return False
+
+        await eventually(copied)
+
+
+# Headers that JetStream acts on.
+
+EXPECTATIONS = (
+    "Nats-Expected-Stream: other",
+    "Nats-Expected-Last-Sequence: 77",
+    "Nats-Expected-Last-Subject-Sequence: 77",
+    "Nats-Expected-Last-Msg-Id: other",
+    "Nats-Rollup: all",
+    "Nats-Rollup: sub",
+)
+
+
+async def test_headers_of_a_user_change_nothing_in_a_stream_but_its_own_message(broker, trust):
+    """An expectation that is not met keeps the sender's own message out; a rollup, which would delete what is
+    stored, is refused by streams as Muster makes them."""
+    async with (
+        await client.connect([broker.url], creds=trust.credentials("op")) as operator,
+        servers.line(broker, trust.credentials("u")) as (line, _),
+    ):
+        stream = await operator.stream(
+            api.StreamSettings(name="s", subjects=("topic.s",), max_bytes=1 << 20, max_age_s=60.0)
+        )
+        await stream.publish("topic.s", b"kept")
+        for header in EXPECTATIONS:
+            lines = f"NATS/1.0\r\n{header}\r\n\r\n"
+            assert not await line.say(f"HPUB topic.s {len(lines)} {len(lines)}\r\n{lines}")
+        assert not await line.publish("topic.s")
+        await eventually(lambda: _last_is(stream, 2))
+        assert [one.data async for one in stream.read(1)] == [b"kept", b""]
+
+
+async def _last_is(stream: api.Stream, sequence: int) -> bool:
+    return (await stream.state()).last_sequence == sequence
+
+
+# Accounts: imports and exports.
+
+
+async def test_a_domain_exports_nothing_and_imports_only_its_own_connections(broker, trust):
+    documents = [jwt.read(one) for one in trust.broker().accounts.values()]
+    (south_account,) = [one.nats for one in documents if one.name == "south"]
+    assert isinstance(south_account, jwt.Account)
+    assert not south_account.exports
+    assert {one.local_subject for one in south_account.imports} == {
+        "muster.bus.all.connections.connect",
+        "muster.bus.all.connections.disconnect",
+    }
+    async with (
+        servers.connected(broker, trust.credentials("op", domain="south")) as (south, _),
+        servers.connected(broker, trust.credentials("u")) as (north, _),
+        servers.connected(broker, trust.credentials("u", domain="south")) as (own, _),
+    ):
+        heard: list[bytes] = []
+
+        async def hear(message: Any) -> None:
+            heard.append(message.data)
+
+        await south.subscribe("topic.>", cb=hear)
+        await servers.settle(south)
+        await north.publish("topic.x", b"north")
+        await servers.settle(north)
+        await own.publish("topic.x", b"south")
+        await eventually(lambda: heard == [b"south"])
+
+
+# Listeners.
+
+
+async def test_a_websocket_client_has_the_same_permissions(broker, trust):
+    async with observed(broker, trust) as (_, heard):
+        url = f"ws://127.0.0.1:{broker.ports['websocket']}"
+        async with await client.connect([url], creds=trust.credentials("u")) as user:
+            await user.publish("muster.manage.to.other.command", b"")
+            await user.publish(FORGED, b"")
+            await user.publish("topic.x", b"")
+            await eventually(lambda: heard)
+            assert heard == ["topic.x"]
+            for subject in ("muster.manage.to.other.>", "muster.>", ">"):
+                with pytest.raises(errors.Forbidden):
+                    await user.subscribe(subject)
+
+
+async def test_an_mqtt_client_has_the_same_permissions(broker, trust):
+    port, document = broker.ports["mqtt"], trust.credentials("m").user_jwt
+    async with observed(broker, trust) as (_, heard):
+        async with mqtt.connected(port, "m", document) as (connection, code):
+            assert code == mqtt.ACCEPTED
+            assert await connection.subscribe("topic/x") == 0
+            for topic in ("muster/manage/to/other/#", "muster/#", "#", "$JS/API/#", "_R/+/other/#"):
+                assert await connection.subscribe(topic) == mqtt.FAILURE, topic
+            await connection.publish("topic/x", b"own")
+            assert await connection.receive() == ("topic/x", b"own")
+            await eventually(lambda: heard == ["topic.x"])
+        for topic in ("muster/manage/to/other/command", FORGED.replace(".", "/"), "$JS/API/STREAM/NAMES"):
+            async with mqtt.connected(port, "m", document) as (connection, code):
+                assert code == mqtt.ACCEPTED
+                await connection.publish(topic, b"")
+                await connection.publish(topic, b"", retain=True)
+                await connection.ping()
+        # Its will is published for it when its connection breaks.
+        async with mqtt.connected(port, "m", document, will=FORGED.replace(".", "/")) as (connection, _):
+            connection.abort()
+        async with mqtt.connected(port, "m", document, will="topic/will") as (connection, code):
+            assert code == mqtt.ACCEPTED
+            connection.abort()
+        await eventually(lambda: "topic.will" in heard)
+        assert heard == ["topic.x", "topic.will"]
+
+
+async def test_an_mqtt_listener_takes_only_bearer_documents(broker, trust):
+    for identity in ("u", "op", "l"):
+        async with mqtt.connected(broker.ports["mqtt"], identity, trust.credentials(identity).user_jwt) as (
+            _,
+            code,
+        ):
+            assert code != mqtt.ACCEPTED, identity
+
+
+async def test_a_leaf_listener_takes_only_links(broker, trust):
+    assert not await servers.knock_as_leaf(broker, trust.credentials("l"))
+    for identity in ("u", "op", "r", "c", "m"):
+        refusal = await servers.knock_as_leaf(broker, trust.credentials(identity))
+        assert refusal, identity
+
+
+def test_every_indirect_way_on_the_page_is_tried():
+    tested = {name for name, one in globals().items() if callable(one) and name.startswith("test_")}
+    tested |= {"test_no_reply_subject_and_no_header_gives_a_permission"}  # test_permission_matrix.py
+    assert {way.test for way in matrix.INDIRECT} <= tested

@@ -11,8 +11,9 @@ from muster.message import backlog, ledger, messages
 LARGE = 1 << 50  # numbers as after years
 
 
-def subscription(key: str = "s:c:n", **fields: str) -> ledger.Subscription:
-    return ledger.Subscription(**{"key": key, "name": "n", "topic": "a/*", "client_id": "c", **fields})  # type: ignore[arg-type]
+def subscription(key: str = "s:i:c:n", **fields: str) -> ledger.Subscription:
+    given = {"key": key, "name": "n", "topic": "a/*", "identity": "i", "client_id": "c", **fields}
+    return msgspec.convert(given, ledger.Subscription)
 
 
 def restored(one: ledger.Ledger) -> ledger.Ledger:
@@ -40,7 +41,7 @@ def test_backlogs_are_made_once_as_the_ledger_was_told():
     made = one.queue("x")
     assert (made.key, made.floor, made.window, made.max_deliveries) == ("q:x", 0, 7, 3)
     assert one.queue("x") is made
-    assert one.backlog("s:c:n", floor=5).floor == 5
+    assert one.backlog("s:i:c:n", floor=5).floor == 5
     default = ledger.Ledger().queue("x")
     assert (default.window, default.max_deliveries) == (backlog.WINDOW, 0)
 
@@ -64,23 +65,23 @@ def test_a_queue_is_as_deep_as_what_was_stored_and_not_acknowledged():
 def test_a_subscription_hears_what_comes_after_it():
     one = ledger.Ledger()
     one.apply(ledger.Record(subscribed=[subscription()]), 5)
-    assert one.subscriptions == {"s:c:n": subscription()}
-    assert (one.backlogs["s:c:n"].floor, one.created) == (5, {"s:c:n": 5})
-    one.apply(ledger.Record(acked={"s:c:n": [7]}), 8)
+    assert one.subscriptions == {"s:i:c:n": subscription()}
+    assert (one.backlogs["s:i:c:n"].floor, one.created) == (5, {"s:i:c:n": 5})
+    one.apply(ledger.Record(acked={"s:i:c:n": [7]}), 8)
     assert one.depths == {}, "only queues have a depth"
-    assert one.backlogs["s:c:n"].is_done(7)
+    assert one.backlogs["s:i:c:n"].is_done(7)
     changed = subscription(topic="b/*")
     one.apply(ledger.Record(subscribed=[changed]), 6)
-    assert one.subscriptions == {"s:c:n": changed}
-    assert (one.backlogs["s:c:n"].floor, one.created) == (6, {"s:c:n": 6})
-    assert not one.backlogs["s:c:n"].is_done(7), "another subscription of the same name begins anew"
+    assert one.subscriptions == {"s:i:c:n": changed}
+    assert (one.backlogs["s:i:c:n"].floor, one.created) == (6, {"s:i:c:n": 6})
+    assert not one.backlogs["s:i:c:n"].is_done(7), "another subscription of the same name begins anew"
 
 
 def test_nothing_is_left_of_what_was_unsubscribed_or_dropped():
     one = ledger.Ledger()
-    one.apply(ledger.Record(subscribed=[subscription()], stored={"q:x": 1}, consumed=["s:c:n", "q:x"]), 5)
-    assert one.consumed == {"s:c:n", "q:x"}
-    one.apply(ledger.Record(unsubscribed=["s:c:n"]), 6)
+    one.apply(ledger.Record(subscribed=[subscription()], stored={"q:x": 1}, consumed=["s:i:c:n", "q:x"]), 5)
+    assert one.consumed == {"s:i:c:n", "q:x"}
+    one.apply(ledger.Record(unsubscribed=["s:i:c:n"]), 6)
     assert (one.subscriptions, one.created, one.consumed) == ({}, {}, {"q:x"})
     assert set(one.backlogs) == {"q:x"}
     one.apply(ledger.Record(dropped=["q:x"]), 7)
@@ -124,7 +125,7 @@ def test_the_last_work_of_the_latest_connections_is_known(monkeypatch):
         ),
         *(
             ledger.Record(subscribed=[subscription(**{"topic": "a/b", field: "x" * 900})] * 50)
-            for field in ("key", "name", "topic", "selector")
+            for field in ("key", "name", "topic", "identity", "selector")
         ),
     ],
 )
@@ -223,13 +224,13 @@ def test_what_a_subscription_wants(no_local: str | None, origin: str | None, seq
     one = ledger.Ledger()
     wanted = subscription() if no_local is None else subscription(no_local=no_local)
     one.apply(ledger.Record(subscribed=[wanted]), 5)
-    assert one.wants("s:c:n", messages.Meta(origin=origin, sequence=sequence)) is wants
+    assert one.wants("s:i:c:n", messages.Meta(origin=origin, sequence=sequence)) is wants
 
 
 def test_a_subscription_of_unknown_age_wants_delayed_messages():
     one = ledger.Ledger()
-    one.subscriptions["s:c:n"] = subscription()
-    assert one.wants("s:c:n", messages.Meta(sequence=1))
+    one.subscriptions["s:i:c:n"] = subscription()
+    assert one.wants("s:i:c:n", messages.Meta(sequence=1))
 
 
 def test_what_had_consumers_is_suspect_up_to_the_end_of_the_log():
@@ -237,7 +238,7 @@ def test_what_had_consumers_is_suspect_up_to_the_end_of_the_log():
     one.consumed.add("q:gone")
     one.suspect()
     assert {key: made.suspect for key, made in one.backlogs.items()} == {
-        "s:c:n": 0,
+        "s:i:c:n": 0,
         "g:all": 30,
         "q:x": 30,
         "q:empty": 0,
@@ -259,10 +260,11 @@ def test_the_log_is_needed_from_the_lowest_floor_of_a_subscription():
 
 def test_keys_of_different_things_differ():
     assert ledger.queue_key("x") == "q:x"
-    names = [(None, "n"), ("c", "n"), ("c:n", "n"), ("c", "n:n"), ("c%3An", "n"), ("c%", "n")]
-    assert len({ledger.subscription_key(client_id, name) for client_id, name in names}) == len(names)
-    assert ledger.subscription_key(None, "n") == "g:n"
-    assert ledger.subscription_key("a:b%", "n:m") == "s:a%3Ab%25:n:m"
+    named = [("c", "n"), ("c:n", "n"), ("c", "n:n"), ("c%3An", "n"), ("c%", "n")]
+    keys = {ledger.subscription_key(identity, *one) for identity in ("i", "j") for one in named}
+    assert len(keys) == 2 * len(named)
+    assert ledger.subscription_key("i", "a:b%", "n:m") == "s:i:a%3Ab%25:n:m"
+    assert ledger.subscription_key("i", None, "n") == ledger.subscription_key("j", None, "n") == "g:n"
 
 
 def test_the_pattern_of_a_subscription_is_that_of_its_topic():
